@@ -1,0 +1,152 @@
+"""The registry: which backends and schemes there are.
+
+A backend registers itself by being here: every module of this package with a `BACKEND` is one, as is every entry point
+of group `sdquant.backends`. Modules whose name starts with an underscore, and `base`, are helpers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError, UnknownQuantError
+from .base import Backend, Option, QuantSpec, Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Backend", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
+
+ENTRY_POINTS = "sdquant.backends"
+
+
+@lru_cache(maxsize=1)
+def _registry() -> Mapping[str, Backend]:
+    found: dict[str, Backend] = {}
+
+    def add(backend: Backend) -> None:
+        if backend.name in found:
+            raise RuntimeError(f"two backends are called {backend.name!r}: {found[backend.name]!r} and {backend!r}")
+        found[backend.name] = backend
+
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        if not info.name.startswith("_") and info.name != "base":
+            add(importlib.import_module(f"{__name__}.{info.name}").BACKEND)
+    # Outside backends come through the same door, after the built-in ones.
+    from importlib.metadata import entry_points
+
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        add(point.load())
+    return MappingProxyType(found)
+
+
+@lru_cache(maxsize=1)
+def _schemes() -> Mapping[str, Scheme]:
+    rows: dict[str, Scheme] = {}
+    for backend in _registry().values():
+        for row in backend.schemes:
+            for name in (row.name, *row.aliases):
+                if name in rows:
+                    raise RuntimeError(f"two schemes are called {name!r}: {rows[name]!r} and {row!r}")
+                rows[name] = row
+    return MappingProxyType(rows)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends."""
+    return tuple(_registry())
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`.
+
+    Raises:
+        UnknownQuantError: there is none.
+    """
+    try:
+        return _registry()[name.lower()]
+    except KeyError:
+        raise UnknownQuantError(
+            f"Backend {name!r} was asked for",
+            f"sdquant has {', '.join(names())}",
+            _did_you_mean(name, names()),
+        ) from None
+
+
+def schemes() -> tuple[Scheme, ...]:
+    """All schemes, one row each, by backend."""
+    return tuple(row for backend in _registry().values() for row in backend.schemes)
+
+
+def scheme(name: str) -> Scheme:
+    """The scheme called `name`: case-insensitive, `backend:scheme` or the scheme alone.
+
+    Raises:
+        UnknownQuantError: there is none; its fix names the nearest ones.
+    """
+    backend, _, short = name.strip().lower().rpartition(":")
+    row = _schemes().get(short)
+    if row is not None and backend in ("", row.backend):
+        return row
+    if row is not None:
+        raise UnknownQuantError(
+            f"Quantization {name!r} was asked for",
+            f"{short!r} belongs to backend {row.backend!r}, not {backend!r}",
+            f"Use {row.name!r} or '{row.backend}:{row.name}'",
+        )
+    raise UnknownQuantError(
+        f"Quantization {name!r} was asked for",
+        "no backend has such a scheme",
+        _did_you_mean(short, tuple(_schemes())) + "; `sdquant matrix` lists all",
+    )
+
+
+def of_scheme(name: str) -> Backend:
+    """The backend that has the scheme called `name`."""
+    return _registry()[scheme(name).backend]
+
+
+def parse(text: str) -> QuantSpec:
+    """`scheme[,option[=value]]...` as a QuantSpec: "nf4", "bnb:nf4,double_quant", "int4,group_size=32".
+
+    Raises:
+        UnknownQuantError: no such scheme.
+        SettingsError: no such option, or a value it cannot have.
+    """
+    head, *words = [word.strip() for word in text.split(",")]
+    row = scheme(head)
+    options: dict[str, bool | int | str | None] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in row.options:
+            raise SettingsError(
+                f"Option {name!r} was given for {row.name}",
+                f"its options are {', '.join(row.options) or 'none'}",
+                _did_you_mean(name, tuple(row.options)) if row.options else "Leave the option out",
+            )
+        options[name] = _value(row, name, row.options[name], value)
+    return QuantSpec(row, tuple(sorted(options.items())))
+
+
+def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | str | None:
+    words: dict[str, bool | int | str | None] = {str(choice).lower(): choice for choice in option.choices}
+    if isinstance(option.default, bool):
+        words |= {"": True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if not option.choices and isinstance(option.default, int) and text.lstrip("-").isdigit():
+        return int(text)
+    raise SettingsError(
+        f"{row.name} was asked for with {name}={text!r}",
+        f"{name} is: {option.help}",
+        f"Use one of {', '.join(words)}" if words else "Use a whole number",
+    )
+
+
+def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Known: {', '.join(known)}"

@@ -1,0 +1,258 @@
+"""What a backend is, and the values that pass between a backend and the rest.
+
+A backend turns float weights into *packed* ones and back. Packed is a few plain tensors (`parts`) and a small frozen
+description (`PackedSpec`), nothing else, so that moving, saving and copying need no knowledge of the backend.
+Nothing here imports torch at run time: rows and layouts are read by the planner, which knows only names and shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Sizes in bits of the dtypes that occur in files, by safetensors-independent torch names.
+DTYPE_BITS: Mapping[str, int] = {
+    "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
+    "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
+    "int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "bool": 8,
+}  # fmt: skip
+
+
+class Unfit(Exception):
+    """This scheme cannot hold this weight (its text says why); the weight stays as it is and the plan reports it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One plain tensor of a packed weight, before it exists: torch dtype name and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A choice that a scheme leaves to the user, given as `nf4,block_size=128` or `nf4,double_quant`."""
+
+    default: bool | int | str | None
+    help: str
+    choices: tuple[bool | int | str | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """A name for how bits stand for weights: one row of the registry.
+
+    Attributes:
+        name: canonical lower-case name, what the user types.
+        backend: the backend that encodes and decodes it.
+        bits: nominal bits of one code, scales not counted.
+        summary: one line for help and tables.
+        group: how many weights share a scale; None where a whole output row does.
+        runtimes: what can run it, the default first: "library" (the library's own modules) or "plain" (sdquant's layers).
+        library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. Plain layers exist for both.
+        on_the_fly: whether float weights can be quantized to it while or after loading.
+        options: what the user may choose, by name.
+        aliases: other names that mean this scheme.
+    """
+
+    name: str
+    backend: str
+    bits: float
+    summary: str
+    group: int | None = None
+    runtimes: tuple[str, ...] = ("plain",)
+    library_kinds: frozenset[str] = frozenset()
+    on_the_fly: bool = True
+    options: Mapping[str, Option] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+
+    def kinds(self, runtime: str) -> frozenset[str]:
+        """The kinds of layer that `runtime` can run in this scheme."""
+        return self.library_kinds if runtime == "library" else frozenset({"linear", "conv"})
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """A scheme together with the options asked for: what `nf4,double_quant` is parsed into."""
+
+    scheme: Scheme
+    options: tuple[tuple[str, bool | int | str | None], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of option `name`: as asked, else its default."""
+        return dict(self.options).get(name, self.scheme.options[name].default)
+
+    def __str__(self) -> str:
+        words = [self.scheme.name]
+        words += [name if value is True else f"{name}={value}" for name, value in self.options]
+        return ",".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSpec:
+    """The description of a packed weight; JSON-able, and enough to decode its parts.
+
+    Attributes:
+        scheme: canonical scheme name.
+        shape: shape of the float weight: [out, in] for linear, [out, in, k...] for convolutions.
+        dtype: torch dtype name of the float weight that was encoded.
+        details: what else the codec needs (block size, packing, offsets): JSON values only.
+    """
+
+    scheme: str
+    shape: tuple[int, ...]
+    dtype: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "scheme": self.scheme,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PackedSpec:
+        """The inverse of `to_dict`. Raises KeyError or TypeError if a field is missing or of the wrong kind."""
+        return cls(
+            scheme=values["scheme"],
+            shape=tuple(int(n) for n in values["shape"]),
+            dtype=values["dtype"],
+            details=dict(values["details"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A quantized weight: its description and its plain tensors by part name."""
+
+    spec: PackedSpec
+    parts: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts: what the weight takes in memory."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """A tensor as a file's header describes it: torch dtype name (or GGUF type name), logical shape, bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A quantized weight found in a file's header.
+
+    Attributes:
+        name: the weight's name as the model knows it, e.g. "proj.weight".
+        scheme: canonical scheme name.
+        keys: file key of each part.
+        extra: file keys that belong to the weight but are not weights (code tables, descriptions).
+        evidence: what in the header shows it, in words, the same for all weights of one format.
+        details: what the header already says for `PackedSpec.details`.
+    """
+
+    name: str
+    scheme: str
+    keys: Mapping[str, str]
+    evidence: str
+    extra: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """The package behind a backend: distribution name, least version that works, and sdquant's extra that installs it."""
+
+    package: str
+    minimum: str
+    extra: str
+
+
+class Backend(ABC):
+    """A quantization library, seen through the few operations that sdquant needs.
+
+    A backend is one file in this folder (or an entry point in group `sdquant.backends`) with a module-level `BACKEND`.
+    It imports its library inside its methods, so that listing backends costs nothing.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    requires: ClassVar[Requirement | None]
+    schemes: ClassVar[tuple[Scheme, ...]]
+
+    @abstractmethod
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        """The parts that `encode` makes of a weight of this shape and dtype. Pure arithmetic, no torch.
+
+        Raises:
+            Unfit: the scheme cannot hold such a weight.
+        """
+
+    @abstractmethod
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        """Quantize a float weight ([out, in] or [out, in, k...]); parts are on the weight's device and own their memory."""
+
+    @abstractmethod
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        """The float weight in `packed.spec.shape` and `dtype`."""
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        """Decode into `out` ([*packed.spec.shape], any float dtype). Override where a fresh tensor can be saved."""
+        out.copy_(self.decode(packed, out.dtype))
+
+    # The library's own modules, for schemes whose `runtimes` name "library".
+
+    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
+        """The library's module in place of the float `module` (whose weight may be on the meta device), bias carried over."""
+        raise NotImplementedError(f"{self.name} has no library modules")
+
+    def from_library(self, module: nn.Module) -> Packed | None:
+        """The packed weight inside one of the library's modules; None if the module is not one of them."""
+        return None
+
+    # Files.
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        """The file key of a part of weight `name` (e.g. "proj.weight"), by the habits of the backend's ecosystem."""
+        return f"{name}.{part}"
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        """The file's tensors for one weight; more than the parts where the ecosystem's readers expect more."""
+        return {self.key(name, part, packed.spec): tensor for part, tensor in packed.parts.items()}
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        """The quantized weights of this backend in a file's header (names to infos) and its folder's config.json."""
+        return []
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        """Read a found weight; `shape` is the float weight's, from the model; `get` reads one tensor by file key.
+
+        Raises:
+            BadFileError: the parts do not belong together.
+        """
+        raise NotImplementedError(f"{self.name} reads no foreign files")
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
+        """The `quantization_config` that lets diffusers or transformers read what `write` wrote; None if they cannot."""
+        return None

@@ -1,0 +1,1 @@
+"""Containers: one file each, strict readers and writers."""

@@ -1,0 +1,46 @@
+"""What a container looks like to the loader: names and infos first, one tensor at a time after that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ..backends.base import TensorInfo
+
+
+class TensorFile(ABC):
+    """An open weights file. Opening reads the header only; `get` reads one tensor.
+
+    Attributes:
+        path: the file.
+        tensors: by file key, in file order. A tensor in a block-quantized type (GGUF) has that type's name as dtype.
+        metadata: what the header says beside the tensors.
+    """
+
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any]
+
+    @abstractmethod
+    def get(self, key: str) -> Tensor:
+        """The tensor, mapped from the file where that is possible (do not write to it). Block-quantized tensors come
+        as their raw bytes: uint8 [blocks, bytes per block].
+
+        Raises:
+            BadFileError: the file does not hold what its header says.
+        """
+
+    def close(self) -> None:
+        """Give the file back. Tensors already read stay valid."""
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,175 @@
+"""A layer whose weight is packed, and the one place that puts it into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import backends
+from ..backends.base import Backend, Packed, PackedSpec
+from .scratch import scratch
+
+PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
+
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Conv1d: "conv",
+    nn.Conv2d: "conv",
+    nn.Conv3d: "conv",
+}
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """ "linear" or "conv" if the module's weight can be quantized, else None.
+
+    Exact types and subclasses that keep `nn.Linear`'s or `nn.ConvNd`'s own forward count; a subclass with a forward of
+    its own would not see a packed weight.
+    """
+    for base, kind in _KINDS.items():
+        if isinstance(module, base) and type(module).forward is base.forward:
+            return kind
+    return None
+
+
+def is_quantizable(module: nn.Module) -> bool:
+    """Whether `quantized_layer` can replace the module."""
+    return kind_of(module) is not None
+
+
+class QuantizedLayer(nn.Module):
+    """What the quantized layers share. Comes before the `torch.nn` class in their bases.
+
+    `weight` is a tensor on the meta device: it has the shape and dtype of the float weight, which is what code that
+    peeks at it wants to know (T5 casts its activations to `wo.weight.dtype`), and no values, so that code that would use
+    them fails loudly. `dequantize()` gives the values.
+    """
+
+    spec: PackedSpec
+    _backend: Backend
+
+    def _adopt(self, original: nn.Module, packed: Packed) -> None:
+        """Take over everything but the weight from `original`, and the weight from `packed`."""
+        self.__dict__.update({k: v for k, v in original.__dict__.items() if not k.startswith("_")})
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            getattr(self, name).update(getattr(original, name))
+        self._parameters.pop("weight", None)
+        self.training = original.training
+        self.spec = packed.spec
+        self._backend = backends.of_scheme(packed.spec.scheme)
+        self.part_names = tuple(packed.parts)
+        for name, tensor in packed.parts.items():
+            self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
+
+    @property
+    def packed(self) -> Packed:
+        """The packed weight; its parts are this layer's own tensors, not copies."""
+        parts = {name: self._parameters[PREFIX + name] for name in self.part_names}
+        return Packed(spec=self.spec, parts={name: part.data for name, part in parts.items() if part is not None})
+
+    @property
+    def weight(self) -> Tensor:
+        """Shape and dtype of the float weight, on the meta device. See the class."""
+        return torch.empty(self.spec.shape, dtype=self.compute_dtype, device="meta")
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype the layer was loaded for: that of its bias, else that of the weight that was encoded."""
+        bias = self._parameters.get("bias")
+        dtype = bias.dtype if bias is not None else getattr(torch, self.spec.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The float weight, in memory of its own."""
+        return self._backend.decode(self.packed, dtype or self.compute_dtype)
+
+    def _float_weight(self, x: Tensor) -> Tensor:
+        """The float weight in the dtype of `x`, in the scratch buffer where no gradient will need it later."""
+        packed = self.packed
+        if torch.is_grad_enabled() and x.requires_grad:
+            return self._backend.decode(packed, x.dtype)
+        out = scratch(self.spec.shape, x.dtype, x.device)
+        self._backend.decode_into(packed, out)
+        return out
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        bias = self._parameters.get("bias")
+        return None if bias is None else bias.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Moves follow `fn`; changes of dtype leave the packed parts alone (a scale cast to half is a wrong scale)."""
+        kept = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
+        super()._apply(fn, recurse)
+        for name, part in kept.items():
+            assert part is not None
+            moved = fn(part.data)
+            if moved.dtype != part.dtype:
+                moved = part.data.to(moved.device)
+            self._parameters[name] = nn.Parameter(moved, requires_grad=False)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}"
+
+
+class QuantizedLinear(QuantizedLayer, nn.Linear):
+    """[..., in] -> [..., out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._float_weight(x), self._bias(x))
+
+
+class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
+    """[b, in, l] -> [b, out, l']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+
+
+class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
+    """[b, in, h, w] -> [b, out, h', w']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+
+
+class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
+    """[b, in, d, h, w] -> [b, out, d', h', w']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+
+
+_LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
+    nn.Linear: QuantizedLinear,
+    nn.Conv1d: QuantizedConv1d,
+    nn.Conv2d: QuantizedConv2d,
+    nn.Conv3d: QuantizedConv3d,
+}
+
+
+def quantized_layer(module: nn.Module, packed: Packed) -> QuantizedLayer:
+    """The quantized layer that stands for `module` (whose own weight may be on the meta device) with a packed weight."""
+    for base, layer in _LAYERS.items():
+        if isinstance(module, base):
+            made: Any = layer.__new__(layer)
+            nn.Module.__init__(made)
+            made._adopt(module, packed)
+            assert isinstance(made, QuantizedLayer)
+            return made
+    raise TypeError(f"no quantized layer for {type(module).__name__}")
+
+
+def packed_of(module: nn.Module) -> Packed | None:
+    """The packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
+    if isinstance(module, QuantizedLayer):
+        return module.packed
+    for name in backends.names():
+        packed = backends.get(name).from_library(module)
+        if packed is not None:
+            return packed
+    return None

@@ -1,0 +1,30 @@
+"""One growing buffer per thread, device and dtype, into which weights are dequantized.
+
+A fresh buffer for each call costs far more than the arithmetic: the page faults of 75 MB take ten times as long as
+decoding into memory that is already there (measured on a Zen4 core: 2.2 against 22 GB/s).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import torch
+from torch import Tensor
+
+_local = threading.local()
+
+
+def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor that is valid until this thread asks for the next one of the same dtype and device."""
+    buffers: dict[tuple[torch.dtype, torch.device], Tensor] = _local.__dict__.setdefault("buffers", {})
+    size = math.prod(shape)
+    buffer = buffers.get((dtype, device))
+    if buffer is None or buffer.numel() < size:
+        buffer = buffers[dtype, device] = torch.empty(size, dtype=dtype, device=device)
+    return buffer[:size].view(shape)
+
+
+def release() -> None:
+    """Give this thread's buffers back."""
+    _local.__dict__.pop("buffers", None)

@@ -1,0 +1,157 @@
+"""What every scheme of every backend promises, built-in or not. Parametrized over the registry: a new scheme is tested by being there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from sdquant import backends
+from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
+from sdquant.layers import quantized_layer
+
+ROWS = {row.name: row for row in backends.schemes()}
+SHAPES = {"linear": (128, 256), "conv": (64, 32, 3, 3), "narrow": (32, 64)}
+# Largest relative error of weights from a normal distribution, by nominal bits. What bits can do, with a margin.
+ERROR = {16: 0.004, 8: 0.045, 6: 0.06, 5: 0.08, 4: 0.16, 3: 0.36, 2: 0.75}
+# Bytes against bf16, by nominal bits: the promise of the README.
+BYTES = {16: 1.0, 8: 0.54, 6: 0.42, 5: 0.36, 4: 0.30, 3: 0.22, 2: 0.17}
+# GGUF's own sizes are a little more in these two: 110 bytes for 256 weights, and 84.
+BYTES_OF = {"q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125}
+
+
+def _bits(row: backends.Scheme) -> int:
+    return 16 if row.bits >= 16 else int(row.bits)
+
+
+def _weight(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.05).to(dtype)
+
+
+def _packed(name: str, kind: str, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, Packed]:
+    weight = _weight(SHAPES[kind], dtype)
+    spec = backends.parse(name)
+    backend = backends.of_scheme(name)
+    try:
+        backend.layout(spec, SHAPES[kind], str(dtype).removeprefix("torch."))
+    except Unfit as reason:
+        # A refusal has to come with its reason, and must be the same from `encode`.
+        assert str(reason)
+        with pytest.raises(Unfit):
+            backend.encode(weight, spec)
+        pytest.skip(f"{name} does not hold {SHAPES[kind]}: {reason}")
+    return weight, backend.encode(weight, spec)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("name", ROWS)
+class TestCodec:
+    def test_layout_foretells_encode(self, name: str, kind: str) -> None:
+        _, packed = _packed(name, kind)
+        layout = backends.of_scheme(name).layout(backends.parse(name), SHAPES[kind], "bfloat16")
+        made = {
+            part: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for part, tensor in packed.parts.items()
+        }
+        assert made == {part: (row.dtype, row.shape) for part, row in layout.items()}
+        assert packed.nbytes == sum(row.nbytes for row in layout.values())
+
+    def test_error_and_size_are_those_of_the_bits(self, name: str, kind: str) -> None:
+        weight, packed = _packed(name, kind)
+        back = backends.of_scheme(name).decode(packed, torch.float32)
+        assert back.shape == weight.shape and back.dtype == torch.float32
+        error = (back - weight.float()).norm() / weight.float().norm()
+        assert error < ERROR[_bits(ROWS[name])]
+        if kind != "narrow":  # a row of 64 weights carries as many scales as a row of 256
+            assert packed.nbytes / (2 * weight.numel()) <= BYTES_OF.get(name, BYTES[_bits(ROWS[name])])
+
+    def test_encode_is_deterministic_and_leaves_its_input_alone(self, name: str, kind: str) -> None:
+        weight, packed = _packed(name, kind)
+        before = weight.clone()
+        again = backends.of_scheme(name).encode(weight, backends.parse(name))
+        assert torch.equal(before, weight)
+        for part, tensor in packed.parts.items():
+            assert torch.equal(tensor.view(torch.uint8), again.parts[part].view(torch.uint8)), part
+
+    def test_decode_into_is_decode(self, name: str, kind: str) -> None:
+        weight, packed = _packed(name, kind)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            out = torch.full(weight.shape, float("nan"), dtype=dtype)
+            backends.of_scheme(name).decode_into(packed, out)
+            assert torch.equal(out, backends.of_scheme(name).decode(packed, dtype))
+
+    def test_spec_survives_json(self, name: str, kind: str) -> None:
+        _, packed = _packed(name, kind)
+        assert PackedSpec.from_dict(json.loads(json.dumps(packed.spec.to_dict()))) == packed.spec
+
+    def test_written_keys_are_found_and_read_back(self, name: str, kind: str) -> None:
+        weight, packed = _packed(name, kind)
+        backend = backends.of_scheme(name)
+        file = backend.write("block.proj.weight", packed)
+        assert all(tensor.is_contiguous() for tensor in file.values())
+        keys = {part: backend.key("block.proj.weight", part, packed.spec) for part in packed.parts}
+        for part, key in keys.items():
+            assert torch.equal(file[key].view(torch.uint8), packed.parts[part].view(torch.uint8))
+        infos = {
+            key: TensorInfo(
+                dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape), nbytes=t.numel() * t.element_size()
+            )
+            for key, t in file.items()
+        }
+        config = backend.config(backends.parse(name), "bfloat16") or {}
+        found = backend.find(infos, {"quantization_config": config} if config else {})
+        if not found:  # no ecosystem has these keys; sdquant's own metadata describes them
+            return
+        assert [f.name for f in found] == ["block.proj.weight"]
+        assert found[0].scheme == name
+        assert set(found[0].keys.values()) | set(found[0].extra) == set(file)
+        read = backend.read(found[0], tuple(weight.shape), file.__getitem__)
+        assert torch.equal(backend.decode(read, torch.float32), backend.decode(packed, torch.float32))
+
+    @pytest.mark.parametrize("value", [0.0, 1e-30, 3.0])
+    def test_constant_weights_give_no_nan(self, name: str, kind: str, value: float) -> None:
+        _packed(name, kind)
+        weight = torch.full(SHAPES[kind], value, dtype=torch.float32)
+        backend = backends.of_scheme(name)
+        back = backend.decode(backend.encode(weight, backends.parse(name)), torch.float32)
+        assert torch.isfinite(back).all()
+        assert (back - weight).abs().max() <= 0.3 * value + 1e-6
+
+
+def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    if kind == "conv":
+        return nn.Conv2d(32, 64, 3, padding=1, dtype=torch.bfloat16), torch.randn(2, 32, 8, 8).bfloat16()
+    shape = SHAPES[kind]
+    return nn.Linear(shape[1], shape[0], dtype=torch.bfloat16), torch.randn(5, shape[1]).bfloat16()
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+@pytest.mark.parametrize("name", ROWS)
+def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> None:
+    layer, x = _layer(kind)
+    backend = backends.of_scheme(name)
+    packed = backend.encode(layer.weight.data, backends.parse(name))
+    plain = quantized_layer(layer, packed)
+    with torch.no_grad():
+        layer.weight.copy_(backend.decode(packed, torch.bfloat16))
+        assert torch.equal(plain(x), layer(x))
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "library" in row.runtimes])
+def test_library_module_holds_the_same_bits(name: str) -> None:
+    layer, x = _layer("linear")
+    backend = backends.of_scheme(name)
+    spec = backends.parse(name)
+    packed = backend.encode(layer.weight.data, spec)
+    module = backend.to_library(layer, packed, spec)
+    with torch.no_grad():
+        out = module(x)
+        plain = quantized_layer(layer, packed)(x)
+    assert (out - plain).float().norm() / plain.float().norm() < 0.03  # the library's kernels round differently
+    back = backend.from_library(module)  # after a forward, which must not have changed the weights
+    assert back is not None and back.spec == packed.spec
+    for part, tensor in packed.parts.items():
+        assert torch.equal(tensor.view(torch.uint8), back.parts[part].view(torch.uint8)), part
