@@ -1,0 +1,27 @@
+"""The shipped models: two small pipelines that draw handwritten digits, trained by `python -m sdquant.demo.train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import MissingComponentError
+
+MODELS = ("digits-sd", "digits-flux")
+
+
+def path(name: str) -> Path:
+    """The folder of a shipped pipeline.
+
+    Raises:
+        MissingComponentError: there is no such model, or it was left out of the installation.
+    """
+    folder = Path(__file__).parent / "models" / name
+    if name not in MODELS:
+        raise MissingComponentError(
+            f"The shipped model {name!r} was asked for", f"sdquant ships {' and '.join(MODELS)}", "Choose one of them"
+        )
+    if not (folder / "model_index.json").exists():
+        raise MissingComponentError(
+            f"The shipped model {name!r} was asked for", f"{folder} is not there", "Install sdquant again, or train it"
+        )
+    return folder

@@ -1,0 +1,178 @@
+"""What a pipeline is made of: model classes, empty models, and the assembly of the whole.
+
+The only file that looks up diffusers' and transformers' classes. Names that come from files are looked up in those
+packages' public names and must be model classes; nothing from a file is ever imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import BadFileError, MissingComponentError, UnsupportedFileError
+
+# Prefixes that some versions of a library put before a component's tensor names and others do not.
+_PREFIXES = ("text_model.", "model.", "transformer.")
+
+
+def model_class(library: str | None, name: str) -> Any:
+    """The model class called `name` in diffusers or transformers.
+
+    Raises:
+        UnsupportedFileError: there is none.
+    """
+    import diffusers
+    import transformers
+
+    known = {"diffusers": (diffusers, diffusers.ModelMixin), "transformers": (transformers, transformers.PreTrainedModel)}
+    for where in (library,) if library in known else tuple(known):
+        package, base = known[str(where)]
+        cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
+        if isinstance(cls, type) and issubclass(cls, base):
+            return cls
+    raise UnsupportedFileError(
+        f"A component of class {name!r} was to be loaded",
+        "neither diffusers nor transformers has such a model class",
+        "Update diffusers and transformers, or check the component's config.json",
+    )
+
+
+def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
+    """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
+    from accelerate import init_empty_weights
+
+    cls = model_class(library, name)
+    values = {k: v for k, v in config.items() if k != "quantization_config"}
+    try:
+        with init_empty_weights(include_buffers=False), _quiet("diffusers"):
+            if hasattr(cls, "config_class") and cls.config_class is not None:
+                model = cls(cls.config_class.from_dict(values))
+            else:
+                model = cls.from_config(values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadFileError(f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json") from error
+    assert isinstance(model, nn.Module)
+    return model.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a library's remarks about config fields it does not know off the terminal; the weights tell what matters."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Names of parameters that are one and the same tensor: each name -> all names of its tensor."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return {name: tuple(group) for group in groups.values() for name in group}
+
+
+def model_name(key: str, known: frozenset[str]) -> str | None:
+    """The model's name for a file's tensor: the same, or with a prefix more or less; None if the model has none."""
+    if key in known:
+        return key
+    for prefix in _PREFIXES:
+        if key.removeprefix(prefix) in known:
+            return key.removeprefix(prefix)
+        if prefix + key in known:
+            return prefix + key
+    return None
+
+
+def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of the parameter or buffer called `name`."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if leaf in module._buffers:
+        module._buffers[leaf] = tensor
+    else:
+        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+
+
+def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module in the place of the one at `path`."""
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+def missing(model: nn.Module) -> list[str]:
+    """Parameters that are still on the meta device: nobody gave them values."""
+    return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+
+
+def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
+    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder."""
+    from diffusers import DiffusionPipeline
+
+    try:
+        return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **parts)
+    except (OSError, ValueError) as error:
+        raise MissingComponentError(
+            f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
+        ) from error
+
+
+def weight_parts(pipe: Any) -> dict[str, nn.Module]:
+    """A pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    order = [name for name in str(pipe.model_cpu_offload_seq or "").split("->") if name in parts]
+    return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether it is a diffusers pipeline, told by what is used of it."""
+    return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
+
+
+def hub_folder(name: str, *, progress: bool) -> Path:
+    """A hub repository's folder, downloaded if it is not in the cache: configs, tokenizers and safetensors only.
+
+    Raises:
+        MissingComponentError: it cannot be had.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors", "*.gguf"],
+                tqdm_class=None if progress else _no_bar(),
+            )
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise MissingComponentError(
+            f"{name} was to be loaded",
+            f"there is no such file or folder, and as a hub id it could not be had: {error}".splitlines()[0],
+            "Check the path, or the name and the connection",
+        ) from error
+
+
+def _no_bar() -> Any:
+    from huggingface_hub.utils import tqdm
+
+    class NoBar(tqdm):  # type: ignore[misc, type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"disable": True})
+
+    return NoBar
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The torch dtype of a name from the known list (`Request.dtype` is checked before)."""
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,258 @@
+"""What a file or folder holds: container, family, component, and the quantization already inside. Headers only."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import backends
+from .errors import MissingComponentError, RefusedFileError, UnsupportedFileError
+from .formats import families, source
+from .formats.source import Source
+
+# The main component of a pipeline, whose quantization names the pipeline's.
+MAIN = ("transformer", "unet", "transformer_2", "prior")
+
+# Hints in file names, the first that matches wins. A hint is never trusted over the header.
+_HINTS: tuple[tuple[str, str], ...] = (
+    (r"(?:^|[-_.])q(?P<k>[2-6])_?k(?:_?(?P<mix>s|m|l))?(?:\.gguf)?$", "k"),
+    (r"(?:^|[-_.])q(?P<legacy>[458]_?[01])(?:\.gguf)?$", "legacy"),
+    (r"(?:^|[-_.])(?P<float>bf16|f16|f32)\.gguf$", "float"),
+    (r"bnb[-_]?int8", "bnb-int8"),
+    (r"nf4", "nf4"),
+    (r"qint8", "qint8"),
+    (r"qint4", "qint4"),
+    (r"qint3", "qint3"),
+    (r"qint2", "qint2"),
+    (r"qfloat8", "qfloat8"),
+    (r"fp8|float8", "fp8"),
+    (r"fp4", "fp4"),
+    (r"qint(?!\d)", "qint8"),
+    (r"int8[-_]sym", "int8_sym"),
+    (r"int4[-_]sym", "int4_sym"),
+    (r"int8", "int8"),
+    (r"int4", "int4"),
+)
+
+
+def suffix_hint(name: str) -> str | None:
+    """The scheme that a file's name promises, None if it promises none. The name alone; nothing is opened.
+
+    The mark nearest to the end counts: "nf4-model-fp8.safetensors" promises fp8.
+    """
+    base = Path(name).name.lower()
+    stem = base.removesuffix(".safetensors")
+    best: tuple[int, str] | None = None
+    for pattern, scheme in _HINTS:
+        for match in re.finditer(pattern, stem):
+            if best is None or match.end() > best[0]:
+                best = (match.end(), _hinted(scheme, match))
+    return best[1] if best else None
+
+
+def _hinted(scheme: str, match: re.Match[str]) -> str:
+    if scheme == "k":
+        mix = match["mix"]
+        name = f"q{match['k']}_k" + (f"_{mix}" if mix else "")
+        known = {row.name for row in backends.schemes()}
+        return name if name in known else f"q{match['k']}_k"
+    if scheme == "legacy":
+        digits = match["legacy"].replace("_", "")
+        return f"q{digits[0]}_{digits[1]}"
+    return match["float"] if scheme == "float" else scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """What was found, and why it is believed.
+
+    Attributes:
+        path: as given.
+        container: "pipeline", "component", "safetensors" or "gguf".
+        family: model family ("sd1", "sdxl", "flux", ...), None if unknown.
+        component: "unet", "transformer", "text_encoder", "vae", or "pipeline".
+        quant, backend: scheme and backend of the quantization inside, None if there is none.
+        prequantized: whether any weight is quantized already.
+        evidence: what the headers show, in sentences.
+        suffix_hint: what the name promises.
+        tensors: how many tensors the files hold.
+        bytes: of the weights: plain tensors and packed parts, without code tables and descriptions.
+        types: how many tensors of each dtype (or GGUF type).
+        warnings: what does not fit together, such as a name that promises what the header denies.
+        parts: the same for each component of a pipeline.
+    """
+
+    path: str
+    container: str
+    family: str | None
+    component: str | None
+    quant: str | None
+    backend: str | None
+    prequantized: bool
+    evidence: list[str]
+    suffix_hint: str | None
+    tensors: int
+    bytes: int
+    types: dict[str, int]
+    warnings: list[str] = field(default_factory=list)
+    parts: dict[str, Detected] = field(default_factory=dict)
+    class_name: str | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = {
+            name: getattr(self, name)
+            for name in (
+                "path", "container", "family", "component", "quant", "backend", "prequantized", "evidence",
+                "suffix_hint", "tensors", "bytes", "types", "warnings", "class_name",
+            )
+        }  # fmt: skip
+        return values | {"parts": {name: part.to_dict() for name, part in self.parts.items()}}
+
+
+def detect(path: str | Path, *, complete: bool = True) -> Detected:
+    """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
+
+    Args:
+        complete: also check that the files are as long as their headers say.
+
+    Raises:
+        MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise source.no_such_path(place)
+    if place.is_file():
+        return _component(source.single_file(place, complete=complete), str(path))
+    index = place / "model_index.json"
+    if not index.exists():
+        return _component(source.component_folder(place, complete=complete), str(path))
+    parts = {
+        name: _component(source.component_folder(sub, complete=complete), str(sub))
+        for name, sub in source.pipeline_parts(place, source.read_json(index)).items()
+    }
+    if not parts:
+        raise MissingComponentError(
+            f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
+        )
+    return _pipeline(str(path), parts)
+
+
+def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
+    main = next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
+    quantized = [part for part in parts.values() if part.prequantized]
+    quant = main.quant or (quantized[0].quant if quantized else None)
+    return Detected(
+        path=path,
+        container="pipeline",
+        family=main.family,
+        component="pipeline",
+        quant=quant,
+        backend=backends.scheme(quant).backend if quant else None,
+        prequantized=bool(quantized),
+        evidence=[f"{name}: {line}" for name, part in parts.items() for line in part.evidence],
+        suffix_hint=suffix_hint(path),
+        tensors=sum(part.tensors for part in parts.values()),
+        bytes=sum(part.bytes for part in parts.values()),
+        types=dict(sum((Counter(part.types) for part in parts.values()), Counter())),
+        warnings=[f"{name}: {line}" for name, part in parts.items() for line in part.warnings],
+        parts=parts,
+        sources={name: part.sources["."] for name, part in parts.items()},
+    )
+
+
+def _component(src: Source, path: str) -> Detected:
+    container = "component" if src.path.is_dir() else ("gguf" if source.is_gguf(src.files[0]) else "safetensors")
+    if source.is_gguf(src.files[0]):
+        _refuse_unless_diffusion(src)
+    row = families.recognise(src.names)
+    family = row.family if row else None
+    if family == "sd":
+        shapes = {name: info.shape for name, info in src.tensors.items()}
+        family = families.sd_version(shapes | {name: spec.shape for name, spec in src.specs.items()})
+    quant, evidence = _quantization(src)
+    if row:
+        evidence.insert(0, f"tensor names are those of {row.family} ({row.component}, {row.layout} layout)")
+    hint = suffix_hint(str(src.files[0].name if src.path.is_dir() else src.path))
+    return Detected(
+        path=path,
+        container=container,
+        family=family,
+        component=row.component if row else None,
+        quant=quant,
+        backend=backends.scheme(quant).backend if quant else None,
+        prequantized=bool(src.found),
+        evidence=evidence,
+        suffix_hint=hint,
+        tensors=len(src.tensors),
+        bytes=src.weight_bytes,
+        types=dict(Counter(info.dtype for info in src.tensors.values())),
+        warnings=_name_warnings(path, hint, quant),
+        class_name=src.class_name or (row.class_name if row else None),
+        sources={".": src},
+    )
+
+
+def _quantization(src: Source) -> tuple[str | None, list[str]]:
+    """The scheme with the most bytes, and a line of evidence for each scheme there is."""
+    weight: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    evidence: dict[str, str] = {}
+    for found in src.found.values():
+        weight[found.scheme] += sum(src.tensors[key].nbytes for key in found.keys.values())
+        count[found.scheme] += 1
+        evidence.setdefault(found.scheme, found.evidence)
+    lines = [f"{evidence[scheme]} ({count[scheme]} weights)" for scheme, _ in weight.most_common()]
+    mix = str(src.metadata.get("sdquant.mix", ""))
+    return (mix or weight.most_common(1)[0][0]) if weight else None, lines
+
+
+def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
+    if hint is None or same_scheme(hint, quant):
+        return []
+    if backends.scheme(hint).bits >= 16 and quant is None:
+        return []
+    return [f"the name of {Path(path).name} promises {hint}, its header shows {quant or 'no quantization'}"]
+
+
+def same_scheme(asked: str, found: str | None) -> bool:
+    """Whether the found scheme is the one asked for; a GGUF mix counts as its main type and the other way round."""
+    if found is None:
+        return False
+    if asked == found:
+        return True
+    one, other = backends.scheme(asked), backends.scheme(found)
+    return one.backend == other.backend == "gguf" and re.sub(r"_[sml]$", "", one.name) == re.sub(
+        r"_[sml]$", "", other.name
+    )
+
+
+_REFUSALS = {
+    "text-encoder": ("it is a text encoder or language model", "Load the UNet or transformer from its own GGUF file"),
+    "projector": ("it is a vision projector", "Load the UNet or transformer from its own GGUF file"),
+    "adapter": ("it is a LoRA", "Load the model, then the LoRA as safetensors"),
+    "split": ("it is one part of a split file", "Merge the parts with llama-gguf-split --merge"),
+}
+
+
+def _refuse_unless_diffusion(src: Source) -> None:
+    from .formats.gguf import classify, read_header
+
+    kind = classify(read_header(src.files[0]))
+    if kind == "all-in-one":
+        raise RefusedFileError(
+            f"{src.files[0]} was to be loaded",
+            "it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF",
+            "Use a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest",
+        )
+    if kind in _REFUSALS and METADATA_OWN not in src.metadata:
+        why, fix = _REFUSALS[kind]
+        raise UnsupportedFileError(f"{src.files[0]} was to be loaded", why, fix)
+
+
+METADATA_OWN = source.METADATA_KEY

@@ -1,0 +1,111 @@
+"""Which model a set of tensor names belongs to. Ordered rows; the first whose names are all there wins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A row: the tensors that must be there (whole names), and what they mean."""
+
+    family: str
+    component: str
+    layout: str  # "diffusers" or the name of the foreign layout
+    names: tuple[str, ...]
+    class_name: str | None = None
+
+
+_UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
+_LDM = "model.diffusion_model."
+
+ROWS: tuple[Family, ...] = (
+    Family(
+        family="flux",
+        component="transformer",
+        layout="diffusers",
+        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "x_embedder.weight",
+               "single_transformer_blocks.0.proj_mlp.weight"),
+        class_name="FluxTransformer2DModel",
+    ),
+    Family(
+        family="sd3",
+        component="transformer",
+        layout="diffusers",
+        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"),
+        class_name="SD3Transformer2DModel",
+    ),
+    Family(
+        family="sdxl",
+        component="unet",
+        layout="diffusers",
+        names=(*_UNET, "add_embedding.linear_1.weight"),
+        class_name="UNet2DConditionModel",
+    ),
+    Family(family="sd", component="unet", layout="diffusers", names=_UNET, class_name="UNet2DConditionModel"),
+    Family(
+        family="vae",
+        component="vae",
+        layout="diffusers",
+        names=("encoder.conv_in.weight", "decoder.conv_in.weight", "decoder.conv_out.weight"),
+        class_name="AutoencoderKL",
+    ),
+    Family(
+        family="t5",
+        component="text_encoder",
+        layout="transformers",
+        names=("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
+        class_name="T5EncoderModel",
+    ),
+    Family(
+        family="clip",
+        component="text_encoder",
+        layout="transformers",
+        names=("embeddings.token_embedding.weight", "encoder.layers.0.self_attn.q_proj.weight"),
+        class_name="CLIPTextModel",
+    ),
+    Family(
+        family="clip",
+        component="text_encoder",
+        layout="transformers",
+        names=("text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.0.self_attn.q_proj.weight"),
+        class_name="CLIPTextModel",
+    ),
+    Family(
+        family="flux", component="transformer", layout="bfl",
+        names=("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"),
+    ),
+    Family(
+        family="flux", component="transformer", layout="bfl",
+        names=(_LDM + "double_blocks.0.img_attn.qkv.weight", _LDM + "single_blocks.0.linear1.weight"),
+    ),
+    Family(
+        family="sd3", component="transformer", layout="sgm",
+        names=(_LDM + "joint_blocks.0.context_block.attn.qkv.weight",),
+    ),
+    Family(
+        family="sdxl", component="unet", layout="sgm",
+        names=(_LDM + "input_blocks.0.0.weight", _LDM + "label_emb.0.0.weight"),
+    ),
+    Family(family="sd", component="unet", layout="ldm", names=(_LDM + "input_blocks.0.0.weight",)),
+)  # fmt: skip
+
+# Stable Diffusion versions by the width of the text that the UNet attends to.
+_SD_BY_TEXT_WIDTH: Mapping[int, str] = {768: "sd1", 1024: "sd2"}
+
+
+def recognise(names: Collection[str]) -> Family | None:
+    """The first row all of whose names are there."""
+    for row in ROWS:
+        if all(name in names for name in row.names):
+            return row
+    return None
+
+
+def sd_version(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """ "sd1" or "sd2" by the cross-attention's width, "sd" if it is neither."""
+    for name, shape in shapes.items():
+        if name.endswith("attn2.to_k.weight") and len(shape) == 2:
+            return _SD_BY_TEXT_WIDTH.get(shape[1], "sd")
+    return "sd"

@@ -1,0 +1,318 @@
+"""What will be done, weight by weight, and the bytes of it. Pure: no torch, no files, no machine."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import backends
+from .backends.base import DTYPE_BITS, QuantSpec, Unfit
+from .detect import Detected, same_scheme
+from .errors import ConflictError, IncompatibleError, SettingsError
+from .formats.source import Source
+from .request import Request
+
+# Components that are quantized unless the caller says otherwise; the VAE never is.
+QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|text_encoder)(_\d+)?$")
+
+# Two-dimensional weights that are looked up, not multiplied: they stay as they are.
+_TABLES = re.compile(
+    r"(^|\.)(shared|embed_tokens|embed_positions|relative_attention_bias|[a-z_]*token_embedding|position_embedding|"
+    r"word_embeddings|position_embeddings|class_embedding|pos_embed)\.weight$"
+)
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPlan:
+    """One weight that will be quantized, or is already: its bytes as bf16 and packed."""
+
+    name: str
+    scheme: str
+    bytes_bf16: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentPlan:
+    """What will be done with one component.
+
+    Attributes:
+        name: in the pipeline ("unet"); "model" where the component stands alone.
+        action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
+        mode: "pre" or "post" for "encode", else "found".
+        weights: the quantized weights. kept: float weights that the scheme could have held but does not, with the reason.
+        bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
+    """
+
+    name: str
+    class_name: str | None
+    action: str
+    scheme: str | None
+    mode: str
+    runtime: str
+    weights: tuple[WeightPlan, ...]
+    kept: Mapping[str, str]
+    bytes: int
+    bytes_bf16: int
+    spec: QuantSpec | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; weights as their number and sums."""
+        return {
+            "name": self.name,
+            "class_name": self.class_name,
+            "action": self.action,
+            "scheme": str(self.spec) if self.spec else self.scheme,
+            "mode": self.mode,
+            "runtime": self.runtime,
+            "quantized_weights": len(self.weights),
+            "quantized_bytes": sum(weight.bytes for weight in self.weights),
+            "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
+            "kept": dict(self.kept),
+            "bytes": self.bytes,
+            "bytes_bf16": self.bytes_bf16,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The whole load, before it happens."""
+
+    path: str
+    container: str
+    family: str | None
+    offload: str
+    device: str
+    budget: int | None
+    components: tuple[ComponentPlan, ...]
+    warnings: tuple[str, ...]
+    detected: Detected = field(repr=False, compare=False)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all components in memory."""
+        return sum(part.bytes for part in self.components)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "path": self.path,
+            "container": self.container,
+            "family": self.family,
+            "offload": self.offload,
+            "device": self.device,
+            "budget": self.budget,
+            "bytes": self.bytes,
+            "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
+            "components": [part.to_dict() for part in self.components],
+            "warnings": list(self.warnings),
+        }
+
+
+def make(request: Request, detected: Detected, *, device: str) -> Plan:
+    """The plan for a request on what was detected.
+
+    Args:
+        detected: of the whole (with `base`, the base's components with the lone one in its place).
+
+    Raises:
+        ConflictError: a pre-quantized component was asked for with another scheme.
+        IncompatibleError: float weights were asked for in a scheme that exists only in files.
+        SettingsError: a component that is not there.
+    """
+    sources = {("model" if name == "." else name): src for name, src in detected.sources.items()}
+    specs = request.specs()
+    unknown = [name for name in (*specs, *(request.components or ())) if name != "*" and name not in sources]
+    if unknown:
+        raise SettingsError(
+            f"Component {unknown[0]!r} was named", f"{detected.path} has {', '.join(sources)}", "Name one of them"
+        )
+    parts = tuple(_component(name, src, _asked(name, request, specs), request) for name, src in sources.items())
+    warnings = list(detected.warnings)
+    if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
+        raise IncompatibleError(
+            f"{request.quant} was asked for on {request.path}",
+            "none of its components has a weight that would be quantized",
+            "Name the component with components=, or check skip=",
+        )
+    warnings += _unused_skips(request.skip, sources)
+    return Plan(
+        path=request.path,
+        container=detected.container,
+        family=detected.family,
+        offload=request.offload,
+        device=device,
+        budget=request.budget_bytes,
+        components=parts,
+        warnings=tuple(warnings),
+        detected=detected,
+    )
+
+
+def _asked(name: str, request: Request, specs: Mapping[str, QuantSpec | None]) -> tuple[bool, QuantSpec | None]:
+    """Whether a quantization (or none at all) was asked for this component, and which."""
+    if name in specs:
+        return True, specs[name]
+    if "*" not in specs:
+        return False, None
+    wanted = request.components if request.components is not None else None
+    chosen = name in wanted if wanted is not None else name == "model" or bool(QUANTIZED_BY_DEFAULT.match(name))
+    return (True, specs["*"]) if chosen else (False, None)
+
+
+def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], request: Request) -> ComponentPlan:
+    said, spec = asked
+    if src.found:
+        _refuse_conflict(name, src, said, spec)
+        return _found(name, src, request)
+    if spec is not None and not spec.scheme.on_the_fly:
+        row = spec.scheme
+        raise IncompatibleError(
+            f"{row.name} was asked for on the float weights of {src.path}",
+            "GGUF is loaded, not quantized to, at load time",
+            f"Write the file with `sdquant quantize {request.path} --quant {row.name} -o model-{row.name}.gguf`, "
+            "or use a scheme that quantizes on the fly, such as int8 or nf4",
+        )
+    shapes = {key: (info.shape, _cast(info.dtype, request.dtype)) for key, info in src.tensors.items()}
+    total = sum(_nbytes(shape, dtype) for shape, dtype in shapes.values())
+    as_bf16 = sum(_nbytes(shape, "bfloat16") if dtype in FLOATS else _nbytes(shape, dtype) for shape, dtype in shapes.values())
+    runtime = request.runtime or (spec.scheme.runtimes[0] if spec else "plain")
+    if spec is None:
+        return ComponentPlan(
+            name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
+            weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
+        )  # fmt: skip
+    weights, kept = select(shapes, spec, runtime, request.skip)
+    saved = sum(_nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
+    return ComponentPlan(
+        name=name,
+        class_name=src.class_name,
+        action="encode",
+        scheme=spec.scheme.name,
+        mode="post" if request.mode == "post" else "pre",
+        runtime=runtime,
+        weights=weights,
+        kept=kept,
+        bytes=total - saved,
+        bytes_bf16=as_bf16,
+        spec=spec,
+    )
+
+
+def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
+    schemes = sorted({found.scheme for found in src.found.values()})
+    mix = str(src.metadata.get("sdquant.mix", ""))
+    held = mix or max(schemes, key=lambda s: sum(_found_bytes(src, n) for n, f in src.found.items() if f.scheme == s))
+    if said and (spec is None or not same_scheme(spec.scheme.name, held)):
+        raise ConflictError(
+            f"{spec.scheme.name if spec else 'No quantization'} was asked for on {src.path}",
+            f"its weights ({name}) are quantized to {held} already",
+            f"Leave quant out to load it as {held}, or start from the unquantized model",
+        )
+
+
+def _found_bytes(src: Source, name: str) -> int:
+    return sum(src.tensors[key].nbytes for key in src.found[name].keys.values())
+
+
+def _found(name: str, src: Source, request: Request) -> ComponentPlan:
+    weights = tuple(
+        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=_bf16_bytes(src, key), bytes=_found_bytes(src, key))
+        for key, row in src.found.items()
+    )
+    counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
+    scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
+    plain = sum(_nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
+    plain16 = sum(_nbytes(info.shape, "bfloat16") for info in src.plain.values())
+    return ComponentPlan(
+        name=name,
+        class_name=src.class_name,
+        action="found",
+        scheme=scheme.name,
+        mode="found",
+        runtime=request.runtime or scheme.runtimes[0],
+        weights=weights,
+        kept={},
+        bytes=plain + sum(weight.bytes for weight in weights),
+        bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
+    )
+
+
+def _bf16_bytes(src: Source, name: str) -> int:
+    """What a found weight would take in bf16: by its description, else by the bits of its scheme."""
+    if name in src.specs:
+        return 2 * math.prod(src.specs[name].shape)
+    found = src.found[name]
+    codes = src.tensors[next(iter(found.keys.values()))]
+    if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
+        return 2 * math.prod(codes.shape)
+    bits = backends.scheme(found.scheme).bits
+    return int(2 * math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)
+
+
+def select(
+    shapes: Mapping[str, tuple[tuple[int, ...], str]],
+    spec: QuantSpec,
+    runtime: str,
+    skip: tuple[str, ...],
+) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
+    """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
+
+    Args:
+        shapes: shape and torch dtype name of every tensor, by name.
+        skip: see `skipped`.
+    """
+    backend = backends.get(spec.scheme.backend)
+    kinds = spec.scheme.kinds(runtime)
+    weights, kept = [], {}
+    for name, kind in _candidates(shapes):
+        shape, dtype = shapes[name]
+        if skipped(name, skip):
+            kept[name] = "skipped as asked"
+        elif kind not in kinds:
+            kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
+        else:
+            try:
+                layout = backend.layout(spec, shape, dtype)
+            except Unfit as reason:
+                kept[name] = str(reason)
+                continue
+            size = sum(part.nbytes for part in layout.values())
+            bf16 = _nbytes(shape, "bfloat16")
+            weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
+    return tuple(weights), kept
+
+
+def _candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
+    """Names and kinds of the weights of linear and convolution layers, as far as name and shape tell."""
+    for name, (shape, dtype) in shapes.items():
+        if name.endswith(".weight") and dtype in FLOATS and len(shape) >= 2 and not _TABLES.search(name):
+            yield name, "linear" if len(shape) == 2 else "conv"
+
+
+def skipped(name: str, skip: tuple[str, ...]) -> bool:
+    """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
+    "attn.to_q"), or a pattern with * or ? for the whole path."""
+    module = name.removesuffix(".weight")
+    return any(
+        fnmatch.fnmatchcase(module, pattern) if set(pattern) & set("*?[") else f".{pattern}." in f".{module}."
+        for pattern in skip
+    )
+
+
+def _unused_skips(skip: tuple[str, ...], sources: Mapping[str, Source]) -> list[str]:
+    names = {name for src in sources.values() for name in src.names}
+    return [f"skip={p!r} matches no module" for p in skip if not any(skipped(name, (p,)) for name in names)]
+
+
+def _cast(dtype: str, asked: str | None) -> str:
+    return asked if asked is not None and dtype in FLOATS else dtype
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * DTYPE_BITS[dtype] // 8
