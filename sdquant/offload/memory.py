@@ -1,0 +1,51 @@
+"""How much memory weights may take when the user does not say, and giving memory back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
+CPU_SHARE = 0.8  # of the RAM that is free, the rest is for activations and other programs
+CUDA_RESERVE = 0.15  # of the GPU's memory, and at least 1 GiB, for activations
+
+
+def default_budget(device: torch.device, held: int) -> int:
+    """Bytes of weights that `device` can take, `held` of which are there already."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, free + held - max(2**30, int(CUDA_RESERVE * total)))
+    import psutil
+
+    return int(CPU_SHARE * (int(psutil.virtual_memory().available) + held))
+
+
+def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
+    """Uninitialised bytes, uint8 [nbytes], that go back to the system as soon as nothing refers to them.
+
+    On the CPU they are mapped by hand: the C library keeps what is freed to it, which would leave a streamed model in
+    memory that nobody uses.
+    """
+    if device.type == "cpu" and nbytes and sys.platform != "win32":
+        area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(area, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def give_back() -> None:
+    """Collect garbage and let the C library hand freed memory to the system (glibc keeps it otherwise)."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,218 @@
+"""Every tensor that belongs to a module, and how to put another one in its place.
+
+A parameter or buffer is a tensor that `nn.Module` knows. bitsandbytes keeps more of them where it does not look: the
+`quant_state` of a `Params4bit`, the `CB` and `SCB` of an `Int8Params` (which move to the module's `state` at the first
+forward). Weights of optimum-quanto are wrapper tensors, which can only be moved whole: opaque slots. Nothing here
+imports those libraries; their objects are known by their attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# Of a bitsandbytes QuantState, outer and nested.
+_STATE_PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One reference to a tensor: `get` gives it (None when it is no longer there), `put` sets another one."""
+
+    owner: nn.Module
+    name: str
+    get: Callable[[], Tensor | None]
+    put: Callable[[Tensor], None]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for the same place, however often it is looked up."""
+        return id(self.owner), self.name
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of a module with all the places that refer to it.
+
+    Attributes:
+        name: dotted, of the first place: "blocks.0.proj.weight", "proj.weight.quant_state.absmax".
+        places: where the tensor is referred to; more than one for tied weights.
+        opaque: a wrapper tensor without memory of its own, which can only be moved whole by `.to(device)`.
+    """
+
+    name: str
+    places: list[Place] = field(repr=False)
+    opaque: bool = False
+
+    def get(self) -> Tensor | None:
+        """The tensor that is there now; None if the module no longer has it."""
+        return self.places[0].get()
+
+    def put(self, tensor: Tensor) -> None:
+        """Let all places refer to `tensor` (same shape and dtype, any device)."""
+        for place in self.places:
+            place.put(tensor)
+
+
+def slots(*modules: nn.Module) -> Iterator[Slot]:
+    """The slots of the modules and all their children: parameters, buffers (persistent or not), hidden tensors.
+
+    A tensor that is found in several places is one slot. Tensors that merely overlap are slots of their own.
+    """
+    named = ((prefix, owner) for module in modules for prefix, owner in module.named_modules())
+    yield from _merge(named)
+
+
+def own_slots(owners: Iterable[tuple[str, nn.Module]]) -> list[Slot]:
+    """The slots of exactly these modules, without their children; (dotted name, module) pairs."""
+    return list(_merge(owners))
+
+
+def is_opaque(tensor: Tensor) -> bool:
+    """Whether a tensor wraps others instead of having memory of its own."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's values; of a wrapper tensor, those of what it wraps."""
+    if not is_opaque(tensor):
+        return tensor.numel() * tensor.element_size()
+    wrapper: Any = tensor
+    inner, _ = wrapper.__tensor_flatten__()
+    return sum(tensor_bytes(getattr(wrapper, name)) for name in inner)
+
+
+def weight_bytes(*modules: nn.Module) -> int:
+    """Bytes of all slots of the modules: every parameter and buffer and what libraries hide, tied ones counted once."""
+    return sum(tensor_bytes(tensor) for slot in slots(*modules) if (tensor := slot.get()) is not None)
+
+
+def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:
+    found: dict[object, Slot] = {}
+    seen: set[int] = set()
+    for prefix, owner in owners:
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        for place in _places(owner):
+            tensor = place.get()
+            if tensor is None:
+                continue
+            key = _identity(owner, place, tensor)
+            if key in found:
+                found[key].places.append(place)
+            else:
+                name = f"{prefix}.{place.name}" if prefix else place.name
+                found[key] = Slot(name, [place], is_opaque(tensor))
+    yield from found.values()
+
+
+def _identity(owner: nn.Module, place: Place, tensor: Tensor) -> object:
+    """Equal for places that show the same values in the same memory."""
+    if is_opaque(tensor) or tensor.device.type == "meta" or tensor.numel() == 0:
+        parameter = owner._parameters.get(place.name)
+        return id(parameter) if parameter is not None else place.key
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _places(owner: nn.Module) -> Iterator[Place]:
+    for name, parameter in owner._parameters.items():
+        if parameter is None:
+            continue
+        if is_opaque(parameter):
+            yield _opaque(owner, name)
+        elif hasattr(parameter, "SCB"):
+            yield from _int8(owner, name)
+        else:
+            yield _parameter(owner, name)
+            yield from _quant_state(owner, name)
+    for name, buffer in owner._buffers.items():
+        if buffer is not None:
+            yield _buffer(owner, name)
+
+
+def _parameter(owner: nn.Module, name: str) -> Place:
+    def get() -> Tensor | None:
+        parameter = owner._parameters.get(name)
+        return None if parameter is None else parameter.data
+
+    def put(tensor: Tensor) -> None:
+        _held(owner, name).data = tensor
+
+    return Place(owner, name, get, put)
+
+
+def _opaque(owner: nn.Module, name: str) -> Place:
+    def get() -> Tensor | None:
+        return owner._parameters.get(name)
+
+    def put(tensor: Tensor) -> None:
+        # Assigning `.data` would change the wrapper and leave the wrapped tensors where they were.
+        owner._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+
+    return Place(owner, name, get, put)
+
+
+def _buffer(owner: nn.Module, name: str) -> Place:
+    def put(tensor: Tensor) -> None:
+        owner._buffers[name] = tensor
+
+    return Place(owner, name, lambda: owner._buffers.get(name), put)
+
+
+def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
+    """Of a `Params4bit`. Its parts come and go: the first forward on some CPUs repacks the weight and drops `state2`."""
+    for path in _STATE_PARTS:
+
+        def holder(path: str = path) -> Any:
+            state: Any = getattr(owner._parameters.get(name), "quant_state", None)
+            return getattr(state, "state2", None) if path.startswith("state2.") else state
+
+        attribute = path.rpartition(".")[2]
+
+        def get(holder: Callable[[], Any] = holder, attribute: str = attribute) -> Tensor | None:
+            value = getattr(holder(), attribute, None)
+            return value if isinstance(value, Tensor) else None
+
+        def put(tensor: Tensor, holder: Callable[[], Any] = holder, attribute: str = attribute) -> None:
+            setattr(holder(), attribute, tensor)
+
+        yield Place(owner, f"{name}.quant_state.{path}", get, put)
+
+
+def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
+    """Of an `Int8Params`: the codes, which `CB` aliases, and the scales, either of them on the weight or on the state."""
+
+    def holders() -> list[Any]:
+        return [owner._parameters.get(name), getattr(owner, "state", None)]
+
+    def put_codes(tensor: Tensor) -> None:
+        held = _held(owner, name)
+        held.data = tensor
+        for holder in holders():
+            if getattr(holder, "CB", None) is not None:
+                holder.CB = held.data
+
+    def get_scales() -> Tensor | None:
+        found = (getattr(holder, "SCB", None) for holder in holders())
+        return next((value for value in found if value is not None), None)
+
+    def put_scales(tensor: Tensor) -> None:
+        for holder in holders():
+            if getattr(holder, "SCB", None) is not None:
+                holder.SCB = tensor
+
+    yield Place(owner, name, _parameter(owner, name).get, put_codes)
+    yield Place(owner, f"{name}.SCB", get_scales, put_scales)
+
+
+def _held(owner: nn.Module, name: str) -> Tensor:
+    parameter = owner._parameters[name]
+    if parameter is None:
+        raise RuntimeError(f"{type(owner).__name__}.{name} was removed while its weights were offloaded")
+    return parameter

@@ -1,0 +1,232 @@
+"""Where weights wait while they are not on the compute device: pinned RAM for a GPU, a file for the CPU.
+
+Tensors that move together form a region: one run of bytes, so that fetching is one copy. Weights are constant: what is
+put into a store is never written back, a slot that gives up its tensor is pointed at the stored one again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadFileError, SettingsError
+from .memory import ALIGN
+from .slots import is_opaque, tensor_bytes
+
+CHUNK = 1 << 24  # bytes read or written at a time
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where in its region a tensor lies: offset in bytes, and how to see the bytes as the tensor."""
+
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the dense, contiguous order
+    order: tuple[int, ...]  # how to permute that back, so that channels_last stays channels_last
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The tensor in `flat`, the region's bytes as uint8 [region bytes]."""
+        run = flat[self.offset : self.offset + self.nbytes]
+        return run.view(self.dtype).view(self.shape).permute(self.order)
+
+
+class Region(ABC):
+    """Tensors that wait together.
+
+    Attributes:
+        nbytes: bytes of one copy of the region, alignment included.
+        waiting: the stored tensors, one per tensor given, in order; opaque ones whole.
+    """
+
+    def __init__(self, spans: Sequence[Span | None], nbytes: int, waiting: list[Tensor]) -> None:
+        self._spans = spans
+        self.nbytes = nbytes
+        self.waiting = waiting
+
+    @abstractmethod
+    def read(self, into: Tensor) -> None:
+        """Copy the region's bytes to the start of `into`, uint8 [at least nbytes] on the compute device."""
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors in a copy of the region's bytes; opaque ones are copied to the device of `flat`."""
+        return [
+            tensor.to(flat.device) if span is None else span.view(flat)
+            for span, tensor in zip(self._spans, self.waiting, strict=True)
+        ]
+
+
+class Store(ABC):
+    """Keeps regions until it is closed."""
+
+    @abstractmethod
+    def add(self, tensors: Sequence[Tensor]) -> Region:
+        """Store tensors, of any device, as one region."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. No slot may refer to a stored tensor any more."""
+
+
+class _PinnedRegion(Region):
+    def __init__(self, spans: Sequence[Span | None], flat: Tensor, waiting: list[Tensor]) -> None:
+        super().__init__(spans, flat.numel(), waiting)
+        self._flat = flat
+
+    def read(self, into: Tensor) -> None:
+        into[: self.nbytes].copy_(self._flat, non_blocking=True)
+
+
+class PinnedStore(Store):
+    """RAM that a GPU can read by itself while it computes."""
+
+    def __init__(self, pin: bool = True) -> None:
+        self._pin = pin
+
+    def add(self, tensors: Sequence[Tensor]) -> Region:
+        spans, nbytes = _lay_out(tensors)
+        flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
+        waiting = []
+        for tensor, span in zip(tensors, spans, strict=True):
+            if span is None:
+                waiting.append(tensor.to("cpu"))
+            else:
+                waiting.append(span.view(flat))
+                waiting[-1].copy_(tensor)
+        return _PinnedRegion(spans, flat, waiting)
+
+    def close(self) -> None:
+        """Nothing to do: pinned memory goes with its last tensor."""
+
+
+class _DiskRegion(Region):
+    def __init__(self, spans: Sequence[Span | None], waiting: list[Tensor], path: Path, nbytes: int) -> None:
+        super().__init__(spans, nbytes, waiting)
+        self._path = path
+
+    def read(self, into: Tensor) -> None:
+        # Reading, not copying from the mapping: a fault is an exception here and would be a signal there, and what is
+        # read this way does not count as memory of this process.
+        with open(self._path, "rb", buffering=0) as file, memoryview(into.numpy()) as room:
+            at = 0
+            while at < self.nbytes:
+                count = file.readinto(room[at : min(at + CHUNK, self.nbytes)])
+                if not count:
+                    raise BadFileError(
+                        f"Weights were being read back from {self._path}",
+                        f"the file ends after {at} of {self.nbytes} bytes; something cut it while it was in use",
+                        "Load the model again, and keep other programs away from that folder",
+                    )
+                at += count
+
+
+class DiskStore(Store):
+    """One file per region in a folder of its own, mapped privately, so that the system can take its pages back at any time.
+
+    The files go at `close()`, or when the interpreter ends.
+
+    Raises:
+        SettingsError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        place = Path(folder) if folder is not None else Path(tempfile.gettempdir())
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=".sdquant-", dir=place))
+        except OSError as error:
+            raise SettingsError(
+                f"Offloaded weights were to wait in {place}",
+                f"no folder can be made there: {error.strerror or error}",
+                "Choose a folder that exists and can be written, on a disk, with `folder=`",
+            ) from error
+        self._files = 0
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, True)
+
+    def add(self, tensors: Sequence[Tensor]) -> Region:
+        """Write the tensors to a file and map it.
+
+        Raises:
+            SettingsError: the file cannot be written, as when the disk is full.
+        """
+        spans, nbytes = _lay_out(tensors, opaque=False)
+        path = self.folder / f"{self._files:05d}"
+        self._files += 1
+        try:
+            self._write(path, tensors, spans, nbytes)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise SettingsError(
+                f"Offloaded weights were to wait in {self.folder.parent}",
+                f"{nbytes} bytes could not be written: {error.strerror or error}",
+                "Make room there, or choose a folder on another disk with `folder=`",
+            ) from error
+        flat = _mapped(path, nbytes)
+        return _DiskRegion(spans, [span.view(flat) for span in spans if span is not None], path, nbytes)
+
+    @staticmethod
+    def _write(path: Path, tensors: Sequence[Tensor], spans: Sequence[Span | None], nbytes: int) -> None:
+        with open(path, "wb", buffering=0) as file:
+            file.truncate(nbytes)
+            for tensor, span in zip(tensors, spans, strict=True):
+                if span is None or not span.nbytes:
+                    continue
+                dense = _dense(tensor.detach().cpu(), span)
+                start = dense.untyped_storage().data_ptr() + dense.storage_offset() * dense.element_size()
+                run = memoryview((ctypes.c_char * span.nbytes).from_address(start)).cast("B")
+                file.seek(span.offset)
+                at = 0
+                while at < span.nbytes:
+                    at += file.write(run[at : at + CHUNK])
+
+    def close(self) -> None:
+        self._remove()
+
+
+def _mapped(path: Path, nbytes: int) -> Tensor:
+    """The file as uint8 [nbytes]. Private: a write would stay in this process, and torch does not warn of reading."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    with open(path, "r+b") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
+
+def _lay_out(tensors: Sequence[Tensor], opaque: bool = True) -> tuple[list[Span | None], int]:
+    """Spans of the tensors one after another, and the bytes of all. None for opaque tensors, if they are allowed.
+
+    Where they are not, they are laid out like the rest, and fail with torch's own error when their memory is asked for.
+    """
+    spans: list[Span | None] = []
+    offset = 0
+    for tensor in tensors:
+        if is_opaque(tensor):
+            if opaque:
+                spans.append(None)
+                continue
+            wrapper: Any = tensor
+            wrapper.untyped_storage().data_ptr()
+        # Dimensions from the slowest to the fastest in memory: of a dense tensor this order is contiguous.
+        slowest_first = tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride()[d], d)))
+        shape = tuple(tensor.shape[d] for d in slowest_first)
+        back = tuple(slowest_first.index(d) for d in range(tensor.dim()))
+        spans.append(Span(offset, tensor_bytes(tensor), tensor.dtype, shape, back))
+        offset += -(-tensor_bytes(tensor) // ALIGN) * ALIGN
+    return spans, offset
+
+
+def _dense(tensor: Tensor, span: Span) -> Tensor:
+    """The tensor's values in the order in which the span keeps them, contiguous."""
+    forward = tuple(span.order.index(d) for d in range(tensor.dim()))
+    return tensor.permute(forward).contiguous()
