@@ -1,0 +1,117 @@
+"""Encode with quanto's own functions; decode in plain torch, bit-equal to quanto's `dequantize()`.
+
+quanto computes in the dtype of the scale: codes times scale, rounded, minus shift, rounded again. So does this, also
+where the result is wanted in another dtype, so that a weight is the same numbers whoever runs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ._qint3 import pack3, unpack3
+from ._quanto_extension import shift_right
+from ._quanto_layout import BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .base import Packed
+
+SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cache
+SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches
+
+
+def encode(weight: Tensor, scheme: str, group: int | None) -> dict[str, Tensor]:
+    """The parts of a float weight, as `quanto.quantize(model); quanto.freeze(model)` would make and save them."""
+    from optimum import quanto
+
+    with torch.no_grad():
+        weight = weight.detach().contiguous()
+        if scheme == "qint3":
+            assert group is not None
+            return _encode3(weight.view(-1, group))
+        qtype = quanto.qtypes[scheme]
+        if BITS[scheme] == 8:
+            scale = quanto.AbsmaxOptimizer()(weight, qtype, axis=0)
+            made = quanto.quantize_weight(weight, qtype, axis=0, scale=scale, optimized=False)
+            data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
+            return {"data": data, "scale": scale}
+        scale, shift = quanto.MaxOptimizer()(weight, qtype, axis=0, group_size=group)
+        made = quanto.quantize_weight(
+            weight, qtype, axis=0, scale=scale, shift=shift, group_size=group, optimized=False
+        )
+        if scheme == "qint4" and group == 128 and weight.ndim == 2 and weight.dtype == torch.bfloat16:
+            shift = _through_tinygemm(scale, shift)
+        return {"data": made._data._data, "scale": scale, "shift": shift}
+
+
+def _encode3(rows: Tensor) -> dict[str, Tensor]:
+    from optimum.quanto import MaxOptimizer
+    from optimum.quanto.tensor.qtype import qint
+
+    # `optimize` and not the call: for a single row the call would take the minimum over the wrong dimension.
+    scale, shift = MaxOptimizer().optimize(rows, qint(3), 0)
+    codes = torch.ops.quanto.quantize_affine(rows, bits=3, axis=0, group_size=None, scale=scale, shift=shift)
+    return {"data": pack3(codes), "scale": scale, "shift": shift}
+
+
+def _through_tinygemm(scale: Tensor, shift: Tensor) -> Tensor:
+    """The shift that comes back from TinyGemm's layout, into which quanto puts such weights.
+
+    That layout keeps the middle of the range instead, rounded to bfloat16. Ordinary weights lose nothing by it; groups
+    whose range is far from symmetric lose a rounding. Done here in the same arithmetic, but without the layout, whose
+    way back multiplies by an identity matrix of [in, in].
+    """
+    half = 8 * scale
+    return half - (-shift + half)
+
+
+def _zeros_for_nan(data: Tensor, scale: Tensor) -> Tensor:
+    """A row of zeros has scale 0, and quanto's 0 / 0 is NaN in float8. Its codes become 0; nothing else changes."""
+    if bool((scale == 0).any()):
+        data = data.float().nan_to_num_(nan=0.0).to(data.dtype)
+    return data
+
+
+def decode_into(packed: Packed, out: Tensor) -> None:
+    """Decode into `out`, [*shape] of any float dtype, with no temporary larger than a slab if `out` is contiguous."""
+    scale = packed.parts["scale"]
+    if not out.is_contiguous():
+        fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        decode_into(packed, fresh)
+        out.copy_(fresh)
+        return
+    shift = packed.parts.get("shift")
+    group = packed.spec.details.get("group_size")
+    rows = out.view(-1, group) if group else out
+    for span, codes in _slabs(packed, rows.shape):
+        if shift is not None and not shift.is_floating_point():  # quanto's "zeropoint": subtract before scaling
+            codes = codes.to(torch.int8) - shift[span].to(torch.int8)
+        target = rows[span]
+        slab = target if out.dtype == scale.dtype else torch.empty_like(target, dtype=scale.dtype)
+        slab.copy_(codes).mul_(scale[span] if scale.ndim else scale)
+        if shift is not None and shift.is_floating_point():
+            slab.sub_(shift[span])
+        if slab is not target:
+            target.copy_(slab)
+
+
+def _slabs(packed: Packed, shape: torch.Size) -> Iterator[tuple[slice, Tensor]]:
+    """The codes of the weight seen as `shape` (its groups as rows), some rows at a time: (rows, codes)."""
+    data = packed.parts["data"]
+    bits = BITS[packed.spec.scheme]
+    step = max(1, SLAB.get(data.device.type, SLAB_ELSEWHERE) // max(1, shape[1:].numel()))
+    if bits == 8 or bits == 3:
+        for start in range(0, len(data), step):
+            span = slice(start, min(start + step, len(data)))
+            yield span, data[span] if bits == 8 else unpack3(data[span])
+        return
+    for plane in range(8 // bits):
+        first = plane * len(data)
+        stop = min(len(data), shape[0] - first)  # the last plane may be short
+        for start in range(0, stop, step):
+            end = min(start + step, stop)
+            yield slice(first + start, first + end), shift_right(data[start:end], bits * plane) & (2**bits - 1)

@@ -1,0 +1,146 @@
+"""Quanto's weights in a file: found by their keys and sizes, read with every size checked. No torch at import.
+
+optimum-quanto saves a weight flattened into its tensors: `X.weight._data` for 8 bits; for 4 and 2 bits the packed bytes
+are one level further down, `X.weight._data._data`; and `_scale`, `_shift`. Beside it, as buffers of the module, lie
+`X.input_scale` and `X.output_scale`. Nothing in the tensors says how many bits a byte holds. `quantization_map.json`
+(module name -> {"weights": "qint4", "activations": "none"}) does, as does diffusers' config ({"quant_method": "quanto",
+"weights_dtype": "int4"}) for the whole file; else the number of rows against the number of scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadFileError
+from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
+from .base import Found, Packed, PackedSpec, Part, TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUFFERS = ("input_scale", "output_scale")
+# What diffusers and transformers call the schemes.
+CONFIG_NAMES = {"qint8": "int8", "qint4": "int4", "qint2": "int2", "qfloat8": "float8"}
+DATA_KEYS = ("._data._data", "._data")
+DATA_DTYPES = ("int8", "uint8", *FLOAT8)
+
+
+def data_key(scheme: str) -> str:
+    """What follows the weight's name in the key of the packed bytes. Our qint3 is where quanto would not look."""
+    return DATA_KEYS[0] if scheme in ("qint4", "qint2") else DATA_KEYS[1]
+
+
+def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    """See `Backend.find`. `config` may hold "quantization_config" and "quantization_map"."""
+    asked = _asked(config.get("quantization_config") or {})
+    found: list[Found] = []
+    unsure: list[int] = []
+    for key, info in tensors.items():
+        ending = next((end for end in DATA_KEYS if key.endswith(end)), None)
+        if ending is None or info.dtype not in DATA_DTYPES:
+            continue
+        name = key[: -len(ending)]
+        keys = {"data": key} | {part: f"{name}._{part}" for part in ("scale", "shift") if f"{name}._{part}" in tensors}
+        module = name.rpartition(".")[0]
+        buffers = [f"{module}.{buffer}" if module else buffer for buffer in BUFFERS]
+        possible = _possible({part: tensors[at] for part, at in keys.items()})
+        mapped = _mapped(config.get("quantization_map") or {}, module)
+        if len(possible) > 1 and not mapped and asked not in possible:
+            unsure.append(len(found))
+        scheme = mapped or (asked if asked in possible else None) or (possible[0] if possible else asked or "qint4")
+        row = Found(name=name, scheme=scheme, keys=keys, evidence="", extra=tuple(b for b in buffers if b in tensors))
+        found.append(_explained(row, tensors))
+    # A weight of one or two rows does not show its bits; in quanto's files they are those of its neighbours.
+    sure = {row.scheme for at, row in enumerate(found) if at not in unsure and row.scheme in ("qint4", "qint2")}
+    for at in unsure:
+        if len(sure) == 1:
+            found[at] = _explained(replace(found[at], scheme=next(iter(sure))), tensors)
+        else:
+            note = "; one or two rows do not show their bits and nothing else in the file does: 4 assumed"
+            found[at] = replace(found[at], evidence=found[at].evidence + note)
+    return found
+
+
+def _explained(row: Found, tensors: Mapping[str, TensorInfo]) -> Found:
+    keys = ", ".join(f"*{key.removeprefix(row.name)}" for key in row.keys.values())
+    codes = tensors[row.keys["data"]]
+    details = {"group_size": codes.shape[-1] * 8 // 3} if row.scheme == "qint3" and codes.shape else {}
+    return replace(row, evidence=f"optimum-quanto keys {keys} ({codes.dtype} codes): {row.scheme}", details=details)
+
+
+def _possible(parts: Mapping[str, TensorInfo]) -> list[str]:
+    """The schemes that dtypes and sizes allow, most bits first; none if the parts do not fit together."""
+    data, scale = parts["data"], parts.get("scale")
+    if data.dtype != "uint8":
+        return ["qint8" if data.dtype == "int8" else "qfloat8"]
+    if scale is None or not scale.shape or len(scale.shape) != len(data.shape):
+        return []
+    rows, stored = scale.shape[0], data.shape[0]
+    per_weight = rows == 1 and scale.shape[-1] == data.shape[-1] > 1  # quanto's way with a single row
+    if not per_weight and any(n != 1 for n in scale.shape[1:]):
+        return []
+    if len(data.shape) == 2 and stored == rows and data.shape[1] in {g * 3 // 8 for g in GROUPS} and not per_weight:
+        return ["qint3"]  # with as many bytes as scales, 4 and 2 bits would be the single row of above
+    return [f"qint{bits}" for bits in (4, 2) if stored == -(-rows * bits // 8)]
+
+
+def _asked(config: Mapping[str, Any]) -> str | None:
+    """The scheme that a quantization_config of diffusers or transformers names."""
+    if config.get("quant_method") != "quanto":
+        return None
+    word = config.get("weights_dtype") or config.get("weights")
+    return next((scheme for scheme, name in CONFIG_NAMES.items() if name == word), None)
+
+
+def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
+    """The scheme that quantization_map.json names for a module."""
+    row = quantization_map.get(module)
+    word = row.get("weights") if isinstance(row, Mapping) else None
+    if not isinstance(word, str) or word == "none":
+        return None
+    return "qfloat8" if word.startswith("qfloat8") else word if word in CONFIG_NAMES else None
+
+
+def read(found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    """See `Backend.read`."""
+    needed = ("data", "scale") if found.scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
+    for part in needed:
+        if part not in found.keys:
+            raise _bad(found, f"it has no {found.name}._{part}")
+    parts = {part: get(found.keys[part]) for part in needed}
+    dtypes = {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()}
+    if dtypes["scale"] not in FLOATS:
+        raise _bad(found, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
+    details: dict[str, Any] = {}
+    if "shift" in needed:
+        details["group_size"] = _group(found, shape, tuple(parts["data"].shape))
+    float8 = dtypes["data"] if dtypes["data"] in FLOAT8 else FLOAT8[0]
+    expected = parts_of(found.scheme, shape, dtypes["scale"], details.get("group_size"), float8)
+    for part, want in expected.items():
+        have = Part(dtype=dtypes[part], shape=tuple(parts[part].shape))
+        zeropoint = part == "shift" and have.dtype in ("uint8", "int8") and have.shape == want.shape
+        if have != want and not zeropoint:
+            raise _bad(
+                found,
+                f"for a weight of {list(shape)} in {found.scheme}, {found.keys[part]} has to be {want.dtype} "
+                f"{list(want.shape)}, and is {have.dtype} {list(have.shape)}",
+            )
+    spec = PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
+    return Packed(spec=spec, parts=parts)
+
+
+def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:
+    """The group size, which is the width of the packed rows; None where they are the weight's own rows."""
+    if found.scheme == "qint3":
+        return (data[-1] if data else 0) * 8 // 3 or 1
+    return None if data[1:] == tuple(shape[1:]) or len(data) != 2 else data[1] or 1
+
+
+def _bad(found: Found, why: str) -> BadFileError:
+    return BadFileError(
+        f"Weight {found.name!r} was found as optimum-quanto's {found.scheme}",
+        why,
+        "The file is damaged, was cut, or belongs to another model; get it again or quantize the model again",
+    )

@@ -1,0 +1,88 @@
+"""Between packed weights and quanto's own modules, QLinear and QConv2d."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._quanto_extension import without_compiler
+from ._quanto_layout import BITS
+from .base import Packed, PackedSpec
+
+
+def to_library(module: nn.Module, packed: Packed) -> nn.Module:
+    """quanto's frozen module around the given parts; nothing is quantized again."""
+    from optimum import quanto
+
+    without_compiler()
+    if not isinstance(module, (nn.Linear, nn.Conv2d)):
+        raise NotImplementedError(
+            f"optimum-quanto has QLinear and QConv2d, and nothing for {type(module).__name__}; use runtime='plain'"
+        )
+    made = quanto.QLinear if isinstance(module, nn.Linear) else quanto.QConv2d
+    weight = _tensor(packed, quanto)
+    layer: Any = made.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight_group_size = packed.spec.details.get("group_size")
+    layer.bias = module.bias
+    for name in ("input_scale", "output_scale"):
+        setattr(layer, name, torch.ones((), dtype=weight.dtype, device=weight.device))
+    layer.train(module.training)
+    assert isinstance(layer, nn.Module)
+    return layer
+
+
+def _tensor(packed: Packed, quanto: Any) -> Any:
+    """quanto's tensor in its generic layout, whose parts are ours, bit for bit.
+
+    quanto itself turns it into a device's own layout when it is moved to another device.
+    """
+    from optimum.quanto.tensor.packed import PackedTensor
+
+    spec, parts = packed.spec, packed.parts
+    size = torch.Size(spec.shape)
+    stride = _stride(size)
+    data, scale = parts["data"], parts["scale"]
+    if BITS[spec.scheme] == 8:
+        axis = 0 if scale.ndim else None
+        return quanto.WeightQBytesTensor(_qtype(spec.scheme, data, quanto), axis, size, stride, data, scale, None)
+    qtype = quanto.qtypes[spec.scheme]
+    group = spec.details["group_size"]
+    rows = torch.Size((size.numel() // group, group)) if group else size
+    codes = PackedTensor(data, qtype.bits, rows, _stride(rows))
+    return quanto.WeightQBitsTensor(qtype, 0, group, size, stride, codes, scale, parts["shift"])
+
+
+def _qtype(scheme: str, data: torch.Tensor, quanto: Any) -> Any:
+    return quanto.qtypes["qint8" if scheme == "qint8" else f"q{str(data.dtype).removeprefix('torch.')}"]
+
+
+def _stride(size: torch.Size) -> tuple[int, ...]:
+    return torch.empty(size, device="meta").stride()
+
+
+def from_library(module: nn.Module) -> Packed | None:
+    """The packed weight of a frozen module of quanto's, whatever layout quanto gave it; None for any other module."""
+    from optimum import quanto
+
+    if not isinstance(module, quanto.QModuleMixin) or not module.frozen:
+        return None
+    without_compiler()
+    weight: Any = module.weight
+    with torch.no_grad():
+        if weight.qtype.bits == 8:
+            if type(weight) is not quanto.WeightQBytesTensor:
+                weight = weight.weight_qbytes_tensor()
+            scheme = "qint8" if weight.qtype.name == "qint8" else "qfloat8"
+            parts, details = {"data": weight._data, "scale": weight._scale}, {}
+        else:
+            if type(weight) is not quanto.WeightQBitsTensor:
+                weight = weight.weight_qbits_tensor()
+            scheme = weight.qtype.name
+            parts = {"data": weight._data._data, "scale": weight._scale, "shift": weight._shift}
+            details = {"group_size": weight._group_size}
+    dtype = str(weight.dtype).removeprefix("torch.")
+    spec = PackedSpec(scheme=scheme, shape=tuple(weight.shape), dtype=dtype, details=details)
+    return Packed(spec=spec, parts={name: part.detach().contiguous() for name, part in parts.items()})
