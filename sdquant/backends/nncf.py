@@ -1,0 +1,213 @@
+"""NNCF (Intel's Neural Network Compression Framework): int8 and int4, one layer at a time, in plain layers only.
+
+NNCF compresses whole models and leaves hooks in them, which break saving, sequential and disk offload. So NNCF does
+only the arithmetic here: its `compress_weight`, the function that `nncf.compress_weights` itself calls for each weight
+after it has traced the model. (For one layer of 256 x 256 the public call takes 0.3 s and more, this one about a
+millisecond; the tests show that both give the same bits.) Codes, scales and zero points are plain tensors after that;
+decoding needs no NNCF.
+
+Four things to know:
+
+* NNCF keeps its scales in float16 and decodes in float16. Rows whose weights are all below about 1e-3 lose precision.
+* In its int4 modes NNCF leaves all convolutions at int8 and, unless it is told `all_layers=True`, the last layer of the
+  model too. Here int4 means 4 bits for every layer that is asked for, as with `all_layers=True`; a convolution's weight
+  is compressed as the matrix [out, in * k * k].
+* Groups must divide the rows. Where `group_size` does not, the next smaller one does it: 128, 64, 32, then none.
+* Below 3.3 the asymmetric modes clip every row or group that does not straddle zero (an error of 80 %; fixed there by
+  widening the range to include zero), hence the least version.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+GROUPS = (128, 64, 32)
+CHUNK = 1 << 18  # weights decoded at a time: 512 KiB of float16, which stays in the cache
+
+_GROUP_SIZE = Option(
+    default=64,
+    help="how many weights of a row share a scale; -1 for the whole row",
+    choices=(*GROUPS, -1),
+)
+
+# Scheme name -> the name of NNCF's mode.
+MODES = {"int8": "INT8_ASYM", "int8_sym": "INT8_SYM", "int4": "INT4_ASYM", "int4_sym": "INT4_SYM"}
+
+
+def _asymmetric(scheme: str) -> bool:
+    return not scheme.endswith("_sym")
+
+
+class NNCF(Backend):
+    """NNCF's integer weight compression.
+
+    Parts, for a weight of [out, ...] with `row` weights per output and `groups` groups in a row:
+        codes: int8: uint8 or (symmetric) int8 [out, row]. int4: uint8 [out, row / 2], the first of two weights in the
+            low bits; symmetric codes with 8 added, as NNCF packs them.
+        scale: float16 [out, groups].
+        zero_point: in the asymmetric schemes. int8: uint8 [out, groups]. int4: uint8 [ceil(out * groups / 2)], two in a
+            byte.
+    """
+
+    name: ClassVar[str] = "nncf"
+    title: ClassVar[str] = "NNCF"
+    requires: ClassVar[Requirement | None] = Requirement(package="nncf", minimum="3.3", extra="nncf")
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        Scheme(name="int8", backend="nncf", bits=8, summary="NNCF int8, asymmetric, a scale per row"),
+        Scheme(name="int8_sym", backend="nncf", bits=8, summary="NNCF int8, symmetric, a scale per row"),
+        Scheme(
+            name="int4",
+            backend="nncf",
+            bits=4,
+            summary="NNCF int4, asymmetric, in groups of 64",
+            group=64,
+            options={"group_size": _GROUP_SIZE},
+        ),
+        Scheme(
+            name="int4_sym",
+            backend="nncf",
+            bits=4,
+            summary="NNCF int4, symmetric, in groups of 64",
+            group=64,
+            options={"group_size": _GROUP_SIZE},
+        ),
+    )
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        if len(shape) < 2:
+            raise Unfit(f"a weight of {len(shape)} dimension has no rows")
+        out, row = shape[0], math.prod(shape[1:])
+        groups = row // _group(spec, row)
+        asymmetric = _asymmetric(spec.scheme.name)
+        scale = Part(dtype="float16", shape=(out, groups))
+        if spec.scheme.bits == 8:
+            parts = {"codes": Part(dtype="uint8" if asymmetric else "int8", shape=(out, row)), "scale": scale}
+            zero_point = Part(dtype="uint8", shape=(out, groups))
+        else:
+            parts = {"codes": Part(dtype="uint8", shape=(out, row // 2)), "scale": scale}
+            zero_point = Part(dtype="uint8", shape=((out * groups + 1) // 2,))
+        return parts | {"zero_point": zero_point} if asymmetric else parts
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        import torch
+
+        dtype = str(weight.dtype).removeprefix("torch.")
+        self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
+        matrix = weight.detach().reshape(weight.shape[0], -1)
+        group = _group(spec, matrix.shape[1])
+        made = _compress(matrix, MODES[spec.scheme.name], group if spec.scheme.bits == 4 else -1)
+        codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
+        parts = {"scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1)}
+        if spec.scheme.bits == 4:
+            codes = _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1)
+        if zero_point is not None:
+            zeros = zero_point.data.to(torch.uint8)
+            parts["zero_point"] = zeros.reshape(len(matrix), -1) if spec.scheme.bits == 8 else _pack(zeros)
+        parts = {"codes": codes, **parts}
+        return Packed(
+            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
+            parts={name: part.contiguous() for name, part in parts.items()},
+        )
+
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["codes"].device)
+        self.decode_into(packed, out)
+        return out
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        """As NNCF's decompressors do it: in float16, then cast. A few rows at a time, for the sake of memory."""
+        import torch
+
+        shape, codes, scale = packed.spec.shape, packed.parts["codes"], packed.parts["scale"]
+        row, groups = math.prod(shape[1:]), scale.shape[1]
+        zeros: Tensor | int
+        if "zero_point" not in packed.parts:
+            zeros = 8 if packed.spec.scheme == "int4_sym" else 0
+        elif packed.spec.scheme == "int4":
+            zeros = _unpack(packed.parts["zero_point"], torch.float16)[: scale.numel()].view(scale.shape)
+        else:
+            zeros = packed.parts["zero_point"].to(torch.float16)
+        step = max(1, CHUNK // max(1, row))
+        for start in range(0, shape[0], step):
+            rows = slice(start, start + step)
+            part = codes[rows]
+            floats = part.to(torch.float16) if part.shape[1] == row else _unpack(part, torch.float16)
+            grouped = floats.view(len(part), groups, row // groups)
+            if isinstance(zeros, int):
+                grouped.sub_(zeros)
+            else:
+                grouped.sub_(zeros[rows].unsqueeze(-1))
+            grouped.mul_(scale[rows].unsqueeze(-1))
+            out[rows].copy_(grouped.view(len(part), *shape[1:]))
+
+
+def _group(spec: QuantSpec, row: int) -> int:
+    """How many weights share a scale in rows of `row` weights."""
+    if spec.scheme.bits == 8 or spec["group_size"] == -1:
+        if spec.scheme.bits == 4 and row % 2:
+            raise Unfit(f"its rows have {row} weights, and two 4-bit codes share a byte")
+        return row
+    for group in GROUPS:
+        if group <= spec["group_size"] and row % group == 0:
+            return group
+    raise Unfit(f"its rows have {row} weights, which no group of {spec['group_size']} or fewer (down to 32) divides")
+
+
+def _compress(matrix: Tensor, mode: str, group: int) -> Any:
+    """NNCF's `CompressedWeight` for a [out, row] matrix, each row (or group of it) with its own scale."""
+    from nncf import CompressWeightsMode
+    from nncf.quantization.algorithms.weight_compression.config import WeightCompressionConfig
+    from nncf.quantization.algorithms.weight_compression.weight_lowering import compress_weight
+    from nncf.tensor import Tensor as NncfTensor
+
+    config = WeightCompressionConfig(mode=CompressWeightsMode[mode], group_size=group)
+    with _quiet():
+        return compress_weight(NncfTensor(matrix), (1,), config)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No INFO or WARNING lines from NNCF, which logs to stdout; its level is as before afterwards."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """Codes of 0 to 15, any shape and integer dtype, as uint8 [ceil(n / 2)]: the first of two in the low bits."""
+    import torch
+
+    flat = codes.reshape(-1).to(torch.uint8)
+    if len(flat) % 2:  # only zero points can be odd in number
+        flat = torch.cat([flat, flat.new_zeros(1)])
+    return flat[::2] | (flat[1::2] << 4)
+
+
+def _unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `_pack`: [..., n] bytes to [..., 2 * n] codes in `dtype`."""
+    import torch
+
+    codes = torch.empty((*packed.shape, 2), dtype=dtype, device=packed.device)
+    codes[..., 0] = packed & 15
+    codes[..., 1] = packed >> 4
+    return codes.flatten(-2)
+
+
+BACKEND = NNCF()
