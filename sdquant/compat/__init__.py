@@ -1,0 +1,268 @@
+"""The compatibility matrix: what can be combined, said before a byte of weights is read.
+
+`look_up` answers one question, `check` refuses what cannot work, `matrix` lists every cell. The facts are in table.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import backends
+from .. import machine as machines
+from ..errors import (
+    BackendUnavailableError,
+    IncompatibleError,
+    RefusedFileError,
+    SdquantError,
+    SettingsError,
+    UnknownOffloadError,
+)
+from .packages import require
+from .row import MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
+from .table import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..backends import Scheme
+    from ..machine import Machine
+
+__all__ = [
+    "ROWS", "Cell", "IncompatibleWarning", "Query", "Row", "SdquantWarning", "UntestedWarning",
+    "check", "look_up", "matrix",
+]  # fmt: skip
+
+ERRORS: Mapping[str, type[SdquantError]] = {
+    "combination": IncompatibleError,
+    "file": RefusedFileError,
+    "backend": BackendUnavailableError,
+}
+
+
+class SdquantWarning(UserWarning):
+    """Base of the warnings of this package."""
+
+
+class UntestedWarning(SdquantWarning):
+    """A combination that nobody has tried."""
+
+
+class IncompatibleWarning(SdquantWarning):
+    """A combination that the matrix refuses and the caller insists on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination with its verdict: a row of `sdquant matrix`."""
+
+    scheme: str
+    backend: str
+    mode: str
+    offload: str
+    runtime: str
+    device: str
+    verdict: str
+    why: str
+    fix: str
+    seen: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def look_up(query: Query) -> Row:
+    """The row that decides about this combination: the first that matches."""
+    return next(row for row in ROWS if row.matches(query))
+
+
+def matrix(
+    device: str | Iterable[str] | None = None,
+    *,
+    schemes: Iterable[str] | None = None,
+    machine: Machine | None = None,
+) -> tuple[Cell, ...]:
+    """Every scheme × mode × offload × runtime × kind of device, with the verdict on it.
+
+    It speaks of installed packages by their version ranges, not of whether they are installed: `sdquant doctor` does.
+
+    Args:
+        device: kinds of device or names of devices; None for those of this machine.
+        schemes: names of schemes; None for all.
+        machine: the machine to speak of; None for this one.
+    """
+    if machine is None and device is None:
+        machine = machines.probe()
+    if device is None:
+        kinds = machine.kinds if machine is not None else ()
+    else:
+        names = [device] if isinstance(device, str) else device
+        kinds = tuple(dict.fromkeys(machines.device_kind(name, machine) for name in names))
+    rows = backends.schemes() if schemes is None else tuple(backends.scheme(name) for name in schemes)
+    versions = machine.versions if machine is not None else machines.versions()
+    return tuple(
+        _cell(scheme, mode, offload, runtime, kind, versions)
+        for scheme in rows
+        for mode in MODES
+        for offload in OFFLOADS
+        for runtime in ("default", *scheme.runtimes)
+        for kind in kinds
+    )
+
+
+def _cell(scheme: Scheme, mode: str, offload: str, runtime: str, kind: str, versions: Mapping[str, str]) -> Cell:
+    axes = {"mode": mode, "offload": offload, "runtime": runtime, "device": kind}
+    row = look_up(Query(scheme=scheme.name, backend=scheme.backend, versions=versions, **axes))
+    return Cell(
+        scheme=scheme.name,
+        backend=scheme.backend,
+        verdict=row.verdict,
+        why=row.why,
+        fix=row.fix,
+        seen=row.seen,
+        **axes,
+    )
+
+
+def check(
+    quant: str | Mapping[str, str | None] | None,
+    offload: str = "none",
+    *,
+    mode: str = "auto",
+    runtime: str | None = None,
+    device: str | None = None,
+    machine: Machine | None = None,
+    source: str = "weights",
+    allow_incompatible: bool = False,
+) -> None:
+    """Refuse what cannot work. Reads no file; imports torch only if `machine` is None and the device is not named.
+
+    Args:
+        quant: a scheme with its options ("nf4,double_quant"), a dict component -> scheme, or None or "none".
+        offload: name of the offload mode.
+        mode: auto | pre | post | found. auto is "pre", or "found" for schemes that are only read (gguf).
+        runtime: library | plain; None for the scheme's default.
+        device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
+        machine: what is installed; None for this machine.
+        source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
+        allow_incompatible: warn instead of refusing. A package that is missing or too old is refused all the same.
+
+    Raises:
+        UnknownQuantError, UnknownOffloadError: no such scheme or offload mode.
+        SettingsError: a mode, runtime, device or source that does not exist, or that this scheme does not have.
+        IncompatibleError: the matrix refuses the combination (RefusedFileError: the file).
+        BackendUnavailableError: the package is missing, too old, or does not support the device.
+    """
+    offload = _offload(offload)
+    mode = _choice("mode", mode, ("auto", *MODES))
+    asked = _choice("runtime", runtime or "default", RUNTIMES)
+    source = _choice("source", source, SOURCES)
+    if device is not None:
+        machines.device_kind(device, machine)  # a wrong name is an error even where nothing is quantized
+    specs = [backends.parse(name).scheme for name in _names(quant)]
+    for scheme in specs:
+        if asked != "default" and asked not in scheme.runtimes:
+            raise SettingsError(
+                f"{scheme.name} was asked for with runtime={asked!r}",
+                f"it has only {', '.join(scheme.runtimes)}",
+                f"Use runtime={scheme.runtimes[0]!r}, or leave it out",
+            )
+    if not specs:
+        return
+    kind = _kind(device, machine)
+    versions = machine.versions if machine is not None else machines.versions()
+    for scheme in {spec.name: spec for spec in specs}.values():
+        way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
+        _check(
+            scheme,
+            Query(
+                scheme=scheme.name,
+                backend=scheme.backend,
+                mode=way,
+                offload=offload,
+                runtime=asked,
+                device=kind,
+                source=source,
+                versions=versions,
+            ),
+            allow_incompatible,
+        )
+
+
+def _check(scheme: Scheme, query: Query, allow: bool) -> None:
+    row = look_up(query)
+    breaks = row.verdict == "breaks"
+    if breaks and row.refuses != "backend":
+        _refuse(row, query, allow)
+    # After the refusals that hold whatever is installed, before those that speak of the backend's devices.
+    require(scheme, query.versions)
+    if breaks and row.refuses == "backend":
+        _refuse(row, query, allow)
+    if row.verdict == "untested":
+        text = f"{_asked(query)}: untested, as {row.why}. {row.fix or 'If it fails, please report it'}."
+        warnings.warn(text, UntestedWarning, stacklevel=3)
+
+
+def _refuse(row: Row, query: Query, allow: bool) -> None:
+    error = ERRORS[row.refuses](_asked(query), row.why, row.fix)
+    if not allow:
+        raise error
+    warnings.warn(f"Allowed although the matrix refuses it: {error}", IncompatibleWarning, stacklevel=4)
+
+
+def _asked(query: Query) -> str:
+    ways = {"pre": "quantized while loading", "post": "quantized after loading", "found": "read as found"}
+    layers = {"library": ", the library's modules", "plain": ", plain layers"}.get(query.runtime, "")
+    return f"{query.scheme} ({ways[query.mode]}{layers}) with offload={query.offload!r} on {query.device}"
+
+
+def _names(quant: str | Mapping[str, str | None] | None) -> Iterator[str]:
+    """The schemes asked for; nothing for None and "none"."""
+    values: Iterable[Any] = quant.values() if isinstance(quant, Mapping) else (quant,)
+    for value in values:
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise SettingsError(
+                f"quant={quant!r} was asked for",
+                f"{value!r} is not the name of a scheme",
+                'Use a name such as "nf4", or a dict from component to name',
+            )
+        if value.strip().lower() != "none":
+            yield value
+
+
+def _offload(name: str) -> str:
+    """The offload mode called `name`, in any case."""
+    short = str(name).strip().lower()
+    if short in OFFLOADS:
+        return short
+    near = difflib.get_close_matches(short, OFFLOADS, n=2, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Use one of {', '.join(OFFLOADS)}"
+    raise UnknownOffloadError(f"Offload {name!r} was asked for", f"the modes are {', '.join(OFFLOADS)}", hint)
+
+
+def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:
+    short = str(value).strip().lower()
+    if short in known:
+        return short
+    near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
+    raise SettingsError(
+        f"{setting}={value!r} was asked for",
+        f"{setting} is one of {', '.join(known)}",
+        f"Did you mean {near[0]!r}?" if near else f"Use {known[0]!r}, or leave it out",
+    )
+
+
+def _kind(device: str | None, machine: Machine | None) -> str:
+    """The kind of the compute device. Only torch knows which is the default, and whether "cuda" is rocm."""
+    if device is None:
+        machine = machine or machines.probe()
+        return machines.device_kind(machines.default_device(machine), machine)
+    if machine is None and machines.device_kind(device) == "cuda":
+        machine = machines.probe()
+    return machines.device_kind(device, machine)

@@ -1,0 +1,53 @@
+"""Whether the package behind a scheme is installed and new enough, and the line that installs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import backends
+from ..errors import BackendUnavailableError
+from .row import in_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..backends import Backend, Scheme
+
+# fp8 has a second packing, torch's own float8, which is used where bitsandbytes is missing.
+PACKAGE_OPTIONAL = frozenset({"fp8"})
+
+
+def problem(backend: Backend, versions: Mapping[str, str]) -> str | None:
+    """Why the backend cannot be used with the packages in `versions`; None if it can.
+
+    A version that cannot be compared, as of a build from source, is taken to be new enough.
+    """
+    needs = backend.requires
+    if needs is None:
+        return None
+    version = versions.get(needs.package)
+    if version is None:
+        return f"it needs {needs.package} {needs.minimum} or newer, which is not installed"
+    if in_range(version, f"<{needs.minimum}"):
+        return f"it needs {needs.package} {needs.minimum} or newer, and {version} is installed"
+    return None
+
+
+def pip_line(backend: Backend) -> str | None:
+    """The command that installs or upgrades what the backend needs; None if it needs nothing."""
+    return f'pip install "sdquant[{backend.requires.extra}]"' if backend.requires is not None else None
+
+
+def require(scheme: Scheme, versions: Mapping[str, str]) -> None:
+    """Check that the scheme's package is there.
+
+    Raises:
+        BackendUnavailableError: it is missing or too old; names the pip line and the backends that are there.
+    """
+    backend = backends.get(scheme.backend)
+    why = problem(backend, versions)
+    if why is None or scheme.name in PACKAGE_OPTIONAL:
+        return
+    here = [name for name in backends.names() if problem(backends.get(name), versions) is None]
+    instead = f". Or use a scheme of {' or '.join(here)}, which this machine has" if here else ""
+    raise BackendUnavailableError(f"{scheme.name} was asked for", why, f"Run: {pip_line(backend)}{instead}")

@@ -1,0 +1,135 @@
+"""What a row of the compatibility matrix is, and what is looked up in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..machine import KINDS as DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from packaging.specifiers import SpecifierSet
+
+MODES = ("pre", "post", "found")
+OFFLOADS = ("none", "model", "sequential", "balanced", "group")
+RUNTIMES = ("default", "library", "plain")
+SOURCES = ("weights", "all-in-one")
+VERDICTS = ("works", "slow", "untested", "breaks")
+REFUSALS = ("combination", "file", "backend")
+
+# "*", one name, or a set of names.
+Pattern = str | frozenset[str]
+
+
+def any_of(*names: str) -> frozenset[str]:
+    """A pattern that matches each of `names`."""
+    return frozenset(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One combination, with every axis named.
+
+    Attributes:
+        backend: name of the backend.
+        scheme: canonical name of the scheme.
+        mode: "pre" (quantized while loading), "post" (after it) or "found" (quantized already on disk).
+        offload: name of the offload mode.
+        runtime: "library" or "plain" if the user named it, else "default".
+        device: kind of the compute device.
+        source: "weights", or "all-in-one" for a checkpoint that holds the VAE and text encoders too.
+        versions: installed distributions and their versions.
+    """
+
+    backend: str
+    scheme: str
+    mode: str
+    offload: str
+    runtime: str
+    device: str
+    source: str = "weights"
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A fact about combinations: which ones (the patterns), what is known about them, and how.
+
+    Attributes:
+        backend, scheme, mode, offload, runtime, device, source: patterns on the fields of `Query`.
+        versions: distribution name to version range; the row applies only where each is installed in its range.
+        verdict: works, slow, untested (warns) or breaks (is refused).
+        why: the reason, in the library's own words where there are such.
+        fix: what to use instead; every row that breaks has one.
+        seen: the test that shows it, or the public document or issue that says so.
+        refuses: what is at fault in a row that breaks: the combination, the file as such, or the backend (its device).
+    """
+
+    backend: Pattern = "*"
+    scheme: Pattern = "*"
+    mode: Pattern = "*"
+    offload: Pattern = "*"
+    runtime: Pattern = "*"
+    device: Pattern = "*"
+    source: Pattern = "*"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    verdict: str
+    why: str
+    fix: str = ""
+    seen: str
+    refuses: str = "combination"
+
+    def __post_init__(self) -> None:
+        for axis, known in _KNOWN.items():
+            value = getattr(self, axis)
+            names = value if isinstance(value, frozenset) else {value}
+            if unknown := names - {"*", *known}:
+                raise ValueError(f"a row has {axis} {sorted(unknown)}, which is none of {known}: {self}")
+        if self.verdict == "breaks" and not self.fix:
+            raise ValueError(f"a row that breaks says no way out: {self}")
+
+    def matches(self, query: Query) -> bool:
+        """Whether the row is about this combination."""
+        return all(_fits(getattr(self, axis), getattr(query, axis)) for axis in AXES) and all(
+            name in query.versions and in_range(query.versions[name], wanted) for name, wanted in self.versions.items()
+        )
+
+
+AXES = ("backend", "scheme", "mode", "offload", "runtime", "device", "source")
+
+_KNOWN = {
+    "mode": MODES,
+    "offload": OFFLOADS,
+    "runtime": RUNTIMES,
+    "device": DEVICES,
+    "source": SOURCES,
+    "verdict": VERDICTS,
+    "refuses": REFUSALS,
+}
+
+
+def _fits(pattern: Pattern, value: str) -> bool:
+    return value in pattern if isinstance(pattern, frozenset) else pattern in ("*", value)
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Whether `version` lies in the range `wanted`, such as ">=0.48,<1". Pre-releases and local builds count.
+
+    A version that is not one by Python's rules (a build from source may say "unknown") lies in no range.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return _specifiers(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@lru_cache(maxsize=256)
+def _specifiers(wanted: str) -> SpecifierSet:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(wanted)

@@ -1,0 +1,279 @@
+"""The compatibility matrix: rows and nothing else. The first row that matches a combination decides.
+
+Order: files and modes, then combinations that a library's modules cannot do, then devices, then versions, then what
+works, then what nobody has tried. Refusals come before devices, so that a combination is refused on every device alike.
+`seen` of a row that works names the generated test, which runs every cell of the devices that the testing machine has.
+"""
+
+from __future__ import annotations
+
+from .row import Row, any_of
+
+# Runtimes: what a scheme with library modules runs in unless plain layers are asked for by name, and the opposite.
+LIBRARY = any_of("default", "library")
+PLAIN = any_of("default", "plain")
+
+FOUR_BIT = any_of("nf4", "fp4")
+BNB_MODULES = any_of("nf4", "fp4", "bnb-int8")
+QUANTO_MODULES = any_of("qint8", "qint4", "qint2", "qfloat8")
+
+CELLS = "tests/test_matrix.py"
+CUDA_CELLS = f"{CELLS} (its cuda cells are marked gpu and run where there is one)"
+
+ROWS: tuple[Row, ...] = (
+    # Files and modes.
+    Row(
+        backend="gguf",
+        source="all-in-one",
+        verdict="breaks",
+        refuses="file",
+        why="only the UNet/transformer is supported in GGUF, and this file holds a whole checkpoint",
+        fix="Take a GGUF file of the UNet or transformer alone, and give the rest with base=<pipeline folder>",
+        seen="tests/compat/test_check.py::test_an_all_in_one_gguf_is_refused_as_a_file",
+    ),
+    Row(
+        backend="gguf",
+        mode=any_of("pre", "post"),
+        verdict="breaks",
+        why="GGUF is loaded, not quantized to, at load time; `sdquant quantize` writes one",
+        fix="Write the file once with `sdquant quantize` and load that, or use a scheme that quantizes while loading, "
+        'such as quant="int8" or quant="nf4"',
+        seen=CELLS,
+    ),
+    # Combinations that the libraries' modules cannot do, on any device and in any version.
+    Row(
+        backend="bnb",
+        scheme=FOUR_BIT,
+        offload="sequential",
+        runtime=LIBRARY,
+        verdict="breaks",
+        why="Blockwise quantization only supports 16/32-bit floats: sequential offload rebuilds each weight from its "
+        "packed uint8, and bitsandbytes quantizes it a second time",
+        fix='Use offload="balanced" or offload="model", or runtime="plain", or quant="int8", which runs in every mode',
+        seen=f"{CELLS}; documented: diffusers#10800, bitsandbytes#1525 (wontfix)",
+    ),
+    Row(
+        backend="quanto",
+        offload="balanced",
+        runtime=LIBRARY,
+        verdict="breaks",
+        why="QBytesTensor.new() missing 5 required positional arguments: balanced offload moves single layers, and a "
+        "quanto tensor cannot be rebuilt from its data alone",
+        fix='Use offload="model", or runtime="plain", or quant="nf4", or quant="int8", which runs in every mode',
+        seen=f"{CELLS}; documented: diffusers#10526",
+    ),
+    Row(
+        backend="quanto",
+        offload="sequential",
+        runtime=LIBRARY,
+        verdict="breaks",
+        why="Expected all tensors to be on the same device: sequential offload moves a quanto tensor's outer shell and "
+        "leaves the data inside behind",
+        fix='Use offload="model", or runtime="plain", or quant="int8", which runs in every mode',
+        seen=f"{CELLS} (a CPU meets the TypeError of diffusers#10526 first); documented: diffusers#12610",
+    ),
+    Row(
+        backend="gguf",
+        offload="model",
+        runtime=LIBRARY,
+        verdict="breaks",
+        why="moving the model would trigger de-quantization",
+        fix='Use offload="balanced", or runtime="plain", whose packed weights move as they are, or quant="int8"',
+        seen="documented limit of GGUF tensors in diffusers: a whole-module cast acts on the packed bytes",
+    ),
+    Row(
+        backend="quanto",
+        scheme=QUANTO_MODULES,
+        offload="group",
+        runtime=LIBRARY,
+        device=any_of("cuda", "rocm"),
+        verdict="breaks",
+        why="mat2 is on cpu, different from cuda:0: group offload swaps a quanto tensor's outer shell and leaves the "
+        "data inside behind",
+        fix='Use offload="model", or runtime="plain", or quant="int8", which runs in every mode',
+        seen="documented: diffusers#12610 (needs a GPU)",
+    ),
+    # Devices that a library does not support.
+    Row(
+        backend="bnb",
+        scheme=BNB_MODULES,
+        device="directml",
+        verdict="breaks",
+        refuses="backend",
+        why="bitsandbytes has no kernels for DirectML; it lists cuda, rocm, xpu, mps and cpu among its devices",
+        fix='Use quant="int8" or quant="int4" (nncf), whose layers need nothing but torch, or device="cpu"',
+        seen="documented: bitsandbytes 0.50.2, supported_torch_devices",
+    ),
+    Row(
+        backend="quanto",
+        scheme=QUANTO_MODULES,
+        runtime=LIBRARY,
+        device="directml",
+        verdict="breaks",
+        refuses="backend",
+        why="optimum-quanto has no extension for DirectML; it has them for cpu, cuda, hip and mps",
+        fix='Use quant="int8" or quant="int4" (nncf), whose layers need nothing but torch, or device="cpu"',
+        seen="documented: optimum-quanto 0.2.7, library/extensions",
+    ),
+    Row(
+        backend="quanto",
+        scheme="qfloat8",
+        device="mps",
+        verdict="breaks",
+        refuses="backend",
+        why="Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype",
+        fix='Use quant="qint8" or quant="int8", which keep their weights as integers',
+        seen="documented: pytorch#148420",
+    ),
+    # Versions.
+    Row(
+        backend="bnb",
+        scheme="bnb-int8",
+        offload="model",
+        runtime=LIBRARY,
+        versions={"transformers": "<4.58"},
+        verdict="untested",
+        why="diffusers skips the model-offload hook of 8-bit bitsandbytes modules if transformers is older than 4.58",
+        fix="Upgrade transformers to 4.58 or newer",
+        seen="documented: diffusers 0.42.1, pipelines/pipeline_utils.py, enable_model_cpu_offload",
+    ),
+    Row(
+        backend="bnb",
+        scheme="bnb-int8",
+        offload="model",
+        runtime=LIBRARY,
+        versions={"accelerate": "<1.13"},
+        verdict="untested",
+        why="diffusers moves a pipeline with 8-bit bitsandbytes modules only if accelerate is 1.13 or newer",
+        fix="Upgrade accelerate to 1.13 or newer",
+        seen="documented: diffusers 0.42.1, pipelines/pipeline_utils.py, to",
+    ),
+    # What works: bitsandbytes' modules.
+    Row(
+        backend="bnb",
+        scheme=BNB_MODULES,
+        offload=any_of("none", "model", "balanced"),
+        runtime=LIBRARY,
+        device="cpu",
+        verdict="works",
+        why="bitsandbytes runs on the CPU, and its modules survive being moved whole",
+        seen=CELLS,
+    ),
+    Row(
+        backend="bnb",
+        scheme=BNB_MODULES,
+        offload=any_of("none", "model", "balanced"),
+        runtime=LIBRARY,
+        device="cuda",
+        verdict="works",
+        why="bitsandbytes' modules survive being moved whole, with their quantization state",
+        seen=f"{CUDA_CELLS}; documented: SD.Next's wiki (balanced), diffusers' bitsandbytes guide (none, model)",
+    ),
+    Row(
+        backend="bnb",
+        scheme=BNB_MODULES,
+        offload="group",
+        runtime=LIBRARY,
+        device="cpu",
+        verdict="works",
+        why="on a CPU nothing has to change its device",
+        seen=CELLS,
+    ),
+    Row(
+        backend="bnb",
+        scheme="bnb-int8",
+        offload="sequential",
+        runtime=LIBRARY,
+        device="cpu",
+        verdict="works",
+        why="accelerate knows how to rebuild bitsandbytes' 8-bit parameters",
+        seen=CELLS,
+    ),
+    # What works: quanto's modules.
+    Row(
+        backend="quanto",
+        scheme=QUANTO_MODULES,
+        offload=any_of("none", "model", "group"),
+        runtime=LIBRARY,
+        device="cpu",
+        verdict="works",
+        why="quanto's tensors survive being moved whole",
+        seen=CELLS,
+    ),
+    Row(
+        backend="quanto",
+        scheme=QUANTO_MODULES,
+        offload=any_of("none", "model"),
+        runtime=LIBRARY,
+        device="cuda",
+        verdict="works",
+        why="quanto's tensors survive being moved whole",
+        seen=f"{CUDA_CELLS}; documented: diffusers#10526",
+    ),
+    # What works: plain tensors, which every mover can move.
+    Row(
+        backend=any_of("gguf", "nncf", "sdnq"),
+        device="cpu",
+        verdict="works",
+        why="packed weights are plain parameters, which every offload mode can move",
+        seen=CELLS,
+    ),
+    Row(
+        backend=any_of("gguf", "nncf", "sdnq"),
+        device="cuda",
+        verdict="works",
+        why="packed weights are plain parameters, which every offload mode can move",
+        seen=CUDA_CELLS,
+    ),
+    Row(
+        scheme=any_of("fp8", "qint3"),
+        runtime=PLAIN,
+        device=any_of("cpu", "cuda"),
+        verdict="works",
+        why="packed weights are plain parameters, which every offload mode can move",
+        seen=CUDA_CELLS,
+    ),
+    Row(
+        runtime="plain",
+        device=any_of("cpu", "cuda"),
+        verdict="works",
+        why="packed weights are plain parameters, which every offload mode can move",
+        seen=CUDA_CELLS,
+    ),
+    # What nobody has tried, with what is known about it.
+    Row(
+        backend="bnb",
+        scheme=BNB_MODULES,
+        offload=any_of("group", "sequential"),
+        runtime=LIBRARY,
+        device="cuda",
+        verdict="untested",
+        why="bitsandbytes keeps its quantization state outside the parameters, and these modes move only parameters",
+        fix='Use offload="balanced", or runtime="plain"',
+        seen="nobody has run it",
+    ),
+    Row(
+        runtime="plain",
+        verdict="untested",
+        why="the layers are plain torch and should run on any device, but nobody has run them on this one",
+        seen="nobody has run it",
+    ),
+    Row(
+        backend=any_of("gguf", "nncf", "sdnq"),
+        verdict="untested",
+        why="the layers are plain torch and should run on any device, but nobody has run them on this one",
+        seen="nobody has run it",
+    ),
+    Row(
+        backend=any_of("bnb", "quanto"),
+        device=any_of("rocm", "xpu", "mps"),
+        verdict="untested",
+        why="the library lists this device among those it supports, but nobody has run sdquant on it",
+        seen="nobody has run it",
+    ),
+    Row(
+        verdict="untested",
+        why="nobody has run this combination",
+        seen="nobody has run it",
+    ),
+)

@@ -1,0 +1,269 @@
+"""The only file that asks the machine: platform, devices, memory, installed packages, compilers.
+
+`versions()` reads package metadata and imports nothing. `probe()` imports torch, because only torch knows its devices.
+All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from .errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Kinds of device, the one to use first in front.
+KINDS = ("cuda", "rocm", "xpu", "mps", "directml", "cpu")
+
+# What torch calls a device of a kind, where that is not the kind's own name.
+TORCH_NAMES: Mapping[str, str] = MappingProxyType({"rocm": "cuda", "directml": "privateuseone"})
+
+# Distributions whose version decides what works. Those that the backends require are added to them.
+PACKAGES = (
+    "torch", "diffusers", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface-hub", "numpy",
+    "bitsandbytes", "optimum-quanto", "gguf", "libgguf", "nncf", "sdnq", "torchao", "torch-directml",
+    "triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "ninja", "gradio",
+)  # fmt: skip
+
+# PCI vendor numbers of graphics cards.
+VENDORS: Mapping[str, str] = MappingProxyType({"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"})
+
+COMPILERS = ("c++", "g++", "clang++", "cl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device that torch can compute on.
+
+    Attributes:
+        kind: one of KINDS.
+        index: its number among those of its kind.
+        name: what its maker calls it.
+        memory_total: bytes; None where the driver does not say.
+        memory_free: bytes free for everybody just now; None where the driver does not say.
+    """
+
+    kind: str
+    index: int
+    name: str
+    memory_total: int | None
+    memory_free: int | None
+
+    @property
+    def torch_name(self) -> str:
+        """What `torch.device` is called with: "cuda:0", "privateuseone:0", "mps", "cpu"."""
+        name = TORCH_NAMES.get(self.kind, self.kind)
+        return name if name in ("cpu", "mps") else f"{name}:{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A lock file of a compilation. torch writes no process number into it, so its age is all there is to judge by."""
+
+    path: str
+    age_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the machine was when it was asked.
+
+    Attributes:
+        platform: linux, windows or darwin.
+        wsl: whether this Linux runs inside Windows.
+        python: version of the interpreter.
+        devices: what torch can compute on; the CPU is the last.
+        versions: distribution name to version, installed ones only.
+        ram_total: bytes; what the container allows, if that is less than what the machine has.
+        ram_available: bytes that can be had without swapping.
+        has_compiler: a C++ compiler is on the path.
+        has_ninja: the build tool ninja is on the path.
+        has_triton: triton can be imported.
+        gpu_vendors: makers of the graphics cards on the PCI bus, seen by torch or not; only Linux tells.
+        locks: lock files in optimum-quanto's build folders.
+    """
+
+    platform: str
+    wsl: bool
+    python: str
+    devices: tuple[Device, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    ram_total: int
+    ram_available: int
+    has_compiler: bool
+    has_ninja: bool
+    has_triton: bool
+    gpu_vendors: tuple[str, ...] = ()
+    locks: tuple[Lock, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of device there are, the one to use first in front."""
+        return tuple(kind for kind in KINDS if any(device.kind == kind for device in self.devices))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["devices"] = [asdict(device) | {"torch_name": device.torch_name} for device in self.devices]
+        values["locks"] = [asdict(lock) for lock in self.locks]
+        return values | {"versions": dict(self.versions), "gpu_vendors": list(self.gpu_vendors)}
+
+
+def versions() -> dict[str, str]:
+    """Installed distributions that matter, by name. Reads metadata, imports none of them."""
+    from . import backends
+
+    required = (backends.get(name).requires for name in backends.names())
+    found = {}
+    for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def probe() -> Machine:
+    """Ask the machine. Imports torch; on a GPU it opens a context, as the free memory cannot be had without one."""
+    total, available = _ram()
+    return Machine(
+        platform=platform.system().lower(),
+        wsl=platform.system() == "Linux" and "microsoft" in platform.release().lower(),
+        python=platform.python_version(),
+        devices=(*_accelerators(), _cpu(total, available)),
+        versions=versions(),
+        ram_total=total,
+        ram_available=available,
+        has_compiler=any(shutil.which(name) for name in COMPILERS),
+        has_ninja=shutil.which("ninja") is not None or Path(sys.executable).with_name("ninja").exists(),
+        has_triton=importlib.util.find_spec("triton") is not None,
+        gpu_vendors=_gpu_vendors(Path("/sys/class/drm")),
+        locks=tuple(_locks(_quanto_extensions())),
+    )
+
+
+def default_device(machine: Machine) -> str:
+    """The device to compute on if the user names none, as torch calls it: the first of the best kind."""
+    return min(machine.devices, key=lambda device: (KINDS.index(device.kind), device.index)).torch_name
+
+
+def device_kind(name: str, machine: Machine | None = None) -> str:
+    """The kind of the device called `name`: "cuda:0" is cuda or rocm, as the machine's torch was built.
+
+    The device need not exist here: the matrix can be asked about another machine.
+
+    Raises:
+        SettingsError: no kind of device has such a name.
+    """
+    stem, colon, index = str(name).strip().lower().partition(":")
+    kind = "directml" if stem == TORCH_NAMES["directml"] else stem
+    if kind not in KINDS or (colon and not index.isdigit()):
+        raise SettingsError(
+            f"Device {name!r} was asked for",
+            f"the kinds of device are {', '.join(KINDS)}, with a number after a colon if there are several",
+            'Use for example "cuda:0" or "cpu", or leave it out',
+        )
+    kinds = machine.kinds if machine is not None else ()
+    return "rocm" if kind == "cuda" and "rocm" in kinds and "cuda" not in kinds else kind
+
+
+def _ram() -> tuple[int, int]:
+    import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
+
+    memory = psutil.virtual_memory()
+    limit, used = _container(Path("/sys/fs/cgroup"))
+    if limit is None:
+        return int(memory.total), int(memory.available)
+    return min(int(memory.total), limit), max(0, min(int(memory.available), limit - used))
+
+
+def _container(folder: Path) -> tuple[int | None, int]:
+    """The memory limit that cgroup v2 sets on this container and the bytes in use; (None, 0) without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:  # not Linux, cgroup v1, or no container
+        return None, 0
+    # Cached file pages count as used but are given back on demand.
+    return (None, 0) if limit == "max" else (int(limit), max(0, used - int(stat.get("inactive_file", 0))))
+
+
+def _cpu(total: int, available: int) -> Device:
+    return Device(kind="cpu", index=0, name=_cpu_name(), memory_total=total, memory_free=available)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _accelerators() -> Iterator[Device]:
+    import torch
+
+    if torch.cuda.is_available():
+        kind = "rocm" if torch.version.hip else "cuda"
+        for index in range(torch.cuda.device_count()):
+            yield _card(kind, index, torch.cuda)
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        for index in range(torch.xpu.device_count()):
+            yield _card("xpu", index, torch.xpu)
+    if torch.backends.mps.is_available():
+        # Unified memory: the driver recommends how much of it a process should take.
+        total = int(torch.mps.recommended_max_memory())
+        free = max(0, total - int(torch.mps.driver_allocated_memory()))
+        yield Device(kind="mps", index=0, name=platform.machine(), memory_total=total, memory_free=free)
+    if importlib.util.find_spec("torch_directml") is not None:
+        directml = importlib.import_module("torch_directml")
+        for index in range(directml.device_count()):
+            name = str(directml.device_name(index))
+            yield Device(kind="directml", index=index, name=name, memory_total=None, memory_free=None)
+
+
+def _card(kind: str, index: int, api: Any) -> Device:
+    """A card behind `torch.cuda` or `torch.xpu`, which share this part of their interface."""
+    properties = api.get_device_properties(index)
+    try:
+        free = int(api.mem_get_info(index)[0])
+    except RuntimeError:  # a card that is full or reserved for another process, or a driver that does not tell
+        free = None
+    total = int(properties.total_memory)
+    return Device(kind=kind, index=index, name=str(properties.name), memory_total=total, memory_free=free)
+
+
+def _gpu_vendors(folder: Path) -> tuple[str, ...]:
+    """The makers of the cards under `folder` (/sys/class/drm), each once."""
+    names = (VENDORS.get(path.read_text().strip()) for path in sorted(folder.glob("card*/device/vendor")))
+    return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
+def _quanto_extensions() -> Path | None:
+    """The folder in which optimum-quanto compiles its extensions; None if it is not installed. Imports nothing."""
+    try:
+        quanto = metadata.distribution("optimum-quanto")
+    except metadata.PackageNotFoundError:
+        return None
+    return Path(str(quanto.locate_file("optimum/quanto/library/extensions")))
+
+
+def _locks(extensions: Path | None) -> Iterator[Lock]:
+    """Lock files under optimum-quanto's extensions: `<extension>/build/lock` (facts/perf.md F8)."""
+    for path in sorted(extensions.glob("*/build/lock")) if extensions is not None else ():
+        try:
+            yield Lock(path=str(path), age_s=max(0.0, time.time() - path.stat().st_mtime))
+        except FileNotFoundError:  # its owner has just finished
+            continue
