@@ -1,0 +1,81 @@
+"""What the codecs of the bitsandbytes backend have in common, and the checks on what files claim."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import BadFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor, nn
+
+    from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo
+
+_FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Codec(ABC):
+    """One packing. The methods are those of `Backend`; `decode_into` gets a contiguous `out`."""
+
+    @abstractmethod
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]: ...
+
+    @abstractmethod
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed: ...
+
+    @abstractmethod
+    def decode_into(self, packed: Packed, out: Tensor) -> None: ...
+
+    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
+        raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")
+
+    def from_library(self, module: nn.Module) -> Packed | None:
+        return None
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return f"{name}.{part}"
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return {self.key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        return []
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        raise NotImplementedError(f"{found.scheme} has no files of its own")
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
+        return None
+
+
+def bad(key: str, why: str) -> BadFileError:
+    """The error for a file tensor `key` that cannot be what its neighbours say it is."""
+    return BadFileError(f"Tensor {key!r} was read", why, "Download the file again, or quantize the model anew")
+
+
+def require(found: Found, part: str, get: Callable[[str], Tensor]) -> tuple[str, Tensor]:
+    """The file key and the tensor of a part that must be there."""
+    key = found.keys.get(part)
+    if key is None:
+        raise bad(found.name, f"the file has no {part} that belongs to it")
+    return key, get(key)
+
+
+def scales(key: str, tensor: Tensor) -> Tensor:
+    """`tensor` as float32, after a check that it can be a tensor of scales. Half precision widens without loss."""
+    if tensor.dtype not in _FLOAT_SCALES:
+        raise bad(key, f"scales are float32, float16 or bfloat16, and these are {tensor.dtype}")
+    if not torch.isfinite(tensor).all():
+        raise bad(key, "a scale is infinite or not a number")
+    return tensor.float()
+
+
+def leaf(name: str, part: str) -> str:
+    """The key of a neighbour of a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
+    head, dot, _ = name.rpartition(".")
+    return f"{head}{dot}{part}"

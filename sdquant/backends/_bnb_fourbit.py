@@ -1,0 +1,289 @@
+"""nf4 and fp4: four bits a weight, a scale for each block of weights in memory order.
+
+The packing is bitsandbytes' own: two codes a byte, the first in the high half; `absmax` is the largest magnitude of
+each block; with double quantization it is stored as 8-bit codes of its difference from its mean, in blocks of 256.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ._bnb_codec import Codec, bad, require, scales
+from ._bnb_fourbit_file import NESTED_BLOCK, STATE, as_bytes, check_table, claims
+from ._bnb_library import FLOATS, TORCH_FLOATS, dynamic_code, fourbit_code, library, tile
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# bitsandbytes' AVX512 kernel rounds differently above this, and bitsandbytes leaves it for a compiled fallback.
+_KERNEL_BLOCK = 1024
+
+
+class FourBit(Codec):
+    """The codec of nf4 and fp4. Parts: codes uint8 [ceil(n/2), 1]; absmax float32 [blocks], or with double
+    quantization absmax uint8 [blocks] and nested_absmax float32 [ceil(blocks/256)], the offset in the details."""
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        if dtype not in FLOATS:
+            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+        size = math.prod(shape)
+        blocks = math.ceil(size / spec["block_size"])
+        parts = {"codes": Part(dtype="uint8", shape=(math.ceil(size / 2), 1))}
+        if not spec["double_quant"]:
+            return parts | {"absmax": Part(dtype="float32", shape=(blocks,))}
+        return parts | {
+            "absmax": Part(dtype="uint8", shape=(blocks,)),
+            "nested_absmax": Part(dtype="float32", shape=(math.ceil(blocks / NESTED_BLOCK),)),
+        }
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        dtype = str(weight.dtype).removeprefix("torch.")
+        self.layout(spec, tuple(weight.shape), dtype)
+        codes, state = library().functional.quantize_4bit(
+            weight.detach(),
+            blocksize=spec["block_size"],
+            compress_statistics=spec["double_quant"],
+            quant_type=spec.scheme.name,
+            quant_storage=torch.uint8,
+        )
+        return _packed(codes, state, tuple(weight.shape), dtype)
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        codes, absmax = packed.parts["codes"].view(-1), _absmax(packed)
+        block: int = packed.spec.details["block_size"]
+        if block > _KERNEL_BLOCK:
+            absmax, block = absmax.repeat_interleave(block // _KERNEL_BLOCK), _KERNEL_BLOCK
+        flat, kind = out.view(-1), packed.spec.scheme
+        whole = flat.numel() // block * block
+        step = tile(out.device, whole)
+        for start in range(0, whole, step):
+            stop = min(start + step, whole)
+            _decode_blocks(
+                codes[start // 2 : stop // 2, None],
+                absmax[start // block : stop // block],
+                kind,
+                flat[start:stop].view(-1, block),
+            )
+        if whole < flat.numel():  # the last block is not full
+            pair = codes[whole // 2 :]
+            index = torch.stack((pair >> 4, pair & 15), 1).view(-1)[: flat.numel() - whole].int()
+            flat[whole:].copy_(fourbit_code(kind, out.device)[index] * absmax[whole // block])
+
+    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
+        rows, columns = packed.spec.shape
+        state, block = _state(packed), packed.spec.details["block_size"]
+        nested = state.nested
+        exact = columns % block == 0 and block <= _KERNEL_BLOCK
+        cls = library().nn.Linear4bit if exact else _linear4bit_of_any_width()
+        dtype = _COMPUTE.get(spec["compute_dtype"]) if spec is not None else None
+        made: Any = cls(
+            columns,
+            rows,
+            bias=False,
+            compute_dtype=dtype,
+            compress_statistics=nested,
+            quant_type=packed.spec.scheme,
+            device="meta",
+        )
+        made.weight = library().nn.Params4bit(
+            packed.parts["codes"],
+            requires_grad=False,
+            quant_state=state,
+            blocksize=block,
+            compress_statistics=nested,
+            quant_type=packed.spec.scheme,
+            quant_storage=torch.uint8,
+            module=made,
+            bnb_quantized=True,
+        )
+        made.quant_state = state
+        made.bias = module._parameters.get("bias")
+        # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
+        # with an AssertionError for a number of rows that 32 does not divide.
+        made.support_avx512bf16_for_cpu = False
+        # Else the first activations would fix the dtype for all later ones, and half precision would log a warning.
+        made.compute_type_is_set = True
+        assert isinstance(made, nn.Module)
+        return made.train(module.training)
+
+    def from_library(self, module: nn.Module) -> Packed | None:
+        if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear4bit):
+            return None
+        held: Any = module
+        state = getattr(held.weight, "quant_state", None) or held.quant_state
+        if state is None:  # a float weight that waits for its first move
+            return None
+        codes = held.weight.data
+        if getattr(state, "packing_format_for_cpu", False):
+            codes, state = _undo_cpu_packing(codes, state)
+        shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
+        return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype)
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return name if part == "codes" else f"{name}.{part}"
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        extra = _state(packed).as_dict(packed=True)
+        return {name: packed.parts["codes"].contiguous()} | {
+            f"{name}.{key}": tensor.contiguous() for key, tensor in extra.items()
+        }
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        found = []
+        for key in tensors:
+            name, mark, scheme = key.rpartition(STATE)
+            if not mark or scheme not in ("nf4", "fp4"):
+                continue
+            keys = {"codes": name, "absmax": f"{name}.absmax", "nested_absmax": f"{name}.nested_absmax"}
+            extra = (f"{name}.quant_map", f"{name}.nested_quant_map", key)
+            found.append(
+                Found(
+                    name=name,
+                    scheme=scheme,
+                    keys={part: file_key for part, file_key in keys.items() if file_key in tensors},
+                    extra=tuple(file_key for file_key in extra if file_key in tensors),
+                    evidence=f"bitsandbytes' quant_state tensors (*{STATE}{scheme})",
+                )
+            )
+        return found
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        nested = "nested_absmax" in found.keys
+        said = claims(found, shape, nested, get)
+        block, size = said["blocksize"], math.prod(shape)
+        key, codes = require(found, "codes", get)
+        codes = as_bytes(key, codes)
+        if codes.numel() != math.ceil(size / 2):
+            raise bad(key, f"it has {codes.numel()} bytes, and {size} weights take {math.ceil(size / 2)}")
+        check_table(found, ".quant_map", fourbit_code(found.scheme, torch.device("cpu")), get)
+        details: dict[str, Any] = {"block_size": block}
+        key, absmax = require(found, "absmax", get)
+        if absmax.shape != (math.ceil(size / block),):
+            raise bad(
+                key, f"it has shape {list(absmax.shape)}, and {size} weights make {math.ceil(size / block)} blocks"
+            )
+        parts = {"codes": codes.view(-1, 1), "absmax": absmax}
+        if nested:
+            if absmax.dtype != torch.uint8:
+                raise bad(key, f"doubly quantized scales are uint8, and these are {absmax.dtype}")
+            check_table(found, ".nested_quant_map", dynamic_code(torch.device("cpu")), get)
+            key, outer = require(found, "nested_absmax", get)
+            if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
+                raise bad(key, f"it has shape {list(outer.shape)}, and {absmax.numel()} scales are in blocks of 256")
+            parts["nested_absmax"] = scales(key, outer)
+            details["offset"] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
+        else:
+            parts["absmax"] = scales(key, absmax)
+        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=said["dtype"], details=details)
+        return Packed(spec=spec, parts=parts)
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any]:
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": spec.scheme.name,
+            "bnb_4bit_use_double_quant": spec["double_quant"],
+            "bnb_4bit_compute_dtype": spec["compute_dtype"] or dtype,
+            "bnb_4bit_quant_storage": "uint8",
+        }
+
+
+def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str) -> Packed:
+    parts = {"codes": codes, "absmax": state.absmax}
+    details: dict[str, Any] = {"block_size": state.blocksize}
+    if state.nested:
+        parts["nested_absmax"] = state.state2.absmax
+        details["offset"] = state.offset.item()  # float32, which a Python float holds exactly
+    return Packed(spec=PackedSpec(scheme=state.quant_type, shape=shape, dtype=dtype, details=details), parts=parts)
+
+
+def _state(packed: Packed) -> Any:
+    """bitsandbytes' QuantState over the same tensors."""
+    absmax, details = packed.parts["absmax"], packed.spec.details
+    new = library().functional.QuantState
+    nested: dict[str, Any] = {}
+    if "nested_absmax" in packed.parts:
+        code = dynamic_code(absmax.device)
+        outer = new(packed.parts["nested_absmax"], blocksize=NESTED_BLOCK, code=code, dtype=torch.float32)
+        nested = {"offset": torch.tensor(details["offset"], device=absmax.device), "state2": outer}
+    return new(
+        absmax,
+        shape=torch.Size(packed.spec.shape),
+        code=fourbit_code(packed.spec.scheme, absmax.device),
+        blocksize=details["block_size"],
+        quant_type=packed.spec.scheme,
+        dtype=_COMPUTE[packed.spec.dtype],
+        **nested,
+    )
+
+
+def _absmax(packed: Packed) -> Tensor:
+    """The scale of each block: float32 [blocks]."""
+    absmax = packed.parts["absmax"]
+    if "nested_absmax" not in packed.parts:
+        return absmax
+    functional = library().functional
+    outer = functional.QuantState(
+        packed.parts["nested_absmax"], code=dynamic_code(absmax.device), blocksize=NESTED_BLOCK, dtype=torch.float32
+    )
+    inner: Tensor = functional.dequantize_blockwise(absmax, outer)
+    return inner.add_(packed.spec.details["offset"])
+
+
+def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> None:
+    """Decode whole blocks, one to a row of `out` [blocks, block], by bitsandbytes' kernel.
+
+    A row that is not whole blocks must not be given to it: its AVX512 kernel then takes some blocks' scales for others'
+    (bitsandbytes 0.50.2, weights [64, 288] with blocks of 64), and an odd row makes it compile a fallback for a minute.
+    """
+    functional = library().functional
+    dtype = out.dtype if out.dtype in TORCH_FLOATS else torch.float32
+    state = functional.QuantState(absmax, shape=out.shape, blocksize=out.shape[1], quant_type=kind, dtype=dtype)
+    if out.device.type == "cuda" and out.dtype == dtype:
+        functional.dequantize_4bit(codes, state, out=out)
+    else:
+        out.copy_(functional.dequantize_4bit(codes, state))
+
+
+@lru_cache(maxsize=1)
+def _linear4bit_of_any_width() -> type[nn.Module]:
+    """`Linear4bit` for rows that are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
+    base: Any = library().nn.Linear4bit
+
+    class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
+        def forward(self, x: Tensor) -> Tensor:
+            if x.device.type != "cpu":
+                out: Tensor = super().forward(x)
+                return out
+            codec, dtype = FourBit(), self.compute_dtype or x.dtype
+            packed = codec.from_library(self)
+            assert packed is not None
+            weight = torch.empty(packed.spec.shape, dtype=dtype)
+            codec.decode_into(packed, weight)
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return F.linear(x.to(dtype), weight, bias).to(x.dtype)
+
+    return Linear4bit
+
+
+def _undo_cpu_packing(codes: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Codes and state of a module that a forward on an AVX512-BF16 CPU has repacked, in the usual order.
+
+    The scales stay as that repacking rounded them.
+    """
+    flat = state.absmax.T.reshape(-1).float()  # it holds them as bfloat16 [columns/block, rows]
+    undone, state = library().functional._convert_weight_packed_for_cpu_inverse(codes, copy.copy(state))
+    if not state.nested:
+        state.absmax = flat
+    return undone, state

@@ -1,0 +1,71 @@
+"""Checks on what a 4-bit file says about its weights. The file is somebody else's: nothing in it is taken on trust."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._bnb_codec import bad
+from ._bnb_library import FLOATS, TORCH_FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from .base import Found
+
+BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+NESTED_BLOCK = 256  # fixed in bitsandbytes' quantize_4bit
+STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4
+
+
+def as_bytes(key: str, codes: Tensor) -> Tensor:
+    """The codes as uint8 [bytes]."""
+    # `bnb_4bit_quant_storage` lets a file hold the same bytes under another dtype.
+    if codes.dtype not in (torch.uint8, *TORCH_FLOATS):
+        raise bad(key, f"4-bit codes are kept as uint8, bfloat16, float16 or float32, and these are {codes.dtype}")
+    return codes.contiguous().view(-1).view(torch.uint8)
+
+
+def claims(found: Found, shape: tuple[int, ...], nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:
+    """What the quant_state tensor, which is JSON, says about a weight of `shape`; every value checked."""
+    key = f"{found.name}{STATE}{found.scheme}"
+    raw = get(key)
+    if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
+        raise bad(key, f"a quant_state is a short line of uint8, and this is {raw.dtype} {list(raw.shape)}")
+    try:
+        claims = json.loads(bytes(raw.tolist()))
+    except ValueError as error:
+        raise bad(key, f"its JSON cannot be parsed ({error})") from error
+    if not isinstance(claims, dict):
+        raise bad(key, "its JSON is not an object")
+    allowed: dict[str, tuple[Any, ...]] = {"quant_type": (found.scheme,), "blocksize": BLOCKS, "dtype": FLOATS}
+    if nested:
+        allowed |= {"nested_blocksize": (NESTED_BLOCK,), "nested_dtype": ("float32",)}
+    for field, values in allowed.items():
+        value = claims.get(field)
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in values:
+            raise bad(key, f"its {field} is {value!r}, and can be {', '.join(map(str, values))}")
+    if claims.get("shape") != list(shape):
+        raise bad(key, f"its shape is {claims.get('shape')!r}, and the model's weight has {list(shape)}")
+    if nested is not ("nested_offset" in claims):
+        raise bad(key, "it and the file's nested_absmax disagree on whether the scales are doubly quantized")
+    offset = claims.get("nested_offset", 0.0)
+    if not isinstance(offset, float | int) or isinstance(offset, bool) or not math.isfinite(offset):
+        raise bad(key, f"its nested_offset is {offset!r}, and must be a finite number")
+    return claims
+
+
+def check_table(found: Found, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:
+    """Check that the file's code table is the one sdquant decodes with."""
+    key = found.name + suffix
+    if key not in found.extra:
+        raise bad(found.name, f"the file has no {key!r}")
+    theirs = get(key)
+    # Tables are computed at run time, so releases and platforms differ in the last bit.
+    if theirs.shape != ours.shape or not torch.allclose(theirs.cpu().float(), ours, rtol=0, atol=1e-6):
+        raise bad(key, f"it is not the code table of {found.scheme}: its codes stand for other values")

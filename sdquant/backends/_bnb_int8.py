@@ -1,0 +1,158 @@
+"""bnb-int8: the weights of LLM.int8(), one scale for each output row.
+
+bitsandbytes rounds the weight to float16 first; `SCB` is the largest magnitude of a row, and a code c stands for
+c * SCB / 127. Convolutions are quantized as the matrix [out, in * k * ...]: bitsandbytes has no module for them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ._bnb_codec import Codec, bad, leaf, require, scales
+from ._bnb_library import FLOATS, library, tile
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_ROW_MAJOR = 0  # the only `weight_format` that bitsandbytes still writes or reads
+_INVERSE_127 = 7.874015718698502e-3  # as bitsandbytes' int8_vectorwise_dequant has it; dividing rounds differently
+_OUTLIERS = 6.0  # the threshold of the LLM.int8() paper and of diffusers: larger activations are multiplied in half
+
+
+class Int8(Codec):
+    """The codec of bnb-int8. Parts: codes int8 [out, in * k...]; scb float32 [out]."""
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        if dtype not in FLOATS:
+            raise Unfit(f"bitsandbytes quantizes {', '.join(FLOATS)}, and the weight is {dtype}")
+        rows, columns = shape[0], math.prod(shape[1:])
+        return {"codes": Part(dtype="int8", shape=(rows, columns)), "scb": Part(dtype="float32", shape=(rows,))}
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        dtype = str(weight.dtype).removeprefix("torch.")
+        self.layout(spec, tuple(weight.shape), dtype)
+        half = weight.detach().reshape(weight.shape[0], -1).to(torch.float16).contiguous()
+        codes, scb, _ = library().functional.int8_vectorwise_quant(half)
+        return Packed(
+            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
+            parts={"codes": codes, "scb": scb},
+        )
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        codes, scb = packed.parts["codes"], packed.parts["scb"][:, None]
+        flat = out.view(codes.shape)
+        step = max(1, tile(out.device, codes.numel()) // codes.shape[1])
+        for row in range(0, codes.shape[0], step):
+            rows = slice(row, row + step)
+            flat[rows].copy_(codes[rows].float().mul_(scb[rows]).mul_(_INVERSE_127))
+
+    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
+        rows, columns = packed.spec.shape
+        codes = packed.parts["codes"]
+        made: Any = _linear8bit()(columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta")
+        made.weight = library().nn.Int8Params(
+            codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=packed.parts["scb"]
+        )
+        made.bias = module._parameters.get("bias")
+        made.encoded_dtype = packed.spec.dtype
+        assert isinstance(made, nn.Module)
+        return made.train(module.training)
+
+    def from_library(self, module: nn.Module) -> Packed | None:
+        if "bitsandbytes" not in sys.modules or not isinstance(module, library().nn.Linear8bitLt):
+            return None
+        held: Any = module
+        # The first forward moves both from the weight into the module's state.
+        scb = held.state.SCB if getattr(held.weight, "SCB", None) is None else held.weight.SCB
+        codes = held.weight.data
+        if scb is None or codes.dtype != torch.int8:  # a float weight that waits for its first move
+            return None
+        dtype = getattr(held, "encoded_dtype", None)
+        if dtype is None:  # another tool's module: bitsandbytes does not keep it
+            dtype = "float16" if held.bias is None else str(held.bias.dtype).removeprefix("torch.")
+        return Packed(
+            spec=PackedSpec(scheme="bnb-int8", shape=tuple(codes.shape), dtype=dtype),
+            parts={"codes": codes, "scb": scb},
+        )
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return name if part == "codes" else leaf(name, "SCB")
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        found = []
+        for key in tensors:
+            head, mark, last = key.rpartition("SCB")
+            name = f"{head}weight"
+            if not mark or last or head[-1:] not in ("", ".") or name not in tensors or tensors[name].dtype != "int8":
+                continue
+            extra = (f"{name}_format",) if f"{name}_format" in tensors else ()
+            found.append(
+                Found(
+                    name=name,
+                    scheme="bnb-int8",
+                    keys={"codes": name, "scb": key},
+                    extra=extra,
+                    evidence="int8 weights with bitsandbytes' row scales (*.SCB)",
+                )
+            )
+        return found
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        for key in found.extra:
+            if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
+                raise bad(key, "its weight is in an old order of rows that bitsandbytes no longer reads")
+        key, codes = require(found, "codes", get)
+        matrix = (shape[0], math.prod(shape[1:]))
+        if codes.dtype != torch.int8 or tuple(codes.shape) not in (matrix, shape):
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs int8 {list(matrix)}")
+        key, scb = require(found, "scb", get)
+        if scb.shape != (shape[0],):
+            raise bad(key, f"it has shape {list(scb.shape)}, and the weight has {shape[0]} rows")
+        return Packed(
+            # The file does not say what was encoded; float16 is what bitsandbytes rounds every weight to.
+            spec=PackedSpec(scheme=found.scheme, shape=shape, dtype="float16"),
+            parts={"codes": codes.reshape(matrix), "scb": scales(key, scb)},
+        )
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any]:
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": False,
+            "load_in_8bit": True,
+            "llm_int8_threshold": _OUTLIERS,
+            "llm_int8_has_fp16_weight": False,
+        }
+
+
+@lru_cache(maxsize=1)
+def _linear8bit() -> type[nn.Module]:
+    """`Linear8bitLt` whose codes and scales follow when a model that contains it is moved.
+
+    bitsandbytes keeps them as attributes and moves those in `Linear8bitLt.to`, which is not called when a parent is
+    moved. The name stays: other tools look for it.
+    """
+    base: Any = library().nn.Linear8bitLt
+
+    class Linear8bitLt(base):  # type: ignore[misc]  # the base is only known at run time
+        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+            owner = self.weight if getattr(self.weight, "SCB", None) is not None else self.state
+            scb = owner.SCB
+            super()._apply(fn, recurse)
+            if scb is None or self.weight.device.type == "meta":
+                return self
+            owner = self.weight if owner is not self.state else self.state
+            owner.CB = self.weight.data
+            owner.SCB = scb.to(self.weight.device)
+            return self
+
+    return Linear8bitLt

@@ -1,0 +1,74 @@
+"""The one place that imports bitsandbytes, and the code tables that its formats share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What bitsandbytes quantizes; it raises for anything else.
+FLOATS = ("float32", "float16", "bfloat16")
+TORCH_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+# On the CPU weights are decoded in pieces of this many values, so that a piece stays in the cache and `decode_into`
+# needs no second full-size tensor. A multiple of every block size. On a GPU one launch is better than many.
+TILE = 2**20
+
+
+def tile(device: torch.device, size: int) -> int:
+    """How many of `size` values to decode at once on `device`."""
+    return TILE if device.type == "cpu" else max(size, 1)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _not_the_cast_to_half(record: logging.LogRecord) -> bool:
+    # Logged at every forward of every layer with bf16 or fp32 activations. It says what LLM.int8() is.
+    return not record.getMessage().startswith("MatMul8bitLt: inputs will be cast from")
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """The module `bitsandbytes`, imported without the lines that only say that optional extras are not there."""
+    # On CPUs with AVX512-BF16 the import looks for the package `kernels`, which sdquant has no use for, and warns.
+    with _quiet("bitsandbytes.backends.cpu.ops"):
+        import bitsandbytes
+    logging.getLogger("bitsandbytes.autograd._functions").addFilter(_not_the_cast_to_half)
+    return bitsandbytes
+
+
+@cache
+def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
+    """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
+    table: Tensor = library().functional.get_4bit_type(quant_type, device=device)
+    return table
+
+
+@cache
+def dynamic_code(device: torch.device) -> Tensor:
+    """The 256 values in which double quantization stores scales: float32 [256] in [-1, 1]."""
+    table: Tensor = library().functional.create_dynamic_map().to(device)
+    return table
+
+
+@cache
+def e4m3_code(device: torch.device) -> Tensor:
+    """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
+    table: Tensor = library().functional.create_fp8_map(True, 4, 3, 8).to(device)
+    return table

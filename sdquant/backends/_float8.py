@@ -1,0 +1,167 @@
+"""fp8 as other tools keep it: torch's float8 dtypes in a file, plain or with a scale for each tensor or row.
+
+A scale is always what the codes are multiplied by to get the weight, whatever its name:
+
+* `X.scale_weight`: ComfyUI's first "scaled fp8" files, marked by an empty float8 tensor `scaled_fp8`.
+* `X.weight_scale`: diffusers, compressed-tensors, and newer ComfyUI files, which add a JSON line `X.comfy_quant`.
+* `X.weight_scale_inv`: DeepSeek and transformers' fine-grained fp8. It is the inverse of the factor used in quantizing:
+  DeepSeek's `weight_dequant` and transformers' `_dequantize_fp8_weight` multiply by it.
+
+`X.scale_input` and `X.input_scale` are hints for quantizing activations, which sdquant does not do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._bnb_codec import Codec, bad, leaf, require, scales
+from ._bnb_library import FLOATS, tile
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
+_HINTS = ("scale_input", "input_scale", "comfy_quant")
+_MARKER = "scaled_fp8"
+_LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
+# Other formats that use float8 tensors under the same names, with scales of their own.
+_FOREIGN = ("sdnq", "quanto", "torchao", "bfl", "modelopt", "compressed-tensors", "fbgemm_fp8", "auto-round")
+
+
+class Float8(Codec):
+    """The float8 packing of fp8. Parts: codes float8 [out, in...]; scale float32 [out or 1, 1...] unless plain."""
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        if dtype not in FLOATS:
+            raise Unfit(f"fp8 is made from {', '.join(FLOATS)}, and the weight is {dtype}")
+        return {
+            "codes": Part(dtype="float8_e4m3fn", shape=shape),
+            "scale": Part(dtype="float32", shape=(shape[0], *(1 for _ in shape[1:]))),
+        }
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        dtype = str(weight.dtype).removeprefix("torch.")
+        self.layout(spec, tuple(weight.shape), dtype)
+        wide = weight.detach().float()
+        scale = wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True) / _LARGEST
+        scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
+        codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+        return Packed(
+            spec=_spec(spec.scheme.name, tuple(weight.shape), dtype),
+            parts={"codes": codes.contiguous(), "scale": scale},
+        )
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        codes, scale = packed.parts["codes"], packed.parts.get("scale")
+        if scale is None:
+            out.copy_(codes)
+            return
+        step = max(1, tile(out.device, codes.numel()) // max(1, codes[0].numel()))
+        scale = scale.expand(codes.shape[0], *scale.shape[1:])
+        for row in range(0, codes.shape[0], step):
+            rows = slice(row, row + step)
+            out[rows].copy_(codes[rows].float().mul_(scale[rows]))
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return name if part == "codes" else leaf(name, SCALES[0])
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        quantization = config.get("quantization_config") or {}
+        if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
+            return []
+        names = [key for key, info in tensors.items() if info.dtype in DTYPES and key.rpartition(".")[2] == "weight"]
+        neighbours = _neighbours(tensors, names)
+        made = (_found(name, tensors[name], neighbours.get(leaf(name, ""), [])) for name in names)
+        found = [one for one in made if one is not None]
+        markers = tuple(key for key in tensors if key.rpartition(".")[2] == _MARKER)
+        if found and markers:  # it is about the whole file; the first weight carries it
+            found[0] = replace(found[0], extra=(*found[0].extra, *markers))
+        return found
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        _refuse_unknown(found, get)
+        key, codes = require(found, "codes", get)
+        if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
+        parts = {"codes": codes}
+        if "scale" in found.keys:
+            key, scale = require(found, "scale", get)
+            ones = (1,) * (len(shape) - 1)
+            if scale.numel() == 1:
+                wanted = (1, *ones)
+            elif tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
+                wanted = (shape[0], *ones)
+            else:
+                raise bad(
+                    key,
+                    f"it has shape {list(scale.shape)}, and sdquant knows one scale for the whole weight or one for "
+                    f"each of its {shape[0]} rows",
+                )
+            parts["scale"] = scales(key, scale).reshape(wanted)
+        # The file does not say what was encoded; bfloat16 holds every value of float8.
+        return Packed(spec=_spec(found.scheme, shape, "bfloat16"), parts=parts)
+
+
+def _spec(scheme: str, shape: tuple[int, ...], dtype: str) -> PackedSpec:
+    return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details={"packing": "float8"})
+
+
+def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
+    """For each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
+    prefixes = {leaf(name, "") for name in names}
+    found: dict[str, list[str]] = {}
+    for key in tensors:
+        prefix = leaf(key, "")
+        for candidate in (prefix, leaf(prefix[:-1], "")) if prefix.endswith(".weight.") else (prefix,):
+            if candidate in prefixes:
+                found.setdefault(candidate, []).append(key)
+    return found
+
+
+def _found(name: str, info: TensorInfo, neighbours: list[str]) -> Found | None:
+    scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
+    hints = [key for key in neighbours if key in {leaf(name, last) for last in _HINTS}]
+    # Anything else that calls itself a scale is carried along as well, for `read` to refuse by name.
+    strange = [key for key in neighbours if "scal" in key.rpartition(".")[2] and key not in scale_keys + hints]
+    strange = [key for key in strange if not key.endswith(_MARKER)]
+    if len(info.shape) < 2 and not scale_keys and not strange:
+        return None  # a norm in float8 is a plain tensor that is cast when it is loaded
+    keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
+    scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
+    return Found(
+        name=name,
+        scheme="fp8",
+        keys=keys,
+        extra=tuple(scale_keys[1:] + hints + strange),
+        evidence=f"{info.dtype} weights, {scaled}",
+        details={"packing": "float8"},
+    )
+
+
+def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
+    for key in found.extra:
+        last = key.rpartition(".")[2]
+        if last == "comfy_quant":
+            _check_comfy(key, get(key))
+        elif last in SCALES:
+            raise bad(key, f"the file also has {found.keys['scale']!r}, and a weight has one scale")
+        elif last not in _HINTS and last != _MARKER:
+            raise bad(key, f"it looks like a scale, and sdquant knows {', '.join('X.' + name for name in SCALES)}")
+
+
+def _check_comfy(key: str, line: Tensor) -> None:
+    """ComfyUI's JSON line of bytes says which format a weight is in; some of the others use float8 tensors too."""
+    try:
+        claims = json.loads(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
+    except ValueError as error:
+        raise bad(key, f"its JSON cannot be parsed ({error})") from error
+    kind = claims.get("format") if isinstance(claims, dict) else None
+    if kind not in DTYPES:
+        raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(DTYPES)}")

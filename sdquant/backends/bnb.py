@@ -1,0 +1,163 @@
+"""bitsandbytes: nf4 and fp4, LLM.int8() rows, and 8-bit floats. Formats and names are bitsandbytes' own (0.50)."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import Tensor, nn
+
+    from ._bnb_codec import Codec
+
+_log = logging.getLogger(__name__)
+
+_FOUR_BIT_OPTIONS = {
+    "double_quant": Option(default=False, help="quantize the scales too: 4.13 instead of 4.5 bits a weight"),
+    "block_size": Option(
+        default=64, help="how many weights share a scale", choices=(32, 64, 128, 256, 512, 1024, 2048, 4096)
+    ),
+    "compute_dtype": Option(
+        default=None,
+        help="what bitsandbytes' modules multiply in; by default the dtype of the activations",
+        choices=(None, "float32", "bfloat16", "float16"),
+    ),
+}
+_BOTH = ("library", "plain")
+_LINEAR = frozenset({"linear"})
+
+
+class Bnb(Backend):
+    """The bitsandbytes backend: picks the codec of a scheme, which does the rest."""
+
+    name = "bnb"
+    title = "bitsandbytes"
+    requires = Requirement(package="bitsandbytes", minimum="0.48", extra="bnb")
+    schemes = (
+        Scheme(
+            name="nf4",
+            backend="bnb",
+            bits=4,
+            summary="4-bit NormalFloat of QLoRA, blocks of 64",
+            group=64,
+            runtimes=_BOTH,
+            library_kinds=_LINEAR,
+            options=_FOUR_BIT_OPTIONS,
+        ),
+        Scheme(
+            name="fp4",
+            backend="bnb",
+            bits=4,
+            summary="4-bit float, blocks of 64",
+            group=64,
+            runtimes=_BOTH,
+            library_kinds=_LINEAR,
+            options=_FOUR_BIT_OPTIONS,
+        ),
+        Scheme(
+            name="fp8",
+            backend="bnb",
+            bits=8,
+            summary="8-bit float (E4M3), blocks of 256; reads and writes float8 files too",
+            group=256,
+            options={
+                "packing": Option(
+                    default="auto",
+                    help="blockwise: bitsandbytes' codes; float8: torch's dtype with row scales, for other tools; "
+                    "auto: blockwise where bitsandbytes is installed",
+                    choices=("auto", "blockwise", "float8"),
+                )
+            },
+        ),
+        Scheme(
+            name="bnb-int8",
+            backend="bnb",
+            bits=8,
+            summary="8-bit integers of LLM.int8(), a scale for each row",
+            runtimes=_BOTH,
+            library_kinds=_LINEAR,
+        ),
+    )
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        return _codec(spec.scheme.name, _packing(spec)).layout(spec, shape, dtype)
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        if spec.scheme.name == "fp8" and spec["packing"] == "auto" and _packing(spec) == "float8":
+            _say_float8()
+        return _codec(spec.scheme.name, _packing(spec)).encode(weight, spec)
+
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        out = packed.parts["codes"].new_empty(packed.spec.shape, dtype=dtype)
+        self.decode_into(packed, out)
+        return out
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        if out.is_contiguous():
+            _codec_of(packed.spec).decode_into(packed, out)
+        else:
+            out.copy_(self.decode(packed, out.dtype))
+
+    def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
+        return _codec_of(packed.spec).to_library(module, packed, spec)
+
+    def from_library(self, module: nn.Module) -> Packed | None:
+        return next((packed for codec in _codecs().values() if (packed := codec.from_library(module)) is not None), None)
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return _codec_of(spec).key(name, part, spec)
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return _codec_of(packed.spec).write(name, packed)
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        return [found for codec in _codecs().values() for found in codec.find(tensors, config)]
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        return _codec(found.scheme, found.details.get("packing")).read(found, shape, get)
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
+        return _codec(spec.scheme.name, _packing(spec)).config(spec, dtype)
+
+
+@lru_cache(maxsize=1)
+def _codecs() -> Mapping[str, Codec]:
+    # Inside a function, because the codecs import torch and listing schemes must not.
+    from ._bnb_fourbit import FourBit
+    from ._bnb_fp8 import Blockwise
+    from ._bnb_int8 import Int8
+    from ._float8 import Float8
+
+    return {"four-bit": FourBit(), "bnb-int8": Int8(), "blockwise": Blockwise(), "float8": Float8()}
+
+
+def _codec(scheme: str, packing: str | None) -> Codec:
+    return _codecs()[packing or ("four-bit" if scheme in ("nf4", "fp4") else scheme)]
+
+
+def _codec_of(spec: PackedSpec) -> Codec:
+    return _codec(spec.scheme, spec.details.get("packing"))
+
+
+def _packing(spec: QuantSpec) -> str | None:
+    """The packing asked for; None where the scheme has only one."""
+    if spec.scheme.name != "fp8":
+        return None
+    if spec["packing"] != "auto":
+        return str(spec["packing"])
+    return "blockwise" if importlib.util.find_spec("bitsandbytes") else "float8"
+
+
+@lru_cache(maxsize=1)
+def _say_float8() -> None:
+    _log.warning("bitsandbytes is not installed: fp8 is made as torch's float8 with a scale for each row")
+
+
+BACKEND = Bnb()
