@@ -111,6 +111,11 @@ class Machine:
         """The kinds of device there are, the one to use first in front."""
         return tuple(kind for kind in KINDS if any(device.kind == kind for device in self.devices))
 
+    @property
+    def best(self) -> Device:
+        """The device to compute on if the user names none: the first of the best kind."""
+        return min(self.devices, key=lambda device: (KINDS.index(device.kind), device.index))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -153,8 +158,8 @@ def probe() -> Machine:
 
 
 def default_device(machine: Machine) -> str:
-    """The device to compute on if the user names none, as torch calls it: the first of the best kind."""
-    return min(machine.devices, key=lambda device: (KINDS.index(device.kind), device.index)).torch_name
+    """The device to compute on if the user names none, as torch calls it."""
+    return machine.best.torch_name
 
 
 def device_kind(name: str, machine: Machine | None = None) -> str:

@@ -1,0 +1,192 @@
+"""What this machine can run, what is missing, and what helps on this platform.
+
+`examine` turns a `Machine` into a `Report` and asks nothing itself. What it advises is in advice.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import backends
+from .advice import GIB, Finding, advice, gib
+from .compat import look_up
+from .compat.packages import PACKAGE_OPTIONAL, pip_line, problem
+from .compat.row import Query
+
+if TYPE_CHECKING:
+    from .backends import Backend, Scheme
+    from .machine import Machine
+
+# Bytes of a quantized weight against bf16, by bits, scales counted: the promise of the README.
+RATIOS = {16: 1.0, 8: 0.54, 4: 0.30}
+
+# Models that many people run: name, parameters of the UNet or transformer and of the text encoders, as published.
+MODELS = (
+    ("Stable Diffusion 1.5", 0.86e9, 0.12e9),
+    ("SDXL", 2.57e9, 0.82e9),
+    ("Stable Diffusion 3.5 Large", 8.1e9, 5.5e9),
+    ("FLUX.1", 11.9e9, 4.9e9),
+)
+
+# What a run needs besides weights (activations, the VAE), as a rough allowance in bytes.
+ALLOWANCE = 1.5 * GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendReport:
+    """One backend on this machine.
+
+    Attributes:
+        name, title: the backend's.
+        package: the distribution that it needs; None if it needs none.
+        installed: version of that distribution; None if it is missing.
+        problem: why it cannot be used as things are; None if it can.
+        install: the pip line that helps; None if there is nothing to install.
+        schemes: names of the schemes that can be used as things are.
+        devices: kind of device to the worst verdict on those schemes there, without offload.
+    """
+
+    name: str
+    title: str
+    package: str | None
+    installed: str | None
+    problem: str | None
+    install: str | None
+    schemes: tuple[str, ...]
+    devices: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a well-known model fits the free memory of the default device.
+
+    Attributes:
+        model: its name.
+        bytes: bits to bytes of the UNet or transformer and the text encoders.
+        advice: the most precise way that fits, in words.
+    """
+
+    model: str
+    bytes: dict[int, int]
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `sdquant doctor` prints."""
+
+    machine: Machine
+    backends: tuple[BackendReport, ...]
+    findings: tuple[Finding, ...]
+    fits: tuple[Fit, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "machine": self.machine.to_dict(),
+            "backends": [asdict(row) | {"schemes": list(row.schemes)} for row in self.backends],
+            "findings": [asdict(row) for row in self.findings],
+            "fits": [asdict(row) | {"bytes": {str(bits): n for bits, n in row.bytes.items()}} for row in self.fits],
+        }
+
+    def render(self) -> str:
+        """As text for a terminal."""
+        return "\n\n".join("\n".join(part) for part in (_machine(self.machine), *_sections(self)) if part) + "\n"
+
+
+def examine(machine: Machine) -> Report:
+    """What `machine` can run, and what would help it."""
+    return Report(
+        machine=machine,
+        backends=tuple(_backend(backends.get(name), machine) for name in backends.names()),
+        findings=advice(machine),
+        fits=tuple(_fit(*model, machine) for model in MODELS),
+    )
+
+
+def _backend(backend: Backend, machine: Machine) -> BackendReport:
+    needs = backend.requires
+    trouble = problem(backend, machine.versions)
+    usable = tuple(row for row in backend.schemes if trouble is None or row.name in PACKAGE_OPTIONAL)
+    return BackendReport(
+        name=backend.name,
+        title=backend.title,
+        package=needs.package if needs is not None else None,
+        installed=machine.versions.get(needs.package) if needs is not None else None,
+        problem=trouble,
+        install=pip_line(backend) if trouble is not None else None,
+        schemes=tuple(row.name for row in usable),
+        devices={kind: _verdict(usable, kind, machine) for kind in machine.kinds if usable},
+    )
+
+
+def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
+    """The verdict on these schemes without offload: one word if they agree, else each with its schemes."""
+    said: dict[str, list[str]] = {}
+    for row in schemes:
+        query = Query(
+            backend=row.backend,
+            scheme=row.name,
+            mode="pre" if row.on_the_fly else "found",
+            offload="none",
+            runtime="default",
+            device=kind,
+            versions=machine.versions,
+        )
+        said.setdefault(look_up(query).verdict, []).append(row.name)
+    if len(said) == 1:
+        return next(iter(said))
+    return "; ".join(f"{verdict}: {' '.join(names)}" for verdict, names in said.items())
+
+
+def _fit(model: str, core: float, encoders: float, machine: Machine) -> Fit:
+    """How a model of so many parameters (UNet or transformer; text encoders) fits."""
+    sizes = {bits: int(2 * (core + encoders) * ratio) for bits, ratio in RATIOS.items()}
+    free = machine.best.memory_free
+    if free is None:
+        return Fit(model=model, bytes=sizes, advice="the device does not tell how much of its memory is free")
+    fits = (f"{_bits(bits)} fits whole" for bits, size in sizes.items() if size + ALLOWANCE <= free)
+    ram = machine.ram_available + (free if machine.best.kind not in ("cpu", "mps") else 0)
+    streams = (f'{_bits(bits)} with offload="balanced"' for bits, size in sizes.items() if size + ALLOWANCE <= ram)
+    disk = '4-bit with offload="balanced" and part of it on disk'
+    return Fit(model=model, bytes=sizes, advice=next(fits, None) or next(streams, disk))
+
+
+def _bits(bits: int) -> str:
+    return "bf16" if bits == 16 else f"{bits}-bit"
+
+
+def _machine(machine: Machine) -> list[str]:
+    place = f"{machine.platform}{' (WSL2)' if machine.wsl else ''}"
+    packages = ("torch", "diffusers", "transformers", "accelerate")
+    lines = [
+        f"{place}, Python {machine.python}, RAM {gib(machine.ram_available)} free of {gib(machine.ram_total)}",
+        ", ".join(f"{name} {machine.versions.get(name, 'missing')}" for name in packages),
+    ]
+    for device in machine.devices:
+        memory = f"{gib(device.memory_free)} free of {gib(device.memory_total)}"
+        lines.append(f"{device.torch_name:<8} {device.kind:<8} {device.name}, {memory}")
+    return lines
+
+
+def _sections(report: Report) -> tuple[list[str], ...]:
+    return (
+        ["Backends", *(line for row in report.backends for line in _lines(row))],
+        ["Models (weights of the UNet or transformer and the text encoders)", *(_size(row) for row in report.fits)],
+        ["Findings", *(f"  {row.level}: {row.text}" for row in report.findings)] if report.findings else [],
+    )
+
+
+def _lines(row: BackendReport) -> list[str]:
+    state = f"{row.package} {row.installed}" if row.installed else row.package or "needs no package"
+    lines = [f"  {row.title}: {state}" + (f" ({row.problem})" if row.problem else "")]
+    if row.schemes:
+        lines.append(f"    schemes  {' '.join(row.schemes)}")
+    lines += [f"    {kind:<8} {verdict}" for kind, verdict in row.devices.items()]
+    return [*lines, f"    install  {row.install}"] if row.install else lines
+
+
+def _size(row: Fit) -> str:
+    sizes = ", ".join(f"{_bits(bits)} {gib(size)}" for bits, size in row.bytes.items())
+    return f"  {row.model:<27} {sizes}: {row.advice}"
