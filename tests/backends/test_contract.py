@@ -19,7 +19,7 @@ ERROR = {16: 0.004, 8: 0.045, 6: 0.06, 5: 0.08, 4: 0.16, 3: 0.36, 2: 0.75}
 # Bytes against bf16, by nominal bits: the promise of the README.
 BYTES = {16: 1.0, 8: 0.54, 6: 0.42, 5: 0.36, 4: 0.30, 3: 0.22, 2: 0.17}
 # GGUF's own sizes are a little more in these two: 110 bytes for 256 weights, and 84.
-BYTES_OF = {"q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125}
+BYTES_OF = {"q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125, "f32": 2.0}
 
 
 def _bits(row: backends.Scheme) -> int:

@@ -1,0 +1,170 @@
+"""GGUF block types to floats, in torch: one function per type, in a table.
+
+Every function takes raw blocks [n, bytes per block] uint8 (block layouts: ggml's `ggml-common.h`) and fills `out`
+[n, weights per block] float32. The order of the arithmetic is that of gguf-py's reference: results are bit-equal to it.
+
+Codes are unpacked eight at a time, as the bytes of int64 words, because torch's loops over rows of 16 or 32 single
+bytes cost more than the arithmetic. fp16 arithmetic is avoided: it is the slow part of other decoders on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ONES = 0x0101010101010101  # the lowest bit of each of eight bytes
+_TWOS, _NIBBLES = 3 * _ONES, 15 * _ONES
+
+# Weights decoded at a time. On a CPU a tile and its temporaries stay in the cache; elsewhere launches are what costs.
+CPU_TILE, DEVICE_TILE = 1 << 16, 1 << 24
+
+
+def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
+    """Decode into `out`, a contiguous tensor of blocks' n * weights elements in any float dtype, tile by tile."""
+    function, width = DECODERS[kind]
+    flat = out.view(-1, width)
+    rows = max(1, (CPU_TILE if out.device.type == "cpu" else DEVICE_TILE) // width)
+    tile = None if out.dtype == torch.float32 else flat.new_empty((min(rows, len(flat)), width), dtype=torch.float32)
+    for start in range(0, len(flat), rows):
+        target = flat[start : start + rows]
+        if tile is None:
+            function(blocks[start : start + rows], target)
+        else:
+            part = tile[: len(target)]
+            function(blocks[start : start + rows], part)
+            target.copy_(part)  # the one rounding
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The fp16 number at byte `at` of each block, [n, 1] float32."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """Bytes `start` to `stop` of each block as [n, (stop - start) / 8] int64."""
+    return blocks[:, start:stop].contiguous().view(torch.int64)
+
+
+def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
+    """[n, a, w] words to [n, a, len(shifts), w]: each byte shifted right, then masked."""
+    return torch.stack([(words >> shift if shift else words) & mask for shift in shifts], dim=2)
+
+
+def _codes(words: Tensor, out: Tensor) -> None:
+    """The bytes of `words` as floats into `out`."""
+    out.copy_(words.reshape(len(out), -1).view(torch.uint8))
+
+
+def _nibbles(blocks: Tensor, start: int) -> Tensor:
+    """16 bytes to 32 4-bit codes as [n, 4] words: the low halves come first."""
+    words = _words(blocks, start, start + 16)
+    return torch.cat((words & _NIBBLES, (words >> 4) & _NIBBLES), dim=1)
+
+
+def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+    """4 bytes, one bit per code, to [n, 4] words with bit 4 of each byte set accordingly."""
+    # A byte times this constant puts a copy of it into every byte of the word; AND keeps bit i in byte i.
+    spread = blocks[:, start : start + 4].to(torch.int64) * _ONES
+    bits = spread & -0x7FBFDFEFF7FBFDFF  # 0x8040201008040201 as a signed number
+    # Any set bit to bit 4: add 0x7f to carry into bit 7, except bit 7 itself; then move bit 7 down.
+    carried = ((bits & (0x7F * _ONES)) + 0x7F * _ONES) | bits
+    return (carried >> 3) & (0x10 * _ONES)
+
+
+def _q8_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[:, 2:].view(torch.int8))
+    out.mul_(_half(blocks, 0))
+
+
+def _q4_0(blocks: Tensor, out: Tensor) -> None:
+    _codes(_nibbles(blocks, 2), out)
+    out.sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor, out: Tensor) -> None:
+    _codes(_nibbles(blocks, 4), out)
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor, out: Tensor) -> None:
+    _codes(_nibbles(blocks, 6) | _fifth_bits(blocks, 2), out)
+    out.sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor, out: Tensor) -> None:
+    _codes(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), out)
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _scaled(out: Tensor, groups: int, scale: Tensor, minimum: Tensor | None = None) -> None:
+    """out = out * scale - minimum, with one of each per group: [n, groups]."""
+    view = out.view(len(out), groups, -1)
+    view.mul_(scale.unsqueeze(2))
+    if minimum is not None:
+        view.sub_(minimum.unsqueeze(2))
+
+
+def _q2_k(blocks: Tensor, out: Tensor) -> None:
+    scales = blocks[:, :16]
+    codes = _shifted(_words(blocks, 16, 80).view(-1, 2, 4), (0, 2, 4, 6), _TWOS)
+    _codes(codes, out)
+    _scaled(out, 16, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+
+
+def _q3_k(blocks: Tensor, out: Tensor) -> None:
+    low = _shifted(_words(blocks, 32, 96).view(-1, 2, 4), (0, 2, 4, 6), _TWOS).view(-1, 8, 4)
+    high = _shifted(_words(blocks, 0, 32).view(-1, 1, 4), tuple(range(8)), _ONES).view(-1, 8, 4)
+    _codes(low | (high << 2), out)
+    out.sub_(4)  # a set high bit means no offset
+    # 16 scales of 6 bits: low halves in 8 bytes, the first 8 scales in the low nibbles; high 2 bits in 4 bytes.
+    four, two = blocks[:, 96:104], blocks[:, 104:108]
+    scales = torch.cat((four & 15, four >> 4), dim=1)
+    scales |= torch.cat([(two >> shift & 3) << 4 for shift in (0, 2, 4, 6)], dim=1)
+    _scaled(out, 16, _half(blocks, 108) * (scales.float() - 32))
+
+
+def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minimums of Q4_K and Q5_K, [n, 8] each, from the 12 bytes at 4: 6 bits in the first four of each kind,
+    4 bits in the last four, whose upper 2 bits are the upper bits of the first four's bytes."""
+    scale, minimum, both = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    return (
+        torch.cat((scale & 63, (both & 15) | (scale >> 2 & 48)), dim=1),
+        torch.cat((minimum & 63, (both >> 4) | (minimum >> 2 & 48)), dim=1),
+    )
+
+
+def _scaled_8(blocks: Tensor, out: Tensor) -> None:
+    scales, minimums = _six_bits(blocks)
+    _scaled(out, 8, _half(blocks, 0) * scales, _half(blocks, 2) * minimums)
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
+    _codes(_shifted(_words(blocks, 16, 144).view(-1, 4, 4), (0, 4), _NIBBLES), out)
+    _scaled_8(blocks, out)
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
+    low = _shifted(_words(blocks, 48, 176).view(-1, 4, 4), (0, 4), _NIBBLES).view(-1, 8, 4)
+    high = _shifted(_words(blocks, 16, 48).view(-1, 1, 4), tuple(range(8)), _ONES).view(-1, 8, 4)
+    _codes(low | (high << 4), out)
+    _scaled_8(blocks, out)
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    low = _shifted(_words(blocks, 0, 128).view(-1, 2, 8), (0, 4), _NIBBLES).view(-1, 32)
+    high = _shifted(_words(blocks, 128, 192).view(-1, 2, 4), (0, 2, 4, 6), _TWOS).view(-1, 32)
+    _codes(low | (high << 4), out)
+    out.sub_(32)
+    _scaled(out, 16, _half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+
+
+# Type name to its function and the weights in a block.
+DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
+    "q8_0": (_q8_0, 32), "q4_0": (_q4_0, 32), "q4_1": (_q4_1, 32), "q5_0": (_q5_0, 32), "q5_1": (_q5_1, 32),
+    "q2_k": (_q2_k, 256), "q3_k": (_q3_k, 256), "q4_k": (_q4_k, 256), "q5_k": (_q5_k, 256), "q6_k": (_q6_k, 256),
+}  # fmt: skip

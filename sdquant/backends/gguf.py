@@ -1,0 +1,205 @@
+"""GGUF: the block types of ggml, read with sdquant's own code and written with libgguf (ggml's kernels).
+
+A packed weight is its raw blocks, flat over the row-major weight: any shape whose number of weights is a whole number
+of blocks fits, convolutions included (files spell that with `comfy.gguf.orig_shape`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import BackendUnavailableError, BadFileError
+from ..formats.gguf_types import TYPES
+from ._gguf_mixes import BASES, dominant, mix_type
+from .base import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import Tensor
+
+__all__ = ["BACKEND", "dominant", "mix_type", "undecodable"]
+
+EXTRA = "gguf"
+# What packed weights read from a file are taken for: a GGUF file does not say what its weights were made from.
+READ_DTYPE = "bfloat16"
+_ENCODE_TILE = 1 << 22  # weights converted to float32 at a time
+
+
+def _row(name: str, bits: float, summary: str, group: int | None = None) -> Scheme:
+    return Scheme(name=name, backend="gguf", bits=bits, summary=summary, group=group, on_the_fly=False)
+
+
+_FLOATS = (
+    _row("f32", 32, "single precision"),
+    _row("f16", 16, "half precision"),
+    _row("bf16", 16, "bfloat16"),
+)
+_BLOCKS = (
+    _row("q8_0", 8, "8-bit, a scale per 32 weights", 32),
+    _row("q6_k", 6, "6-bit, 8-bit scales of 16 weights in blocks of 256", 16),
+    _row("q5_k", 5, "5-bit, 6-bit scales and minimums of 32 weights in blocks of 256", 32),
+    _row("q5_1", 5, "5-bit, scale and minimum per 32 weights", 32),
+    _row("q5_0", 5, "5-bit, a scale per 32 weights", 32),
+    _row("q4_k", 4, "4-bit, 6-bit scales and minimums of 32 weights in blocks of 256", 32),
+    _row("q4_1", 4, "4-bit, scale and minimum per 32 weights", 32),
+    _row("q4_0", 4, "4-bit, a scale per 32 weights", 32),
+    _row("q3_k", 3, "3-bit, 6-bit scales of 16 weights in blocks of 256", 16),
+    _row("q2_k", 2, "2-bit, 4-bit scales and minimums of 16 weights in blocks of 256", 16),
+)
+_OF = {row.name: row for row in _BLOCKS}
+_WORDS = {"s": "small", "m": "medium", "l": "large"}
+_MIXES = tuple(
+    _row(mix, _OF[base].bits, f"mix of types around {base}, {_WORDS[mix[-1]]}", _OF[base].group)
+    for mix, base in BASES.items()
+)
+
+
+def undecodable(tensors: Mapping[str, TensorInfo]) -> dict[str, list[str]]:
+    """Names of tensors in block types that `decode` has no function for, by type: such a file cannot be loaded."""
+    known = {row.name for row in _BLOCKS}
+    names: dict[str, list[str]] = {}
+    for name, info in tensors.items():
+        if info.dtype in TYPES and info.dtype not in known:
+            names.setdefault(info.dtype, []).append(name)
+    return names
+
+
+class GGUF(Backend):
+    """See the module."""
+
+    name: ClassVar[str] = "gguf"
+    title: ClassVar[str] = "GGUF"
+    requires: ClassVar[Requirement | None] = None  # to read; `encode` needs the extra
+    schemes: ClassVar[tuple[Scheme, ...]] = (*_FLOATS, *_BLOCKS, *_MIXES)
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        kind = TYPES[BASES.get(spec.scheme.name, spec.scheme.name)]
+        if kind.dtype:
+            return {"blocks": Part(dtype=kind.dtype, shape=shape)}
+        numel = math.prod(shape)
+        if numel == 0 or numel % kind.block:
+            raise Unfit(f"{numel} weights are not a whole number of {kind.name} blocks of {kind.block}")
+        return {"blocks": Part(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
+        import torch
+
+        shape = tuple(weight.shape)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        part = self.layout(spec, shape, dtype)["blocks"]
+        kind = BASES.get(spec.scheme.name, spec.scheme.name)
+        if TYPES[kind].dtype:
+            blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
+        else:
+            blocks = _encode(weight.detach(), kind).to(weight.device)
+        if not _finite(blocks, kind):
+            raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
+        return Packed(
+            spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={"blocks": blocks}
+        )
+
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["blocks"].device)
+        self.decode_into(packed, out)
+        return out
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        from ._gguf_decode import decode_blocks
+
+        kind, blocks = packed.spec.details["type"], packed.parts["blocks"]
+        if TYPES[kind].dtype:
+            out.copy_(blocks.view(out.shape))
+        elif out.is_contiguous():
+            decode_blocks(kind, blocks, out)
+        else:
+            out.copy_(self.decode(packed, out.dtype))
+
+    # Files: a GGUF file has one tensor per weight, under the weight's own name.
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return name
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        """Every tensor of a block type that is decoded. Floats load as floats; `undecodable` names the rest."""
+        counts: dict[str, int] = {}
+        for info in tensors.values():
+            if info.dtype in _OF:
+                counts[info.dtype] = counts.get(info.dtype, 0) + 1
+        evidence = "GGUF types: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())
+        return [
+            Found(
+                name=name,
+                scheme=info.dtype,
+                keys={"blocks": name},
+                evidence=evidence,
+                details={"type": info.dtype, "shape": list(info.shape)},
+            )
+            for name, info in tensors.items()
+            if info.dtype in _OF
+        ]
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        """`shape` may differ from the file's in dimensions of 1, which ggml drops."""
+        kind = TYPES[found.details["type"]]
+        blocks = get(found.keys["blocks"])
+        stored = tuple(found.details.get("shape", shape))
+        expected = (math.prod(shape) // kind.block, kind.nbytes)
+        same = [n for n in stored if n > 1] == [n for n in shape if n > 1]
+        if not same or tuple(blocks.shape) != expected or math.prod(shape) % kind.block:
+            raise BadFileError(
+                f"Weight {found.name!r} in {kind.name}",
+                f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, the model needs {list(shape)}",
+                "Check that the file is for this model, with base= or config=",
+            )
+        spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
+        return Packed(spec=spec, parts={"blocks": blocks})
+
+
+def _finite(blocks: Tensor, kind: str) -> bool:
+    """Whether decoding gives finite numbers: floats themselves, or the half-precision scales at their places."""
+    import torch
+
+    if TYPES[kind].dtype:
+        return bool(torch.isfinite(blocks).all())
+    halves = [blocks[:, at : at + 2].contiguous().view(torch.float16) for at in _SCALES[kind]]
+    return all(bool(torch.isfinite(half).all()) for half in halves)
+
+
+# Byte offsets of the half-precision scales (and minimums) in a block.
+_SCALES: Mapping[str, tuple[int, ...]] = {
+    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+def _encode(weight: Tensor, kind: str) -> Tensor:
+    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels."""
+    import torch
+
+    try:
+        import libgguf
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"Writing {kind} was asked for",
+            f"package libgguf cannot be imported: {error}",
+            f"pip install 'sdquant[{EXTRA}]'",
+        ) from error
+    row = TYPES[kind]
+    flat = weight.reshape(-1)
+    blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8)
+    step = _ENCODE_TILE // row.block
+    for start in range(0, len(blocks), step):
+        part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
+        # One block per row: blocks are independent without an importance matrix.
+        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id)
+        blocks[start : start + step] = torch.from_numpy(made)
+    return blocks
+
+
+BACKEND = GGUF()

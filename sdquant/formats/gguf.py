@@ -1,0 +1,78 @@
+"""GGUF files as containers: names and shapes from the header, tensors mapped from the file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import BadFileError
+from .base import TensorFile
+from .gguf_header import GGUFHeader, GGUFTensor, Skipped, read_header
+from .gguf_kind import Kind, classify
+from .gguf_types import TYPES
+from .gguf_write import write_gguf
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GGUFFile", "GGUFHeader", "GGUFTensor", "Kind", "Skipped", "classify", "read_header", "write_gguf"]
+
+
+class GGUFFile(TensorFile):
+    """An open GGUF file.
+
+    Attributes:
+        header: all that was read when it was opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.header = read_header(path)
+        self.tensors = self.header.tensors
+        self.metadata = self.header.metadata
+        self._map: mmap.mmap | None = None
+
+    def get(self, key: str) -> Tensor:
+        """The tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
+
+        Writing to it changes this process's memory only, never the file.
+        """
+        import torch
+
+        row = self.header.tensors.get(key)
+        if row is None:
+            raise BadFileError(f"GGUF file {self.path}", f"it has no tensor {key!r}", "Look with `sdquant inspect`")
+        dtype = getattr(torch, TYPES[row.type].dtype or "uint8")
+        count = row.nbytes // dtype.itemsize
+        flat = torch.frombuffer(self._mapped(), dtype=dtype, count=count, offset=row.offset)
+        kind = TYPES[row.type]
+        return flat.view(row.shape) if kind.dtype else flat.view(-1, kind.nbytes)
+
+    def close(self) -> None:
+        """Give the file back; the mapping itself goes with the last tensor read from it."""
+        self._map = None
+
+    def _mapped(self) -> mmap.mmap:
+        """The file in memory. Private: a page that is written to is copied, so tensors may be changed safely."""
+        if self._map is None:
+            with self.path.open("rb") as file:
+                self._map = _private_map(file.fileno())
+        # Touching a page that the file no longer has would kill the process.
+        if os.stat(self.path).st_size < self.header.size:
+            raise BadFileError(
+                f"GGUF file {self.path}",
+                f"it had {self.header.size} bytes when it was opened and has fewer now",
+                "Open it again when nothing writes to it",
+            )
+        return self._map
+
+
+def _private_map(file: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    # Without NORESERVE Linux refuses to map a file larger than memory this way, although hardly a page gets copied.
+    reserve = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
+    return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE | reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)

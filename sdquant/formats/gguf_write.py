@@ -1,0 +1,178 @@
+"""Writing GGUF version 3: beside the target first, then renamed, so that nobody ever sees half a file."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ._gguf_values import ARRAY, BOOL, FORMS, NAMES, STRING
+from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
+from .gguf_types import TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+    Data = bytes | bytearray | memoryview | Tensor
+    Row = tuple[str, tuple[int, ...], str, Data | Callable[[], Data]]
+
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor in the file: shape as stored (torch order) and offset in the data."""
+
+    name: str
+    type: str
+    stored: tuple[int, ...]
+    nbytes: int
+    offset: int
+    data: Data | Callable[[], Data]
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    tensors: Iterable[Row],
+    metadata: Mapping[str, Any],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write a GGUF file.
+
+    Args:
+        path: the file; an existing one is replaced once the new one is complete.
+        tensors: (name, logical shape, type name, data). Data are the bytes as stored, a tensor holding them (uint8
+            blocks, or plain numbers of the type's dtype), or a function that returns either, which is called when its
+            turn comes, so that one tensor is held at a time.
+        metadata: str, bool, int, float and lists of them, by key.
+        progress: called with the number of bytes after each tensor.
+
+    A block-quantized weight whose last dimension is no multiple of the block (a convolution) is stored folded into rows
+    that are, and its shape goes into `comfy.gguf.orig_shape.<name>`, as city96's tools do.
+    """
+    path = Path(path)
+    values = dict(metadata)
+    places = _place(tensors, values)
+    beside = path.parent / f".sdquant-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        with beside.open("xb") as file:
+            file.write(_header(places, values))
+            for place in places:
+                _write(file, place)
+                if progress:
+                    progress(place.nbytes)
+            file.flush()
+            os.fsync(file.fileno())
+        read_header(beside)  # the strict reader is the judge of what leaves this place
+        os.replace(beside, path)
+    except BaseException:  # Ctrl-C included: nothing half-written stays
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:
+    places: list[_Place] = []
+    offset = 0
+    for name, shape, kind, data in tensors:
+        stored = _stored(tuple(shape), kind)
+        if shape and stored != tuple(shape):
+            values[ORIG_SHAPE + name] = list(shape)
+        nbytes = TYPES[kind].size(math.prod(stored))
+        places.append(_Place(name, kind, stored, nbytes, offset, data))
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return places
+
+
+def _stored(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    """The shape to store: as it is where blocks divide the rows, else flat rows of 256 (or of one block)."""
+    if not shape:
+        return (1,)
+    block = TYPES[kind].block
+    if shape[-1] % block == 0 and (len(shape) <= 4 or kind in FIVE_DIMS):
+        return shape
+    numel = math.prod(shape)
+    row = next((width for width in (256, block) if numel % width == 0 and width % block == 0), None)
+    if row is None:
+        raise ValueError(f"a weight of shape {list(shape)} is not a whole number of {kind} blocks of {block}")
+    return (numel // row, row)
+
+
+def _header(places: list[_Place], values: Mapping[str, Any]) -> bytes:
+    out = [MAGIC, struct.pack("<IQQ", 3, len(places), len(values))]
+    out += [_string(name) + _value(name, value) for name, value in values.items()]
+    for place in places:
+        out.append(_string(place.name) + struct.pack("<I", len(place.stored)))
+        out.append(struct.pack(f"<{len(place.stored)}Q", *place.stored[::-1]))
+        out.append(struct.pack("<IQ", TYPES[place.type].id, place.offset))
+    header = b"".join(out)
+    return header + bytes(-len(header) % ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(name: str, value: Any) -> bytes:
+    if isinstance(value, (list, tuple)):
+        # Whole numbers in arrays are shapes by habit: int32, as other readers expect of orig_shape.
+        kind = _array_type(name, value)
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(_plain(kind, item) for item in value)
+    kind = _type_of(name, value)
+    return struct.pack("<I", kind) + _plain(kind, value)
+
+
+def _array_type(name: str, items: list[Any] | tuple[Any, ...]) -> int:
+    kinds = {_type_of(name, item) for item in items} or {STRING}
+    if kinds <= _INTEGERS:
+        return NAMES.index("int32" if all(-(2**31) <= item < 2**31 for item in items) else "int64")
+    if len(kinds) > 1:
+        raise TypeError(f"the metadata value {name!r} mixes kinds of items: {items!r}")
+    return kinds.pop()
+
+
+_INTEGERS = {NAMES.index(name) for name in ("uint32", "int32", "uint64", "int64")}
+
+
+def _type_of(name: str, value: Any) -> int:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, str):
+        return STRING
+    if isinstance(value, float):
+        return NAMES.index("float32")
+    if isinstance(value, int):
+        fits = (("uint32", 0, 2**32), ("int32", -(2**31), 2**31), ("uint64", 0, 2**64), ("int64", -(2**63), 2**63))
+        return NAMES.index(next(kind for kind, low, high in fits if low <= value < high))
+    raise TypeError(f"the metadata value {name!r} is a {type(value).__name__}, which GGUF cannot hold")
+
+
+def _plain(kind: int, value: Any) -> bytes:
+    return _string(value) if kind == STRING else struct.pack("<" + FORMS[kind], value)
+
+
+def _write(file: BinaryIO, place: _Place) -> None:
+    data = place.data() if callable(place.data) else place.data
+    raw = data if isinstance(data, (bytes, bytearray, memoryview)) else _raw(place, data)
+    if len(raw) != place.nbytes:
+        raise ValueError(
+            f"tensor {place.name!r} has {len(raw)} bytes; {place.type} {place.stored} takes {place.nbytes}"
+        )
+    file.write(raw)
+    file.write(bytes(-place.nbytes % ALIGNMENT))
+
+
+def _raw(place: _Place, tensor: Tensor) -> memoryview:
+    import torch
+
+    dtype = TYPES[place.type].dtype
+    if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):
+        raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, which is not how {place.type} is stored")
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
