@@ -23,7 +23,7 @@ def default_budget(device: torch.device, held: int) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, free + held - max(2**30, int(CUDA_RESERVE * total)))
-    import psutil
+    import psutil  # type: ignore[import-untyped]  # comes with accelerate
 
     return int(CPU_SHARE * (int(psutil.virtual_memory().available) + held))
 

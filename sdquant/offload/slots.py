@@ -8,13 +8,14 @@ imports those libraries; their objects are known by their attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 # Of a bitsandbytes QuantState, outer and nested.
 _STATE_PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code")
@@ -166,7 +167,7 @@ def _buffer(owner: nn.Module, name: str) -> Place:
 
 
 def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
-    """Of a `Params4bit`. Its parts come and go: the first forward on some CPUs repacks the weight and drops `state2`."""
+    """Of a `Params4bit`. Parts come and go: the first forward on some CPUs repacks the weight and drops `state2`."""
     for path in _STATE_PARTS:
 
         def holder(path: str = path) -> Any:
@@ -186,7 +187,7 @@ def _quant_state(owner: nn.Module, name: str) -> Iterator[Place]:
 
 
 def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
-    """Of an `Int8Params`: the codes, which `CB` aliases, and the scales, either of them on the weight or on the state."""
+    """Of an `Int8Params`: the codes, which `CB` aliases, and the scales, each on the weight or on the state."""
 
     def holders() -> list[Any]:
         return [owner._parameters.get(name), getattr(owner, "state", None)]

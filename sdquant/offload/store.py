@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +22,10 @@ from torch import Tensor
 from ..errors import BadFileError, SettingsError
 from .memory import ALIGN
 from .slots import is_opaque, tensor_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
 
 CHUNK = 1 << 24  # bytes read or written at a time
 
@@ -120,7 +122,7 @@ class _DiskRegion(Region):
     def read(self, into: Tensor) -> None:
         # Reading, not copying from the mapping: a fault is an exception here and would be a signal there, and what is
         # read this way does not count as memory of this process.
-        with open(self._path, "rb", buffering=0) as file, memoryview(into.numpy()) as room:
+        with open(self._path, "rb", buffering=0) as file, memoryview(cast("Any", into.numpy())) as room:
             at = 0
             while at < self.nbytes:
                 count = file.readinto(room[at : min(at + CHUNK, self.nbytes)])
@@ -134,7 +136,7 @@ class _DiskRegion(Region):
 
 
 class DiskStore(Store):
-    """One file per region in a folder of its own, mapped privately, so that the system can take its pages back at any time.
+    """One file per region in a folder of its own, mapped, so that the system can take its pages back at any time.
 
     The files go at `close()`, or when the interpreter ends.
 
@@ -184,7 +186,7 @@ class DiskStore(Store):
                 if span is None or not span.nbytes:
                     continue
                 dense = _dense(tensor.detach().cpu(), span)
-                start = dense.untyped_storage().data_ptr() + dense.storage_offset() * dense.element_size()
+                start = int(dense.data_ptr())
                 run = memoryview((ctypes.c_char * span.nbytes).from_address(start)).cast("B")
                 file.seek(span.offset)
                 at = 0

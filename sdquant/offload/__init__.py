@@ -1,0 +1,160 @@
+"""Where weights are while they are not needed: one file per mode.
+
+    handle = offload.apply(pipeline, "balanced", device="cpu", budget="2GB")
+    pipeline("a handwritten seven")
+    handle.report()
+    handle.remove()
+
+Two tiers lie below the compute device: pinned RAM where it is a GPU, a file on disk where it is the CPU.
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingsError, UnknownOffloadError
+from .handle import OffloadHandle
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import nn
+
+__all__ = ["MODES", "Mode", "OffloadHandle", "apply", "components_of", "parse_budget", "weight_bytes"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """An offload mode: the file of that name in this folder, and one line about it."""
+
+    name: str
+    summary: str
+
+
+MODES: tuple[Mode, ...] = (
+    Mode("none", "everything stays on the compute device"),
+    Mode("model", "one component at a time is on the compute device"),
+    Mode("sequential", "one leaf module at a time is on the compute device: least memory, slowest"),
+    Mode("balanced", "as much as a budget allows stays on the compute device, the rest is streamed block by block"),
+    Mode("group", "groups of layers are on the compute device while they run, by diffusers' own hooks"),
+)
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_budget(text: str | int | None) -> int | None:
+    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are. None stays None: the machine decides.
+
+    Raises:
+        SettingsError: not a size, or not a positive one.
+    """
+    if text is None:
+        return None
+    size: int | None = None
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    elif isinstance(text, str) and (match := _SIZE.fullmatch(text.strip())):
+        number, unit, binary = match.groups()
+        base = 1024 if binary else 1000
+        size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
+    if size is None or size <= 0:
+        raise SettingsError(
+            f"A budget of {text!r} was given",
+            "it is not a size in bytes above zero",
+            "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
+        )
+    return size
+
+
+def apply(
+    model: Any,
+    mode: str,
+    *,
+    device: str | torch.device,
+    budget: str | int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> OffloadHandle:
+    """Offload a diffusers pipeline, or one component of it, and return how to undo that.
+
+    While the handle is active the model must not be moved, cast, copied or saved: `handle.remove()` first.
+
+    Args:
+        model: a pipeline or an `nn.Module`, its weights in ordinary memory.
+        mode: one of `MODES`.
+        device: the compute device.
+        budget: for "balanced": how much of the device weights may take. None: what is free, less a reserve.
+        folder: where weights wait on disk if the device is the CPU; default the system's temporary folder.
+
+    Raises:
+        UnknownOffloadError: no such mode.
+        SettingsError: a budget or folder that cannot be used, or a model that is offloaded already.
+        BudgetError: the model cannot run within the budget.
+    """
+    names = [row.name for row in MODES]
+    if mode not in names:
+        near = difflib.get_close_matches(str(mode).lower(), names, n=1, cutoff=0.5)
+        raise UnknownOffloadError(
+            f"Offload mode {mode!r} was asked for",
+            f"the modes are {', '.join(names)}",
+            f"Did you mean {near[0]!r}?" if near else "Choose one of them",
+        )
+    size = parse_budget(budget)
+    if size is not None and mode != "balanced":
+        raise SettingsError(
+            f"A budget was given with offload={mode!r}",
+            "only balanced offload keeps to one",
+            "Leave the budget out, or use offload='balanced'",
+        )
+    parts = components_of(model)
+    if any(_HANDLE in part.__dict__ for part in parts.values()):
+        raise SettingsError(
+            f"Offload mode {mode!r} was to be applied",
+            "the model is offloaded already",
+            "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
+        )
+    import torch
+
+    target = torch.device(device)
+    handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
+    try:
+        importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
+        for part in parts.values():
+            part.__dict__[_HANDLE] = handle
+            handle.undo.callback(part.__dict__.pop, _HANDLE, None)
+    except BaseException:
+        handle.remove()
+        raise
+    return handle
+
+
+_HANDLE = "_sdquant_offload"  # on each component: the handle that is active
+
+
+def components_of(model: Any) -> dict[str, nn.Module]:
+    """The networks of a pipeline by name, in the pipeline's order; a component alone is called "model"."""
+    from torch import nn
+
+    if isinstance(model, nn.Module):
+        return {"model": model}
+    parts: dict[str, nn.Module] = {}
+    for name, part in model.components.items():
+        # A network that has two names is one network.
+        if isinstance(part, nn.Module) and not any(part is other for other in parts.values()):
+            parts[name] = part
+    return parts
+
+
+def weight_bytes(*modules: nn.Module) -> int:
+    """Bytes of all weights of the modules: every parameter and buffer (persistent or not) and what libraries hide in
+    attributes, such as bitsandbytes' scales; what is tied is counted once. See `slots`.
+    """
+    from . import slots
+
+    return slots.weight_bytes(*modules)

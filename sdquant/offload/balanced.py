@@ -1,0 +1,126 @@
+"""Need-based residency under a budget.
+
+If all weights fit into the budget, they are on the device and nothing is hooked. If not:
+* a component that is called makes those that were used longest ago give up weights, only as many as it needs;
+* a component that is larger than the budget keeps as many of its blocks as fit, and streams the rest: the next block is
+  on its way while one runs.
+Weights are constant, so giving them up copies nothing back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BudgetError
+from . import none
+from .entry import announce, wrap
+from .memory import default_budget
+from .residency import Residency, tier
+from .slots import slots, tensor_bytes
+from .stream import Streamer, least, plan
+from .units import Component, cut
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import nn
+
+    from .handle import OffloadHandle
+
+
+def apply(
+    parts: dict[str, nn.Module],
+    handle: OffloadHandle,
+    device: torch.device,
+    *,
+    budget: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> None:
+    """Keep the weights on `device` within `budget` bytes (None: what the device has free, less a reserve).
+
+    Raises:
+        BudgetError: a component cannot run within the budget, even streamed.
+    """
+    limit = default_budget(device, _held(parts, device)) if budget is None else budget
+    handle.facts["budget"] = limit
+    if handle.total <= limit:
+        none.apply(parts, handle, device)
+        return
+    components, shared = cut(parts, handle.counters, blocks=True)
+    _refuse_too_small(components, sum(tensor_bytes(t) for slot in shared if (t := slot.get()) is not None), limit)
+    store = tier(device, folder)
+    handle.undo.callback(store.close)
+    residency = Residency(components, shared, store, device, handle, limit)
+    residency.stow()
+    # Stored bytes are aligned and may be a few more than those of the tensors.
+    _refuse_too_small(components, residency.shared_bytes, limit)
+    for component in components:
+        handle.undo.callback(announce(component.module, device))
+        _hook(component, residency, handle, limit - residency.shared_bytes)
+
+
+def _hook(component: Component, residency: Residency, handle: OffloadHandle, room: int) -> None:
+    streamer: Streamer | None = None
+    units = component.units
+    row: dict[str, Any] = {"bytes": component.nbytes, "kept": "on the device while there is room"}
+    if component.nbytes > room:
+        streamer = Streamer(component, plan(component, room), residency)
+        component.release = streamer.release
+        handle.undo.callback(streamer.close)
+        units = list(streamer.plan.resident)
+        row |= {
+            "kept": "in part on the device, in part streamed",
+            "blocks": len(component.blocks),
+            "streamed": len(streamer.plan.streamed),
+            "buffers": streamer.plan.buffers,
+        }
+        for unit in streamer.plan.streamed:
+            assert unit.module is not None
+            handle.undo.callback(
+                wrap(
+                    unit.module,
+                    lambda _, u=unit, s=streamer: s.enter(u),  # type: ignore[misc]
+                    lambda _, u=unit, s=streamer: s.leave(u),  # type: ignore[misc]
+                    names=("forward",),
+                )
+            )
+    handle.components[component.name] = row
+
+    def enter(method: str) -> None:
+        residency.touch(component)
+        if component.depth == 0:
+            missing = sum(unit.nbytes for unit in units if not unit.resident)
+            if streamer is not None:
+                missing += streamer.missing
+            residency.make_room(missing, component)
+            residency.fetch(units)
+            if streamer is not None:
+                streamer.begin(method)
+        component.depth += 1
+
+    def leave(method: str) -> None:
+        component.depth -= 1
+        if component.depth == 0:
+            residency.renew(units)
+            if streamer is not None:
+                streamer.end()
+
+    handle.undo.callback(wrap(component.module, enter, leave))
+
+
+def _held(parts: dict[str, nn.Module], device: torch.device) -> int:
+    tensors = (tensor for slot in slots(*parts.values()) if (tensor := slot.get()) is not None)
+    return sum(tensor_bytes(tensor) for tensor in tensors if tensor.device.type == device.type)
+
+
+def _refuse_too_small(components: list[Component], shared: int, limit: int) -> None:
+    worst = max(components, key=least)
+    needed = least(worst) + shared
+    if needed <= limit:
+        return
+    raise BudgetError(
+        f"Balanced offload was asked for with a budget of {limit} bytes",
+        f"{worst.name} needs {needed}: its largest block and what is outside its blocks are on the device together",
+        f"Give a budget of at least {needed} bytes, quantize {worst.name} to fewer bits, or use offload='sequential'",
+    )

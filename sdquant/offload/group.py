@@ -1,0 +1,119 @@
+"""Groups of layers on the compute device while they run, by diffusers' group offloading.
+
+Blocks where a component has them, single layers otherwise. While a group is away it is in RAM if the device is a GPU.
+If the device is the CPU it is on disk, except where diffusers' files would lose something: see `_why_not_disk`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..errors import SettingsError
+from .memory import give_back
+from .slots import slots, weight_bytes
+from .store import DiskStore
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    import torch
+
+    from .handle import OffloadHandle
+
+# diffusers' names of the hooks that group offloading registers.
+HOOKS = ("lazy_prefetch_group_offloading", "layer_execution_tracker", "group_offloading")
+
+
+def apply(
+    parts: dict[str, nn.Module],
+    handle: OffloadHandle,
+    device: torch.device,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    **unused: Any,
+) -> None:
+    """Hook every component; with a GPU the next group is fetched on a stream of its own."""
+    on_disk = device.type == "cpu"
+    store = DiskStore(folder) if on_disk else None  # for its folder; diffusers writes the files
+    if store is not None:
+        handle.undo.callback(store.close)
+    for index, (name, part) in enumerate(parts.items()):
+        reason = _why_not_disk(part) if on_disk else None
+        # A folder for each component: diffusers names files by layer, and takes a file that is there for its own.
+        path = store.folder / str(index) if store is not None and reason is None else None
+        level = _level(part)
+        handle.components[name] = {
+            "bytes": weight_bytes(part),
+            "kept": "on disk" if path else "in RAM",
+            "by": level,
+            **({"why not on disk": reason} if reason else {}),
+        }
+        handle.undo.callback(_remove, part)
+        _hook(part, level, device, path)
+        give_back()
+
+
+def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) -> None:
+    from diffusers.hooks import apply_group_offloading
+    from safetensors import SafetensorError
+
+    try:
+        apply_group_offloading(
+            part,
+            onload_device=device,
+            offload_device="cpu",
+            offload_type=level,
+            num_blocks_per_group=1 if level == "block_level" else None,
+            use_stream=device.type == "cuda",
+            offload_to_disk_path=None if path is None else str(path),
+        )
+    except (OSError, SafetensorError) as error:
+        raise SettingsError(
+            f"Offloaded weights were to wait in {path}",
+            f"they could not be written: {error}",
+            "Make room there, or choose a folder on another disk with `folder=`",
+        ) from error
+
+
+def _level(part: nn.Module) -> str:
+    """Blocks if the component's own children are lists of them. A VAE's lie deeper, and it is not called as a whole."""
+    return "block_level" if any(isinstance(child, nn.ModuleList) for child in part.children()) else "leaf_level"
+
+
+def _why_not_disk(part: nn.Module) -> str | None:
+    """Why diffusers' files cannot hold the component's weights; None if they can."""
+    for slot in slots(part):
+        if slot.opaque or "." in slot.places[0].name:
+            return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file in part only"
+        if len(slot.places) > 1:
+            return f"{slot.name} is tied to {slot.places[1].name}: the second of two groups would be written empty"
+        tensor = slot.get()
+        if tensor is not None and not tensor.is_contiguous():
+            return f"{slot.name} is not contiguous, and safetensors writes no such tensor"
+    return None
+
+
+def _remove(part: nn.Module) -> None:
+    """Bring all groups back and take the hooks off, and what diffusers leaves behind when it does that."""
+    for module in part.modules():
+        registry = module.__dict__.get("_diffusers_hook")
+        hook = registry.get_hook("group_offloading") if registry is not None else None
+        if hook is not None and hook.group.offload_leader is module:
+            hook.group.onload_()
+    for module in part.modules():
+        registry = module.__dict__.get("_diffusers_hook")
+        if registry is None:
+            continue
+        for name in HOOKS:
+            registry.remove_hook(name, recurse=False)
+        if not registry.hooks:
+            del module.__dict__["_diffusers_hook"]
+            if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
+                del module.__dict__["forward"]
+    for slot in slots(part):
+        tensor = slot.get()
+        if tensor is not None and tensor.device.type != "cpu":
+            slot.put(tensor.to("cpu"))

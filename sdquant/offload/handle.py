@@ -1,0 +1,85 @@
+"""What `apply` gives back: the way to undo an offload mode, and to see what it does."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Counters:
+    """What was moved, in bytes and times.
+
+    Attributes:
+        fetched, fetches: brought to the compute device.
+        evicted, evictions: given up there; nothing is copied back.
+        prefetched: fetches of a block that were started before the block was called.
+        waited: of those, how many were not finished when the block was called.
+        mispredicted: prefetched blocks that were not the next one called.
+        stored: bytes written to the store.
+        resident, peak: weights on the compute device now, and the most there ever were, buffers included.
+    """
+
+    fetched: int = 0
+    fetches: int = 0
+    evicted: int = 0
+    evictions: int = 0
+    prefetched: int = 0
+    waited: int = 0
+    mispredicted: int = 0
+    stored: int = 0
+    resident: int = 0
+    peak: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def hold(self, nbytes: int) -> None:
+        """`nbytes` more are on the device (fewer, if negative)."""
+        with self._lock:
+            self.resident += nbytes
+            self.peak = max(self.peak, self.resident)
+
+    def to_dict(self) -> dict[str, int]:
+        """All of them by name."""
+        return {row.name: getattr(self, row.name) for row in fields(self) if row.repr}
+
+
+class OffloadHandle:
+    """An offload mode at work on a model.
+
+    Attributes:
+        mode: its name.
+        device: the compute device, as text.
+        undo: what `remove` calls, the last first. A mode pushes here whatever takes back what it did.
+    """
+
+    def __init__(self, mode: str, device: str, total: int) -> None:
+        self.mode, self.device = mode, device
+        self.total = total
+        self.counters = Counters()
+        self.undo = ExitStack()
+        self.components: dict[str, dict[str, Any]] = {}
+        self.facts: dict[str, Any] = {}
+        self.active = True
+
+    def remove(self) -> None:
+        """Take every hook off again, bring weights back into ordinary memory, delete files. Twice is as good as once.
+
+        Weights that waited elsewhere are in CPU memory afterwards; those that never moved stay where they are.
+        """
+        if self.active:
+            self.active = False
+            self.undo.close()
+
+    def report(self) -> dict[str, Any]:
+        """The mode, the bytes of all weights, the counters, and how each component is kept."""
+        return {
+            "mode": self.mode,
+            "device": self.device,
+            "active": self.active,
+            "bytes": self.total,
+            **self.facts,
+            **self.counters.to_dict(),
+            "components": {name: dict(row) for name, row in self.components.items()},
+        }

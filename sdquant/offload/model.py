@@ -1,0 +1,55 @@
+"""One component at a time on the compute device: fetched when it is called, given up when another one is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .entry import announce, wrap
+from .residency import Residency, tier
+from .units import Component, cut
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import nn
+
+    from .handle import OffloadHandle
+
+
+def apply(
+    parts: dict[str, nn.Module],
+    handle: OffloadHandle,
+    device: torch.device,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    **unused: Any,
+) -> None:
+    """Store all components and fetch each when one of its methods is called. The last one called stays.
+
+    Wrapper tensors (optimum-quanto's) cannot be in a file: if the device is the CPU they stay in memory.
+    """
+    on_cpu = device.type == "cpu"
+    components, shared = cut(parts, handle.counters, blocks=False, leave=lambda slot: on_cpu and slot.opaque)
+    store = tier(device, folder)
+    handle.undo.callback(store.close)
+    residency = Residency(components, shared, store, device, handle, limit=None)
+    residency.stow()
+
+    def enter(component: Component) -> None:
+        if component.depth == 0:
+            for other in components:
+                if other is not component and other.depth == 0:
+                    residency.evict(other.units)
+            residency.fetch(component.units)
+        component.depth += 1
+
+    def leave(component: Component) -> None:
+        component.depth -= 1
+
+    for component in components:
+        handle.components[component.name] = {"bytes": component.nbytes, "kept": "on the device while it is in use"}
+        handle.undo.callback(announce(component.module, device))
+        handle.undo.callback(
+            wrap(component.module, lambda _, c=component: enter(c), lambda _, c=component: leave(c))  # type: ignore[misc]
+        )

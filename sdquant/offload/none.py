@@ -1,0 +1,25 @@
+"""Everything stays on the compute device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .slots import slots, weight_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .handle import OffloadHandle
+
+
+def apply(parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.device, **unused: Any) -> None:
+    """Move what is elsewhere to the device. `remove` leaves it there."""
+    for name, part in parts.items():
+        handle.components[name] = {"bytes": weight_bytes(part), "kept": "on the device"}
+    for slot in slots(*parts.values()):
+        tensor = slot.get()
+        if tensor is not None and tensor.device.type != device.type:
+            slot.put(tensor.to(device))
+            handle.counters.fetches += 1
+    handle.counters.hold(handle.total)

@@ -1,0 +1,108 @@
+"""One leaf module at a time on the compute device, by accelerate's hooks.
+
+accelerate takes every parameter and persistent buffer off a module (to the meta device) and makes a new one for each
+call. It knows nothing of what libraries hide, so their modules break here; sdquant's own layers hide nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .memory import give_back
+from .residency import tier
+from .slots import is_opaque, slots, weight_bytes
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import Tensor, nn
+
+    from .handle import OffloadHandle
+    from .store import Store
+
+
+def apply(
+    parts: dict[str, nn.Module],
+    handle: OffloadHandle,
+    device: torch.device,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    **unused: Any,
+) -> None:
+    """Hook every leaf of every component. On the CPU leaves compute from the mapped file without a copy."""
+    store = tier(device, folder)
+    handle.undo.callback(store.close)
+    for name, part in parts.items():
+        handle.components[name] = {
+            "bytes": weight_bytes(part),
+            "kept": "stored; fetched leaf by leaf",
+        }
+        _offload(part, store, handle, device)
+        give_back()
+
+
+def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch.device) -> None:
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    before = _Registered(part)
+    weights: dict[str, Tensor] = dict(part.state_dict())
+    # Tied weights are stored once. What cannot be stored goes to accelerate as it is.
+    memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
+    owner = {where: key for key, where in reversed(memory.items())}
+    region = store.add([weights[key] for key in owner.values()])
+    handle.counters.stored += region.nbytes
+    stored = dict(zip(owner, region.waiting, strict=True))
+    weights |= {key: stored[where] for key, where in memory.items()}
+
+    def undo() -> None:
+        try:
+            remove_hook_from_submodules(part)
+        finally:
+            before.restore(weights)
+            give_back()
+
+    handle.undo.callback(undo)
+    cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
+    before.let_go(weights)
+
+
+def _memory(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+class _Registered:
+    """The parameters and buffers of a module as they are registered, to be put back as the same objects.
+
+    Hidden tensors as well: accelerate does not see them, but moves some to the meta device by accident.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        owners = list(part.named_modules(remove_duplicate=False))
+        self._parameters = [(f"{n}.{k}".lstrip("."), m, k, p) for n, m in owners for k, p in m._parameters.items()]
+        self._buffers = [(f"{n}.{k}".lstrip("."), m, k, b) for n, m in owners for k, b in m._buffers.items()]
+        self._hidden = [(slot, slot.get()) for slot in slots(part) if "." in slot.places[0].name]
+
+    def let_go(self, weights: dict[str, Tensor]) -> None:
+        """Keep the objects, but none of the memory that is stored elsewhere now."""
+        for key, _, _, parameter in self._parameters:
+            if parameter is not None and key in weights and not is_opaque(parameter):
+                parameter.data = weights[key]
+        self._buffers = [(key, m, k, None if key in weights else b) for key, m, k, b in self._buffers]
+
+    def restore(self, weights: dict[str, Tensor]) -> None:
+        """Put everything back, with memory of its own."""
+        fresh: dict[int, Tensor] = {}
+        for key, module, name, parameter in self._parameters:
+            if parameter is not None and key in weights and not is_opaque(parameter):
+                stored = weights[key]
+                if id(stored) not in fresh:
+                    fresh[id(stored)] = stored.to("cpu", copy=True)
+                parameter.data = fresh[id(stored)]
+            module._parameters[name] = parameter
+        for key, module, name, buffer in self._buffers:
+            module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer
+        for slot, hidden in self._hidden:
+            if hidden is not None:
+                slot.put(hidden)

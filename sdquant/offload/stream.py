@@ -1,0 +1,181 @@
+"""Running a component that is larger than its budget: some blocks stay, the others take turns in one or two buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .memory import flat_buffer
+from .transfer import Ticket, transfer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .residency import Residency
+    from .units import Component, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """How a component is kept within a budget.
+
+    Attributes:
+        resident: units that stay.
+        streamed: blocks that come and go.
+        buffers: how many blocks can be on the device at the same time: two, where there is room to fetch one ahead.
+        buffer_bytes: size of each.
+    """
+
+    resident: tuple[Unit, ...]
+    streamed: tuple[Unit, ...]
+    buffers: int
+    buffer_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device at the most."""
+        return sum(unit.nbytes for unit in self.resident) + self.buffers * self.buffer_bytes
+
+
+def least(component: Component) -> int:
+    """The smallest budget the component runs with: what is outside blocks, and the largest block."""
+    return component.rest.nbytes + max((unit.nbytes for unit in component.blocks), default=0)
+
+
+def plan(component: Component, budget: int) -> StreamPlan:
+    """Keep as many blocks as fit, spread evenly, so that there is time to fetch the next one between two streamed ones.
+
+    `budget` must be at least `least(component)`.
+    """
+    largest = max(unit.nbytes for unit in component.blocks)
+    room = budget - component.rest.nbytes - 2 * largest
+    buffers = 2 if room >= 0 else 1
+    room = max(room, budget - component.rest.nbytes - buffers * largest)
+    share = room / sum(unit.nbytes for unit in component.blocks)
+    kept: set[str] = set()
+    taken = passed = 0
+    for unit in component.blocks:
+        passed += unit.nbytes
+        if taken + unit.nbytes <= min(room, share * passed):
+            kept.add(unit.name)
+            taken += unit.nbytes
+    for unit in component.blocks:  # what is left over by rounding
+        if unit.name not in kept and taken + unit.nbytes <= room:
+            kept.add(unit.name)
+            taken += unit.nbytes
+    streamed = tuple(unit for unit in component.blocks if unit.name not in kept)
+    return StreamPlan(
+        resident=(component.rest, *(unit for unit in component.blocks if unit.name in kept)),
+        streamed=streamed,
+        buffers=min(buffers, len(streamed)),
+        buffer_bytes=max((unit.nbytes for unit in streamed), default=0),
+    )
+
+
+class Streamer:
+    """The buffers of one component, and which block is in which.
+
+    The order of blocks is learned while they run: each one is expected to be followed by what followed it last time.
+    """
+
+    def __init__(self, component: Component, plan: StreamPlan, residency: Residency) -> None:
+        self.plan = plan
+        self._component, self._residency = component, residency
+        self._counters = residency.counters
+        self._transfer = transfer(residency.device)
+        self._free: list[Tensor] = []
+        self._in: dict[str, Tensor] = {}  # buffer of each block on the device
+        self._coming: tuple[Unit, Ticket, Tensor] | None = None
+        self._next = dict(zip(plan.streamed, (*plan.streamed[1:], plan.streamed[0]), strict=True))
+        self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
+        self._method = ""
+        self._first: Unit | None = None
+        self._last: Unit | None = None
+        self._held = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes that `begin` will take for buffers."""
+        return 0 if self._held else self.plan.buffers * self.plan.buffer_bytes
+
+    def begin(self, method: str) -> None:
+        """A method of the component starts."""
+        self._method, self._first, self._last = method, None, None
+        if not self._held:
+            self._held = self.plan.buffers * self.plan.buffer_bytes
+            self._counters.hold(self._held)
+            for _ in range(self.plan.buffers):
+                self._free.append(flat_buffer(self.plan.buffer_bytes, self._residency.device))
+
+    def end(self) -> None:
+        """It is over; the next call is expected to start as this one did."""
+        if self._last is not None and self._first is not None:
+            self._after.setdefault(self._method, {})[self._last] = self._first
+
+    def enter(self, unit: Unit) -> None:
+        """A streamed block is about to run."""
+        if unit.resident:
+            return
+        if self._coming is not None and self._coming[0] is unit:
+            _, ticket, buffer = self._coming
+            self._coming = None
+            self._counters.prefetched += 1
+            self._counters.waited += not ticket.done()
+            self._arrive(unit, ticket, buffer)
+        else:
+            self._discard()
+            buffer = self._free.pop()
+            self._arrive(unit, self._transfer.start(unit, buffer), buffer)
+        if self._last is not None:
+            self._after.setdefault(self._method, {})[self._last] = unit
+        self._first = self._first or unit
+        self._last = unit
+        self._fetch_ahead()
+
+    def leave(self, unit: Unit) -> None:
+        """It has run."""
+        if unit.name in self._in:
+            unit.drop(self._residency.store)
+            self._free.append(self._in.pop(unit.name))
+            self._fetch_ahead()
+
+    def release(self) -> None:
+        """Give the buffers up."""
+        self._discard(expected=True)
+        self._free.clear()
+        self._counters.hold(-self._held)
+        self._held = 0
+
+    def close(self) -> None:
+        """Give everything up, the thread too."""
+        self.release()
+        self._transfer.close()
+
+    def _arrive(self, unit: Unit, ticket: Ticket, buffer: Tensor) -> None:
+        try:
+            flat = ticket.wait()
+        except BaseException:
+            self._free.append(buffer)
+            raise
+        unit.place(flat, held=False)
+        # A block that outgrew the buffer (its library repacked it) brought a larger one, which is used from now on.
+        self._in[unit.name] = flat
+        self._counters.hold(flat.numel() - buffer.numel())
+        self._held += flat.numel() - buffer.numel()
+
+    def _fetch_ahead(self) -> None:
+        if self._coming is None and self._free and self._last is not None:
+            unit = self._after.get(self._method, {}).get(self._last, self._next[self._last])
+            if not unit.resident:
+                buffer = self._free.pop()
+                self._coming = unit, self._transfer.start(unit, buffer), buffer
+
+    def _discard(self, expected: bool = False) -> None:
+        """Wait for a block that was fetched ahead in vain, and take its buffer back."""
+        if self._coming is None:
+            return
+        _, ticket, buffer = self._coming
+        self._coming = None
+        self._free.append(buffer)
+        self._counters.mispredicted += not expected
+        ticket.wait()

@@ -1,0 +1,239 @@
+"""Units: the weights that are fetched and given up together, and how a component is cut into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .memory import flat_buffer
+from .slots import Slot, own_slots, tensor_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .handle import Counters
+    from .store import Region, Store
+
+
+class Unit:
+    """Some modules whose own tensors move together.
+
+    Attributes:
+        name: dotted, within the component.
+        module: the block that the unit is; None for what is outside blocks.
+        resident: whether the weights are on the compute device.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module | None,
+        owners: list[tuple[str, nn.Module]],
+        *,
+        skip: Callable[[Slot], bool],
+        counters: Counters,
+    ) -> None:
+        self.name, self.module = name, module
+        self.resident = False
+        self._owners, self._skip, self._counters = owners, skip, counters
+        self._slots = self._collect()
+        self._region: Region | None = None
+        self._placed: list[Tensor] = []
+        self._held = 0
+
+    def _collect(self) -> list[Slot]:
+        return [slot for slot in own_slots(self._owners) if not self._skip(slot)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that fetching the unit takes on the device."""
+        if self._region is not None:
+            return self._region.nbytes
+        return sum(tensor_bytes(tensor) for slot in self._slots if (tensor := slot.get()) is not None)
+
+    def stow(self, store: Store) -> None:
+        """Put the weights into the store and let the module refer to them there."""
+        self._slots = self._collect()
+        tensors = [tensor for slot in self._slots if (tensor := slot.get()) is not None]
+        self._region = store.add(tensors)
+        self._counters.stored += self._region.nbytes
+        self._place(self._region.waiting)
+
+    def read(self, buffer: Tensor | None, device: torch.device) -> Tensor:
+        """Start bringing the bytes to the device, into `buffer` or memory of their own; does not touch the module."""
+        assert self._region is not None
+        if buffer is None or buffer.numel() < self._region.nbytes:
+            buffer = flat_buffer(self._region.nbytes, device)
+        self._region.read(buffer)
+        return buffer
+
+    def place(self, flat: Tensor, *, held: bool) -> None:
+        """Let the module compute with the bytes that `read` brought. `held`: count them (not so for shared buffers)."""
+        assert self._region is not None
+        self._place(self._region.views(flat))
+        self.resident = True
+        self._held = self._region.nbytes if held else 0
+        self._counters.hold(self._held)
+        self._counters.fetched += self._region.nbytes
+        self._counters.fetches += 1
+
+    def drop(self, store: Store) -> None:
+        """Give the weights up on the device: point the module at the stored ones again.
+
+        A library may have changed its weights meanwhile (bitsandbytes repacks 4-bit weights at their first forward on
+        some CPUs): then the stored ones are of no use any more, and the new ones are stored.
+        """
+        assert self._region is not None
+        self._counters.evicted += self._region.nbytes
+        self._counters.evictions += 1
+        if self.changed():
+            self.stow(store)
+        else:
+            self._place(self._region.waiting)
+        self.resident = False
+        self._counters.hold(-self._held)
+        self._held = 0
+
+    def free(self, store: Store) -> None:
+        """Bring stored weights into ordinary CPU memory, each tensor in its own, and forget the store."""
+        if self._region is None:
+            return
+        if self.changed():
+            self._slots = self._collect()
+        for slot in self._slots:
+            tensor = slot.get()
+            if tensor is not None:
+                slot.put(tensor.to("cpu") if slot.opaque else _copy(tensor))
+        self._region, self._placed = None, []
+        self.resident = False
+        self._counters.hold(-self._held)
+        self._held = 0
+
+    def _place(self, tensors: list[Tensor]) -> None:
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            slot.put(tensor)
+        self._placed = tensors
+
+    def changed(self) -> bool:
+        """Whether a slot no longer holds what was last put into it."""
+        for slot, placed in zip(self._slots, self._placed, strict=True):
+            tensor = slot.get()
+            if tensor is None:
+                return True
+            if not slot.opaque and (tensor.data_ptr() != placed.data_ptr() or tensor.dtype != placed.dtype):
+                return True
+        return False
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    copy = torch.empty_like(tensor, device="cpu")
+    return copy.copy_(tensor)
+
+
+@dataclass
+class Component:
+    """A part of a pipeline, cut into units.
+
+    Attributes:
+        rest: what is outside blocks.
+        blocks: in the order of registration, which is a first guess at the order in which they run.
+        depth: how many of the component's methods are running.
+        used: when it was last called, counted in calls.
+        release: gives up what the component holds besides its units (buffers for streaming); None if nothing.
+    """
+
+    name: str
+    module: nn.Module
+    rest: Unit
+    blocks: list[Unit] = field(default_factory=list)
+    depth: int = 0
+    used: int = 0
+    release: Callable[[], None] | None = None
+
+    @property
+    def units(self) -> list[Unit]:
+        """All of them, the rest first."""
+        return [self.rest, *self.blocks]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all units."""
+        return sum(unit.nbytes for unit in self.units)
+
+
+def cut(
+    parts: dict[str, nn.Module],
+    counters: Counters,
+    *,
+    blocks: bool,
+    leave: Callable[[Slot], bool] = lambda slot: False,
+) -> tuple[list[Component], list[Slot]]:
+    """The components cut into units, and the slots that more than one component uses, which belong to none.
+
+    Args:
+        parts: components by name.
+        blocks: whether to cut out blocks; otherwise a component is one unit.
+        leave: slots that no unit shall move.
+    """
+    shared = _shared({name: list(module.named_modules()) for name, module in parts.items()})
+    made = []
+    for name, module in parts.items():
+        found = dict(find_blocks(module)) if blocks else {}
+        owners = {
+            block: [(f"{block}.{n}" if n else block, m) for n, m in child.named_modules()]
+            for block, child in found.items()
+        }
+        inside = {id(m) for rows in owners.values() for _, m in rows}
+        outside = [(n, m) for n, m in module.named_modules() if id(m) not in inside]
+        # A weight that two blocks share, or a block and the rest, stays with the rest.
+        tied = _shared({**owners, "": outside})
+        extra = [(n, m) for rows in owners.values() for n, m in rows if any(key[0] == id(m) for key in tied)]
+
+        def not_rest(slot: Slot, inside: set[int] = inside, tied: set[tuple[int, str]] = tied) -> bool:
+            return id(slot.places[0].owner) in inside and slot.places[0].key not in tied
+
+        def skip_block(slot: Slot, tied: set[tuple[int, str]] = tied) -> bool:
+            return _touches(slot, shared) or _touches(slot, tied) or leave(slot)
+
+        def skip_rest(slot: Slot, not_rest: Callable[[Slot], bool] = not_rest) -> bool:
+            return _touches(slot, shared) or not_rest(slot) or leave(slot)
+
+        rest = Unit("", None, outside + extra, skip=skip_rest, counters=counters)
+        cuts = [Unit(b, found[b], owners[b], skip=skip_block, counters=counters) for b in found]
+        made.append(Component(name, module, rest, [unit for unit in cuts if unit.nbytes]))
+    everyone = [(f"{name}.{n}" if n else name, m) for name, module in parts.items() for n, m in module.named_modules()]
+    return made, [slot for slot in own_slots(everyone) if _touches(slot, shared)]
+
+
+def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The blocks of a network, by dotted name: members of the outermost module lists, and a `mid_block`."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            yield from ((f"{prefix}{name}.{i}", block) for i, block in enumerate(child))
+        elif name == "mid_block":
+            yield f"{prefix}{name}", child
+        else:
+            yield from find_blocks(child, f"{prefix}{name}.")
+
+
+def _shared(groups: dict[str, list[tuple[str, nn.Module]]]) -> set[tuple[int, str]]:
+    """The places of slots that are referred to from more than one group."""
+    group_of: dict[int, str] = {}
+    modules_in_two: set[int] = set()
+    for group, rows in groups.items():
+        for _, module in rows:
+            if group_of.setdefault(id(module), group) != group:
+                modules_in_two.add(id(module))
+    found: set[tuple[int, str]] = set()
+    for slot in own_slots(row for rows in groups.values() for row in rows):
+        homes = {group_of[id(place.owner)] for place in slot.places}
+        if len(homes) > 1 or any(id(place.owner) in modules_in_two for place in slot.places):
+            found.update(place.key for place in slot.places)
+    return found
+
+
+def _touches(slot: Slot, keys: set[tuple[int, str]]) -> bool:
+    return any(place.key in keys for place in slot.places)
