@@ -158,8 +158,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="libgguf-missing",
         level="advice",
-        applies=lambda machine: "gguf" in machine.versions and "libgguf" not in machine.versions,
-        text='GGUF files can be read, but the K types (q2_k to q6_k) cannot be written: pip install "sdquant[gguf]".',
+        applies=lambda machine: "libgguf" not in machine.versions,
+        text='GGUF files can be read but not written: pip install "sdquant[gguf]".',
     ),
     Rule(
         name="mps-float8",

@@ -266,7 +266,7 @@ def _quanto_extensions() -> Path | None:
 
 
 def _locks(extensions: Path | None) -> Iterator[Lock]:
-    """Lock files under optimum-quanto's extensions: `<extension>/build/lock` (facts/perf.md F8)."""
+    """Lock files under optimum-quanto's extensions: `<extension>/build/lock`, written by torch's builder."""
     for path in sorted(extensions.glob("*/build/lock")) if extensions is not None else ():
         try:
             yield Lock(path=str(path), age_s=max(0.0, time.time() - path.stat().st_mtime))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from .. import offload
 from ..machine import KINDS as DEVICES
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 MODES = ("pre", "post", "found")
-OFFLOADS = ("none", "model", "sequential", "balanced", "group")
+OFFLOADS = tuple(row.name for row in offload.MODES)
 RUNTIMES = ("default", "library", "plain")
 SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
