@@ -76,3 +76,9 @@ def announce(module: nn.Module, device: torch.device) -> Callable[[], None]:
     hook.execution_device = device
     module.__dict__["_hf_hook"] = hook
     return lambda: module.__dict__.pop("_hf_hook", None)
+
+
+def tidy(module: nn.Module) -> None:
+    """Delete a `forward` on the instance that is the class's own, which libraries leave when they take hooks off."""
+    if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
+        del module.__dict__["forward"]

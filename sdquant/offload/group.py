@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import SettingsError
+from .entry import tidy
 from .memory import give_back
 from .slots import slots, weight_bytes
 from .store import DiskStore
@@ -111,8 +112,7 @@ def _remove(part: nn.Module) -> None:
             registry.remove_hook(name, recurse=False)
         if not registry.hooks:
             del module.__dict__["_diffusers_hook"]
-            if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
-                del module.__dict__["forward"]
+            tidy(module)
     for slot in slots(part):
         tensor = slot.get()
         if tensor is not None and tensor.device.type != "cpu":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .entry import tidy
 from .memory import give_back
 from .residency import tier
 from .slots import is_opaque, slots, weight_bytes
@@ -61,6 +62,8 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
             remove_hook_from_submodules(part)
         finally:
             before.restore(weights)
+            for module in part.modules():
+                tidy(module)
             give_back()
 
     handle.undo.callback(undo)
