@@ -168,6 +168,9 @@ class FourBit(Codec):
         check_table(found, ".quant_map", fourbit_code(found.scheme, torch.device("cpu")), get)
         details: dict[str, Any] = {"block_size": block}
         key, absmax = require(found, "absmax", get)
+        if absmax.dtype == torch.bfloat16 and len(shape) == 2 and absmax.shape == (shape[1] // block, shape[0]):
+            # Saved by bitsandbytes after a forward on a CPU with AVX512-BF16, which leaves the scales like this.
+            absmax = absmax.T.reshape(-1)
         if absmax.shape != (math.ceil(size / block),):
             raise bad(
                 key, f"it has shape {list(absmax.shape)}, and {size} weights make {math.ceil(size / block)} blocks"
@@ -220,7 +223,7 @@ def _state(packed: Packed) -> Any:
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),
-        code=fourbit_code(packed.spec.scheme, absmax.device),
+        code=fourbit_code(packed.spec.scheme, absmax.device).clone(),  # safetensors refuses to save a shared one
         blocksize=details["block_size"],
         quant_type=packed.spec.scheme,
         dtype=_COMPUTE[packed.spec.dtype],

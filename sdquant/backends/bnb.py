@@ -109,7 +109,8 @@ class Bnb(Backend):
         return _codec_of(packed.spec).to_library(module, packed, spec)
 
     def from_library(self, module: nn.Module) -> Packed | None:
-        return next((packed for codec in _codecs().values() if (packed := codec.from_library(module)) is not None), None)
+        packed = (codec.from_library(module) for codec in _codecs().values())
+        return next((one for one in packed if one is not None), None)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return _codec_of(spec).key(name, part, spec)
