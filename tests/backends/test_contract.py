@@ -133,7 +133,10 @@ def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:
 def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> None:
     layer, x = _layer(kind)
     backend = backends.of_scheme(name)
-    packed = backend.encode(layer.weight.data, backends.parse(name))
+    try:
+        packed = backend.encode(layer.weight.data, backends.parse(name))
+    except Unfit as reason:
+        pytest.skip(f"{name} does not hold {tuple(layer.weight.shape)}: {reason}")
     plain = quantized_layer(layer, packed)
     with torch.no_grad():
         layer.weight.copy_(backend.decode(packed, torch.bfloat16))

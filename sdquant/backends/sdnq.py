@@ -1,0 +1,396 @@
+"""SDNQ, the quantization that SD.Next uses today: the example of a backend in one file.
+
+SDNQ quantizes a layer (its public `sdnq_quantize_layer`); the tensors it makes are the parts here, with SDNQ's own
+shapes and file keys, so that a folder written here loads with `sdnq.load_sdnq_model` or diffusers, and the other way
+round. Decoding is written out below in plain torch, bit-equal to SDNQ's own, a few rows at a time; it needs no sdnq.
+SDNQ's extras at encoding (SVD, Hadamard rotation, codebooks, dynamic selection, quantized matmul) stay off, and there
+is no "library" runtime: SDNQ's layers would add its matmul kernels, which are another subject.
+
+Differences from SDNQ's defaults, both for size:
+
+* Scales take the dtype of the weight, not float32 (`fp32_scales` for those). The codes are computed against the rounded
+  scale, so that little is lost, and a convolution of 32 channels keeps 8-bit weights at 0.53 of bf16 instead of 0.56.
+* Groups are 64 weights at 4 bits and below (SDNQ: 16 to 64), 128 at 6 and 256 at 8. With SDNQ's own, uint4 takes 0.312.
+
+SDNQ groups a convolution's weight along its input channels, with a scale for each kernel position. Where there are few
+channels the scales outweigh the codes; like SDNQ itself this backend leaves layers of fewer than 32 channels alone, and
+the unsigned schemes, which carry a zero point beside each scale, want 64.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import BadFileError, UnsupportedFileError
+from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import torch
+    from torch import Tensor, nn
+
+CHUNK = 1 << 18  # weights decoded at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """How SDNQ stores codes of one kind.
+
+    Attributes:
+        sdnq: SDNQ's name of the dtype.
+        dtype: torch dtype name of the stored tensor.
+        low: what is added to a stored code to get its value.
+        zero_point: whether each scale has a zero point beside it.
+        fields: for packed codes, where each of the codes in a unit of bytes is: (byte, right shift, mask), to be added.
+            From sdnq/packed_int/unpack.py. Empty where a code is an element.
+        unit: bytes in a unit.
+    """
+
+    sdnq: str
+    dtype: str
+    low: int = 0
+    zero_point: bool = False
+    fields: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    unit: int = 1
+
+
+_FOUR = (((0, 0, 15),), ((0, 4, 15),))
+_SIX = (((0, 0, 63),), ((1, 0, 63),), ((2, 0, 63),), ((0, 2, 48), (1, 4, 12), (2, 6, 3)))
+_THREE = (
+    *(((byte, 0, 7),) for byte in range(3)),
+    *(((byte, 3, 7),) for byte in range(3)),
+    *(((byte, 6, 3), (2, 4 + byte, 4)) for byte in range(2)),
+)
+
+CODES = {
+    "sdnq-int8": Code(sdnq="int8", dtype="int8"),
+    "sdnq-fp8": Code(sdnq="float8_e4m3fn", dtype="float8_e4m3fn"),
+    "sdnq-int6": Code(sdnq="int6", dtype="uint8", low=-32, fields=_SIX, unit=3),
+    "sdnq-int4": Code(sdnq="int4", dtype="uint8", low=-8, fields=_FOUR),
+    "sdnq-uint4": Code(sdnq="uint4", dtype="uint8", zero_point=True, fields=_FOUR),
+    "sdnq-uint3": Code(sdnq="uint3", dtype="uint8", zero_point=True, fields=_THREE, unit=3),
+}
+_OF_DTYPE = {code.sdnq: name for name, code in CODES.items()} | {"fp8": "sdnq-fp8"}
+
+
+def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
+    options = {
+        "group_size": Option(
+            default=group,
+            help="how many input channels share a scale; -1 for all of them",
+            choices=(-1, 32, 64, 128, 256, 512, 1024),
+        ),
+        "fp32_scales": Option(default=False, help="keep scales in float32, as SDNQ does by default"),
+    }
+    return Scheme(name=name, backend="sdnq", bits=bits, group=group, summary=summary, options=options)
+
+
+class SDNQ(Backend):
+    """SDNQ's weight quantization, in sdquant's plain layers.
+
+    Parts, for a weight of [out, in, ...] whose channels fall into `groups` groups, in SDNQ's own shapes:
+        weight: int8 and fp8: [out, in, ...], or [out, groups, in / groups, ...] where there are several groups.
+            4 bits: uint8 [n / 2]. 6 bits: uint8 [n / 4, 3]. 3 bits: uint8 [n / 8, 3].
+        scale: [out, 1, ...] or [out, groups, 1, ...], in the weight's dtype or float32.
+        zero_point: as `scale`, for the unsigned schemes.
+        svd_up, svd_down: [out, rank] and [rank, in * ...], only in files that SDNQ wrote with SVD.
+    """
+
+    name: ClassVar[str] = "sdnq"
+    title: ClassVar[str] = "SDNQ"
+    requires: ClassVar[Requirement | None] = Requirement(package="sdnq", minimum="0.2.5", extra="sdnq")
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        _scheme("sdnq-int8", 8, 256, "SDNQ int8, in groups of 256 channels"),
+        _scheme("sdnq-fp8", 8, 256, "SDNQ float8 (E4M3), in groups of 256 channels"),
+        _scheme("sdnq-int6", 6, 128, "SDNQ int6, in groups of 128 channels"),
+        _scheme("sdnq-int4", 4, 64, "SDNQ int4, symmetric, in groups of 64 channels"),
+        _scheme("sdnq-uint4", 4, 64, "SDNQ uint4, asymmetric, in groups of 64 channels"),
+        _scheme("sdnq-uint3", 3, 64, "SDNQ uint3, asymmetric, in groups of 64 channels"),
+    )
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        code = CODES[spec.scheme.name]
+        if len(shape) < 2:
+            raise Unfit(f"a weight of {len(shape)} dimension has no input channels")
+        least = 64 if code.zero_point else 32
+        if shape[1] < least:
+            raise Unfit(f"it has {shape[1]} input channels, and {spec.scheme.name} wants {least} or more to a scale")
+        numel, per_unit = math.prod(shape), len(code.fields)
+        if per_unit and numel % per_unit:
+            raise Unfit(f"it has {numel} weights, which do not fill units of {per_unit} codes")
+        groups = _groups(shape[1], spec["group_size"])
+        split: tuple[int, ...] = shape
+        if groups > 1:
+            split = (shape[0], groups, shape[1] // groups, *shape[2:])
+        stored = split
+        if code.fields:
+            stored = (numel // per_unit, code.unit) if code.unit > 1 else (numel // per_unit,)
+        axis = 2 if groups > 1 else 1
+        scale = Part(
+            dtype="float32" if spec["fp32_scales"] else dtype,
+            shape=(*split[:axis], 1, *split[axis + 1 :]),
+        )
+        parts = {"weight": Part(dtype=code.dtype, shape=stored), "scale": scale}
+        return parts | {"zero_point": scale} if code.zero_point else parts
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        dtype = str(weight.dtype).removeprefix("torch.")
+        layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
+        sdnq = _sdnq()
+        config = sdnq.SDNQConfig(**_settings(spec))
+        layer, _ = sdnq.sdnq_quantize_layer(_layer(weight), config, torch_dtype=weight.dtype, param_name="weight")
+        return Packed(
+            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
+            parts={name: getattr(layer, name).data.contiguous() for name in layout},
+        )
+
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["weight"].device)
+        self.decode_into(packed, out)
+        return out
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        """In the order and dtype of SDNQ's dequantizer: in the scale's dtype, then the SVD part, then the cast."""
+        import torch
+
+        code, shape, parts = CODES[packed.spec.scheme], packed.spec.shape, packed.parts
+        scale, zero_point, up = parts["scale"], parts.get("zero_point"), parts.get("svd_up")
+        row = math.prod(shape[1:])
+        grouped = scale.ndim == len(shape) + 1
+        split = (scale.shape[1], shape[1] // scale.shape[1], *shape[2:]) if grouped else shape[1:]
+        # Chunks of 8 rows, so that they begin at whole units. With SVD one chunk: a product of slices may round apart.
+        step = shape[0] if up is not None else max(8, CHUNK // max(1, row) // 8 * 8)
+        for start in range(0, shape[0], step):
+            rows = slice(start, min(start + step, shape[0]))
+            values = _values(parts["weight"], code, rows, row, scale.dtype).view(-1, *split)
+            if zero_point is None:
+                values.mul_(scale[rows])
+            else:
+                values = torch.addcmul(zero_point[rows], values, scale[rows])
+            values = values.view(-1, *shape[1:])
+            if up is not None:
+                down = parts["svd_down"]
+                if len(shape) == 2:
+                    values = values.to(up.dtype).addmm_(up, down)
+                else:
+                    values.add_(torch.mm(up, down).view(shape))
+            out[rows].copy_(values)
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        return name.removesuffix("weight") + part
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        settings = config.get("quantization_config") or {}
+        if settings.get("quant_method") != "sdnq":
+            return []
+        found = []
+        for weight in tensors:
+            stem = weight.removesuffix("weight")
+            if stem == weight or stem + "scale" not in tensors:
+                continue
+            names = ("weight", "scale", "zero_point", "svd_up", "svd_down")
+            found.append(
+                Found(
+                    name=weight,
+                    scheme=_scheme_of(weight, settings),
+                    keys={part: stem + part for part in names if stem + part in tensors},
+                    evidence="quantization_config says sdnq, and the weights have scales beside them",
+                )
+            )
+        known = {key for row in found for key in row.keys.values()}
+        dtype = _float_dtype(info.dtype for key, info in tensors.items() if key not in known)
+        return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
+
+    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+        parts = {part: get(key) for part, key in found.keys.items()}
+        if parts["scale"].ndim == 2 and parts["scale"].shape == (1, shape[0]) != (1, 1):
+            # Written for SDNQ's quantized matmul: the weight as [in, out].
+            parts |= {part: tensor.t().contiguous() for part, tensor in parts.items()}
+            parts["weight"] = parts["weight"].view(shape)
+            for part in {"scale", "zero_point"} & parts.keys():
+                parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))
+        code, scale = CODES[found.scheme], parts["scale"]
+        codes = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
+        fits = scale.shape[0] == shape[0] and scale.ndim in (len(shape), len(shape) + 1)
+        if codes != math.prod(shape) or not fits or code.zero_point != ("zero_point" in parts):
+            shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
+            raise BadFileError(
+                f"{found.name} was to be read as {found.scheme}",
+                f"its parts ({shapes}) do not make a weight of {list(shape)}",
+                "Download the file again, or check that config.json belongs to it",
+            )
+        return Packed(
+            spec=PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=found.details["dtype"]),
+            parts=parts,
+        )
+
+    def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
+        """What SDNQ needs to build its layers.
+
+        It takes every Linear and Conv of the model for quantized, except those that `modules_to_not_convert` names
+        ("block.proj.weight"): whoever writes the file adds the ones that were left as they are.
+        """
+        return {"quant_method": "sdnq", **_settings(spec), "modules_to_not_convert": []}
+
+
+def _settings(spec: QuantSpec) -> dict[str, Any]:
+    """The arguments of `SDNQConfig` for a scheme."""
+    return {
+        "weights_dtype": CODES[spec.scheme.name].sdnq,
+        "group_size": spec["group_size"],
+        "dequantize_fp32": spec["fp32_scales"],
+        "quant_conv": True,
+        "add_skip_keys": False,
+        "use_svd": False,
+        "use_hadamard": False,
+        "use_codebook": False,
+        "use_quantized_matmul": False,
+        "use_quantized_matmul_conv": False,
+        "use_dynamic_quantization": False,
+    }
+
+
+def _groups(channels: int, group_size: int) -> int:
+    """SDNQ's rule: as many groups as fit, then fewer until they divide the channels."""
+    groups = channels // group_size if 0 < group_size < channels else 1
+    while groups > 1 and channels % groups:
+        groups -= 1
+    return max(1, groups)
+
+
+def _layer(weight: Tensor) -> nn.Module:
+    """A layer with this weight, not copied, for SDNQ to quantize."""
+    from torch import nn
+
+    out, channels, *kernel = weight.shape
+    if kernel:
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+        layer: Any = conv(channels, out, tuple(kernel), bias=False, device="meta")  # type: ignore[arg-type]
+    else:
+        layer = nn.Linear(channels, out, bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    made: nn.Module = layer
+    return made
+
+
+def _values(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
+    """The codes of some rows, in `dtype` and in a tensor of their own; flat where they are packed."""
+    import torch
+
+    if not code.fields:
+        return stored[rows].to(dtype)
+    per_unit = len(code.fields)
+    units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
+    values = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
+    for column, fields in enumerate(code.fields):
+        values[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
+    return values.add_(code.low) if code.low else values
+
+
+def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:
+    return (bytes_ >> shift) & mask
+
+
+def _scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
+    """The scheme of one weight by SDNQ's config.
+
+    Raises:
+        UnsupportedFileError: SDNQ stored it in a way that no scheme here has.
+    """
+    for pattern, own in (settings.get("modules_quant_config") or {}).items():
+        if _matches(weight, [pattern]):
+            settings = {**settings, **own}
+            break
+    dtype = settings.get("weights_dtype", "int8")
+    for name, patterns in (settings.get("modules_dtype_dict") or {}).items():
+        if _matches(weight, patterns):
+            dtype = _at_least(name.lower(), dtype)
+            break
+    extras = [name for name in ("use_hadamard", "use_codebook") if settings.get(name)]
+    extras += [name for name in ("scale_dtype", "zero_point_dtype") if settings.get(name) not in (None, "none")]
+    if dtype in _OF_DTYPE and not extras:
+        return _OF_DTYPE[dtype]
+    raise UnsupportedFileError(
+        f"{weight} is stored by SDNQ as {dtype}{' with ' + ', '.join(extras) if extras else ''}",
+        f"sdquant reads SDNQ's {', '.join(sorted(_OF_DTYPE))}, with plain scales, and no rotation or codebook",
+        "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
+    )
+
+
+def _at_least(name: str, dtype: str) -> str:
+    """SDNQ's `modules_dtype_dict` names a dtype, or a least number of bits ("minimum_6bit", "uint4bits")."""
+    match = re.fullmatch(r"(?:minimum)?[-_]?(u?int)?(\d+)[-_]?(?:bits?)?", name)
+    if match is None or not (name.startswith("minimum") or name.endswith(("bit", "bits"))):
+        return name
+    sign, least = match[1], int(match[2])
+    bits = re.search(r"\d+", dtype)
+    if bits is None or int(bits[0]) >= least:
+        return dtype
+    return f"uint{least}" if sign == "uint" or least <= 4 else f"int{least}"
+
+
+def _matches(weight: str, patterns: Iterable[str]) -> bool:
+    """SDNQ's rule for naming weights: in full, by one dotted component, by ".prefix", or with stars."""
+    for pattern in patterns:
+        if pattern.startswith("."):
+            hit = weight.startswith(pattern[1:])
+        else:
+            starred = "*" in pattern and re.match(pattern.replace(".*", "\\.*").replace("*", ".*"), weight)
+            hit = pattern == weight or pattern in weight.split(".") or bool(starred)
+        if hit:
+            return True
+    return False
+
+
+def _float_dtype(dtypes: Iterable[str]) -> str:
+    """The model's float dtype, by its unquantized tensors; SDNQ does not note it down."""
+    floats = Counter(dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32"))
+    return floats.most_common(1)[0][0] if floats else "bfloat16"
+
+
+def _sdnq() -> Any:
+    """The library. Its import compiles a function to see whether it can, and prints what it cannot; both are kept down.
+
+    Whoever wants SDNQ's compiled kernels in the same process imports sdnq first or sets SDNQ_USE_TORCH_COMPILE.
+    """
+    import sys
+
+    if "sdnq" in sys.modules:
+        return sys.modules["sdnq"]
+    switch = "SDNQ_USE_TORCH_COMPILE"
+    unset = switch not in os.environ
+    with _quiet(os.environ.get("SDNQ_LOGGER_NAME", "sdnq"), "bitsandbytes"):
+        os.environ.setdefault(switch, "0")
+        try:
+            import sdnq
+        finally:
+            if unset:
+                del os.environ[switch]
+    return sdnq
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Only errors from these loggers."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+BACKEND = SDNQ()

@@ -1,0 +1,297 @@
+"""The SDNQ backend against SDNQ: its decoded weights, its folders read, and ours read by it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from sdquant import backends
+from sdquant.backends import sdnq as module
+from sdquant.backends.base import Packed, TensorInfo, Unfit
+from sdquant.errors import BadFileError, UnsupportedFileError
+
+BACKEND = backends.get("sdnq")
+SCHEMES = [row.name for row in BACKEND.schemes]
+
+
+@pytest.fixture(scope="module")
+def sdnq() -> Any:
+    pytest.importorskip("diffusers")
+    return module._sdnq()
+
+
+def _own(sdnq: Any, layer: nn.Module, text: str, **extra: Any) -> Any:
+    """The layer as SDNQ itself quantizes it."""
+    config = sdnq.SDNQConfig(**module._settings(backends.parse(text)) | extra)
+    return sdnq.sdnq_quantize_layer(layer, config, torch_dtype=layer.weight.dtype, param_name="weight")[0]
+
+
+def _dequantized(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The weight by SDNQ's own dequantizer."""
+    parts = {key: getattr(layer, key, None) for key in ("weight", "scale", "zero_point", "svd_up", "svd_down")}
+    weight: torch.Tensor = layer.sdnq_dequantizer(
+        **parts, dtype=dtype, skip_compile=True, skip_quantized_matmul=layer.sdnq_dequantizer.use_quantized_matmul
+    )
+    return weight
+
+
+def _layer(kind: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    match kind:
+        case "linear":
+            return nn.Linear(256, 72, dtype=dtype)
+        case "uneven":  # 70 rows of 200 channels: groups that SDNQ has to change, chunks that end within 8 rows
+            return nn.Linear(200, 72, dtype=dtype)
+        case "conv":
+            return nn.Conv2d(128, 72, 3, dtype=dtype)
+        case _:
+            return nn.Conv1d(64, 72, 5, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["linear", "uneven", "conv", "conv1d"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("option", ["", ",fp32_scales", ",group_size=32", ",group_size=-1"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_codes_and_decoded_weights_are_sdnqs(
+    sdnq: Any, scheme: str, option: str, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 1000)  # many chunks
+    layer: Any = _layer(kind, dtype)
+    packed = BACKEND.encode(layer.weight.data, backends.parse(scheme + option))
+    own = _own(sdnq, layer, scheme + option)
+    for part, tensor in packed.parts.items():
+        assert torch.equal(tensor.view(torch.uint8), getattr(own, part).contiguous().view(torch.uint8)), part
+    for out in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(BACKEND.decode(packed, out), _dequantized(own, out))
+
+
+@pytest.mark.parametrize("extra", [{"use_svd": True, "svd_rank": 8}, {"use_quantized_matmul": True}], ids=str)
+@pytest.mark.parametrize("scheme", ["sdnq-int8", "sdnq-fp8", "sdnq-uint4"])
+def test_svd_and_matmul_weights_are_read(sdnq: Any, scheme: str, extra: dict[str, Any]) -> None:
+    layer: Any = _layer("linear", torch.bfloat16)
+    own = _own(sdnq, layer, scheme, **extra, group_size=-1 if "use_quantized_matmul" in extra else 64)
+    file = {f"proj.{key}": value.data for key, value in own.named_parameters()}
+    packed = _read_all(file, {"quant_method": "sdnq", "weights_dtype": module.CODES[scheme].sdnq, **extra}, own)
+    assert torch.equal(BACKEND.decode(packed["proj.weight"], torch.bfloat16), _dequantized(own, torch.bfloat16))
+
+
+def _read_all(file: dict[str, torch.Tensor], settings: dict[str, Any], model: Any) -> dict[str, Packed]:
+    """Everything that `find` finds, read."""
+    infos = {
+        key: TensorInfo(
+            dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape), nbytes=t.numel() * t.element_size()
+        )
+        for key, t in file.items()
+    }
+
+    def shape(name: str) -> tuple[int, ...]:
+        layer = model.get_submodule(name.partition(".")[2].removesuffix("weight").rstrip(".")) if "." in name else model
+        return tuple(layer.sdnq_dequantizer.original_shape)
+
+    found = BACKEND.find(infos, {"quantization_config": settings})
+    shapes = {row.name: shape("root." + row.name if model.__class__.__name__ != "SDNQLinear" else "") for row in found}
+    return {row.name: BACKEND.read(row, shapes[row.name], file.__getitem__) for row in found}
+
+
+def _flux() -> FluxTransformer2DModel:
+    torch.manual_seed(0)
+    return FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        guidance_embeds=False,
+        axes_dims_rope=(4, 14, 14),
+    ).to(torch.bfloat16)
+
+
+def _unet() -> UNet2DConditionModel:
+    torch.manual_seed(0)
+    return UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(64, 128),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        layers_per_block=1,
+        attention_head_dim=4,
+        cross_attention_dim=64,
+        norm_num_groups=8,
+    ).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("make", [_flux, _unet])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_folder_that_sdnq_saved_is_read(sdnq: Any, scheme: str, make: Any, tmp_path: Path) -> None:
+    """With SDNQ's own defaults: its groups, float32 scales, its list of modules to leave alone."""
+    model = sdnq.sdnq_post_load_quant(
+        make(), weights_dtype=module.CODES[scheme].sdnq, quant_conv=True, torch_dtype=torch.bfloat16
+    )
+    sdnq.save_sdnq_model(model, str(tmp_path))
+    file = load_file(tmp_path / "diffusion_pytorch_model.safetensors")
+    settings = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    packed = _read_all(file, settings, model)
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "sdnq_dequantizer")}
+    assert set(packed) == {f"{name}.weight" for name in layers} and len(packed) > 10
+    for name, layer in layers.items():
+        assert packed[f"{name}.weight"].spec.scheme == scheme
+        assert packed[f"{name}.weight"].spec.dtype == "bfloat16"
+        assert torch.equal(
+            BACKEND.decode(packed[f"{name}.weight"], torch.bfloat16), _dequantized(layer, torch.bfloat16)
+        )
+
+
+def test_a_folder_that_diffusers_saved_is_read(sdnq: Any, tmp_path: Path) -> None:
+    _flux().save_pretrained(tmp_path / "float")
+    config = sdnq.SDNQConfig(weights_dtype="uint4", modules_dtype_dict={"int8": ["ff"]})
+    model = FluxTransformer2DModel.from_pretrained(
+        tmp_path / "float", quantization_config=config, torch_dtype=torch.bfloat16
+    )
+    model.save_pretrained(tmp_path / "sdnq")
+    file = load_file(tmp_path / "sdnq" / "diffusion_pytorch_model.safetensors")
+    settings = json.loads((tmp_path / "sdnq" / "config.json").read_text())["quantization_config"]
+    packed = _read_all(file, settings, model)
+    assert {row.spec.scheme for row in packed.values()} == {"sdnq-uint4", "sdnq-int8"}
+    for name, row in packed.items():
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        assert torch.equal(BACKEND.decode(row, torch.bfloat16), _dequantized(layer, torch.bfloat16))
+
+
+@pytest.mark.parametrize("make", [_flux, _unet])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_folder_that_we_write_loads_in_sdnq(sdnq: Any, scheme: str, make: Any, tmp_path: Path) -> None:
+    model = make()
+    spec = backends.parse(scheme)
+    file, kept, want = dict(model.state_dict()), [], {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, (nn.Linear, nn.Conv2d)):
+            continue
+        try:
+            packed = BACKEND.encode(layer.weight.data, spec)
+        except Unfit:
+            kept.append(f"{name}.weight")
+            continue
+        del file[f"{name}.weight"]
+        file |= BACKEND.write(f"{name}.weight", packed)
+        want[name] = BACKEND.decode(packed, torch.bfloat16)
+    settings = BACKEND.config(spec, "bfloat16")
+    assert settings is not None
+    settings["modules_to_not_convert"] = kept
+    config = json.loads(model.to_json_string()) | {"quantization_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(file, tmp_path / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+
+    loaded = sdnq.load_sdnq_model(str(tmp_path))
+    assert len(want) > 10
+    for name, weight in want.items():
+        layer = loaded.get_submodule(name)
+        # Its skeleton is float32, the weights are not: that is what load_sdnq_model's `dtype` argument is for.
+        assert torch.equal(_dequantized(layer, torch.bfloat16), weight)
+    for name in kept:
+        assert torch.equal(loaded.get_parameter(name), model.get_parameter(name))
+    same = type(model).from_pretrained(tmp_path, torch_dtype=torch.bfloat16)  # diffusers, through SDNQ's quantizer
+    for name, weight in want.items():
+        assert torch.equal(_dequantized(same.get_submodule(name), torch.bfloat16), weight)
+
+
+def _header(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, TensorInfo]:
+    return {
+        key.replace("__", "."): TensorInfo(dtype=dtype, shape=shape, nbytes=0)
+        for key, (dtype, shape) in tensors.items()
+    }
+
+
+PROJ = _header(
+    proj__weight=("uint8", (8192,)), proj__scale=("float32", (64, 4, 1)), proj__zero_point=("float32", (64, 4, 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"weights_dtype": "uint2"}, "uint2"),
+        ({"weights_dtype": "uint4", "use_hadamard": True}, "use_hadamard"),
+        ({"weights_dtype": "uint4", "use_codebook": True}, "use_codebook"),
+        ({"weights_dtype": "uint4", "scale_dtype": "uint8"}, "scale_dtype"),
+        ({"weights_dtype": "uint4", "modules_quant_config": {"proj": {"weights_dtype": "uint5"}}}, "uint5"),
+        ({"weights_dtype": "uint4", "modules_dtype_dict": {"minimum_7bit": ["proj.weight"]}}, "int7"),
+    ],
+)
+def test_what_no_scheme_has_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedFileError, match=words) as caught:
+        BACKEND.find(PROJ, {"quantization_config": {"quant_method": "sdnq", **settings}})
+    assert "proj.weight" in caught.value.what and "diffusers" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [
+        ({"weights_dtype": "uint4", "modules_dtype_dict": {"minimum_6bit": ["proj.weight"]}}, "sdnq-int6"),
+        ({"weights_dtype": "int8", "modules_dtype_dict": {"minimum_6bit": ["proj.weight"]}}, "sdnq-int8"),
+        ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": ["proj"]}}, "sdnq-uint4"),
+        ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": [".pro"]}}, "sdnq-uint4"),
+        ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": ["p*weight"]}}, "sdnq-uint4"),
+        ({"weights_dtype": "int8", "modules_dtype_dict": {"uint4": ["other"]}}, "sdnq-int8"),
+        ({"weights_dtype": "fp8"}, "sdnq-fp8"),
+    ],
+)
+def test_the_dtype_of_one_module_follows_sdnqs_rules(sdnq: Any, settings: dict[str, Any], scheme: str) -> None:
+    found = BACKEND.find(PROJ, {"quantization_config": {"quant_method": "sdnq", **settings}})
+    assert [row.scheme for row in found] == [scheme]
+    from sdnq.utils import get_minimum_dtype  # its own rule
+
+    own = get_minimum_dtype(settings["weights_dtype"], "proj.weight", settings.get("modules_dtype_dict", {}))
+    assert module._OF_DTYPE[own] == scheme
+
+
+def test_other_configs_are_not_sdnqs() -> None:
+    assert BACKEND.find(PROJ, {}) == []
+    assert BACKEND.find(PROJ, {"quantization_config": {"quant_method": "bitsandbytes"}}) == []
+
+
+def test_parts_that_do_not_fit_are_a_bad_file() -> None:
+    settings = {"quant_method": "sdnq", "weights_dtype": "uint4"}
+    (found,) = BACKEND.find(PROJ, {"quantization_config": settings})
+    parts = {"proj.weight": torch.zeros(8192, dtype=torch.uint8)}
+    parts |= {key: torch.zeros(64, 4, 1) for key in ("proj.scale", "proj.zero_point")}
+    assert BACKEND.read(found, (64, 256), parts.__getitem__).spec.shape == (64, 256)
+    with pytest.raises(BadFileError, match=r"do not make a weight of \[64, 128\]"):
+        BACKEND.read(found, (64, 128), parts.__getitem__)
+    with pytest.raises(BadFileError):
+        BACKEND.read(found, (128, 128), parts.__getitem__)
+
+
+def test_few_channels_do_not_fit() -> None:
+    with pytest.raises(Unfit, match="4 input channels"):
+        BACKEND.layout(backends.parse("sdnq-int8"), (64, 4, 3, 3), "bfloat16")
+    with pytest.raises(Unfit, match="32 input channels"):
+        BACKEND.layout(backends.parse("sdnq-uint4"), (64, 32, 3, 3), "bfloat16")
+    with pytest.raises(Unfit, match="units of 8"):
+        BACKEND.layout(backends.parse("sdnq-uint3"), (1, 65), "bfloat16")
+
+
+def test_encode_prints_nothing_and_leaves_the_environment() -> None:
+    """In a process of its own: SDNQ speaks at its first import."""
+    script = """
+import logging, os, torch
+from sdquant import backends
+before = dict(os.environ)
+weight = torch.randn(64, 64)
+backends.get("sdnq").encode(weight, backends.parse("sdnq-uint4"))
+assert dict(os.environ) == before
+assert logging.getLogger("sdnq").level == logging.NOTSET
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
