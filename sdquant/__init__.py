@@ -1,0 +1,94 @@
+"""sdquant: quantization for diffusion pipelines.
+
+    pipe = sdquant.load_model("some-model", quant="nf4", offload="balanced")
+    pipe("a handwritten seven").images[0].save("seven.png")
+
+Importing this package imports no torch and no backend: the names below are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BackendUnavailableError,
+    BadFileError,
+    BudgetError,
+    ConflictError,
+    IncompatibleError,
+    MissingComponentError,
+    RefusedFileError,
+    SdquantError,
+    SettingsError,
+    UnknownOffloadError,
+    UnknownQuantError,
+    UnsupportedFileError,
+)
+
+if TYPE_CHECKING:
+    from . import backends, compat, demo
+    from .compat import check
+    from .detection import Detected, detect, suffix_hint
+    from .loader import load_model, plan
+    from .planner import Plan
+    from .quantizer import quantize
+    from .saving import save
+    from .verification import verify
+
+__version__ = "0.1.0"
+
+# Public name -> where it is: a module's attribute, or a module itself.
+_LAZY = {
+    "Detected": "detection",
+    "Plan": "planner",
+    "check": "compat",
+    "detect": "detection",
+    "load_model": "loader",
+    "plan": "loader",
+    "quantize": "quantizer",
+    "save": "saving",
+    "suffix_hint": "detection",
+    "verify": "verification",
+}
+_MODULES = ("backends", "compat", "demo")
+
+__all__ = [
+    "BackendUnavailableError",
+    "BadFileError",
+    "BudgetError",
+    "ConflictError",
+    "Detected",
+    "IncompatibleError",
+    "MissingComponentError",
+    "Plan",
+    "RefusedFileError",
+    "SdquantError",
+    "SettingsError",
+    "UnknownOffloadError",
+    "UnknownQuantError",
+    "UnsupportedFileError",
+    "backends",
+    "check",
+    "compat",
+    "demo",
+    "detect",
+    "load_model",
+    "plan",
+    "quantize",
+    "save",
+    "suffix_hint",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

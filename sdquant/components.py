@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .detection import MAIN
 from .errors import BadFileError, MissingComponentError, UnsupportedFileError
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not.
@@ -30,7 +31,10 @@ def model_class(library: str | None, name: str) -> Any:
     import diffusers
     import transformers
 
-    known = {"diffusers": (diffusers, diffusers.ModelMixin), "transformers": (transformers, transformers.PreTrainedModel)}
+    known = {
+        "diffusers": (diffusers, diffusers.ModelMixin),
+        "transformers": (transformers, transformers.PreTrainedModel),
+    }
     for where in (library,) if library in known else tuple(known):
         package, base = known[str(where)]
         cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
@@ -56,7 +60,9 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
             else:
                 model = cls.from_config(values)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise BadFileError(f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json") from error
+        raise BadFileError(
+            f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
+        ) from error
     assert isinstance(model, nn.Module)
     return model.eval().requires_grad_(False)
 
@@ -131,6 +137,15 @@ def weight_parts(pipe: Any) -> dict[str, nn.Module]:
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     order = [name for name in str(pipe.model_cpu_offload_seq or "").split("->") if name in parts]
     return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
+
+
+def main_part(model: Any) -> nn.Module:
+    """The UNet or transformer of a pipeline; a component is its own."""
+    if not is_pipeline(model):
+        assert isinstance(model, nn.Module)
+        return model
+    parts = weight_parts(model)
+    return next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
 
 
 def is_pipeline(model: Any) -> bool:

@@ -102,4 +102,6 @@ def _spec(text: str) -> QuantSpec | None:
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise SettingsError(f"{name}={value!r} was given", f"{name} is one of {', '.join(choices)}", "Choose one of them")
+        raise SettingsError(
+            f"{name}={value!r} was given", f"{name} is one of {', '.join(choices)}", "Choose one of them"
+        )

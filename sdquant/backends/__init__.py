@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
-from .base import Backend, Option, QuantSpec, Scheme
+from .base import Backend, Found, Option, QuantSpec, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Backend", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
+__all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
 
 ENTRY_POINTS = "sdquant.backends"
 

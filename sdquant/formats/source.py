@@ -66,6 +66,12 @@ class Source:
         """Names as the model knows them: plain keys and the names of quantized weights."""
         return frozenset(self.plain) | frozenset(self.found)
 
+    @property
+    def named_quant(self) -> str | None:
+        """The scheme that a GGUF file of ours is named after: a mix cannot be told from its types alone."""
+        name = self.metadata.get(f"{METADATA_KEY}.quant")
+        return name if isinstance(name, str) and name in {row.name for row in backends.schemes()} else None
+
     def open(self) -> dict[Path, TensorFile]:
         """All files, opened; close them when done."""
         return {path: open_file(path) for path in self.files}
@@ -199,11 +205,13 @@ def _source(
         for key, info in infos.items():
             if key in home:
                 raise BadFileError(
-                    f"{path} was to be loaded", f"tensor {key!r} is both in {home[key].name} and {file.name}", "Check it"
+                    f"{path} was to be loaded",
+                    f"tensor {key!r} is both in {home[key].name} and {file.name}",
+                    "Check it",
                 )
             tensors[key], home[key] = info, file
     own = _own(files[0], metadata)
-    found = _ours(files[0], own, tensors) if own else _foreign(tensors, side)
+    found = _ours(files[0], own, tensors) if own.get("weights") else _foreign(tensors, side)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(
@@ -229,7 +237,9 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
         header = read_header(file)
         return header.tensors, header.metadata
     if file.suffix == ".gguf":
-        raise BadFileError(f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file")
+        raise BadFileError(
+            f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file"
+        )
     return safetensors.read_header(file, complete=complete)
 
 
@@ -244,12 +254,14 @@ def _own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         for row in own["weights"].values():
             PackedSpec.from_dict(row)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadFileError(f"{file} was to be read", f"its sdquant metadata is damaged: {error!r}", "Quantize it again") from (
-            error
-        )
+        raise BadFileError(
+            f"{file} was to be read", f"its sdquant metadata is damaged: {error!r}", "Quantize it again"
+        ) from (error)
     if version != FORMAT_VERSION:
         raise UnsupportedFileError(
-            f"{file} was to be read", f"it is of sdquant format {version}, this is format {FORMAT_VERSION}", "Update sdquant"
+            f"{file} was to be read",
+            f"it is of sdquant format {version}, this is format {FORMAT_VERSION}",
+            "Update sdquant",
         )
     return dict(own)
 
@@ -263,7 +275,9 @@ def _ours(file: Path, own: Mapping[str, Any], tensors: Mapping[str, TensorInfo])
         extra = tuple(row["extra"])
         missing = [key for key in (*keys.values(), *extra) if key not in tensors]
         if missing:
-            raise BadFileError(f"{file} was to be read", f"tensor {missing[0]!r} is missing", "Quantize the model again")
+            raise BadFileError(
+                f"{file} was to be read", f"tensor {missing[0]!r} is missing", "Quantize the model again"
+            )
         found[name] = Found(
             name=name,
             scheme=spec.scheme,
@@ -304,7 +318,9 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
             continue
         sub = folder / name
         if Path(name).name != name:
-            raise BadFileError(f"{folder}/model_index.json was to be read", f"{name!r} is no component", "Check the file")
+            raise BadFileError(
+                f"{folder}/model_index.json was to be read", f"{name!r} is no component", "Check the file"
+            )
         if not sub.is_dir():
             raise MissingComponentError(
                 f"{folder} was to be loaded",

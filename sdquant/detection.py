@@ -12,7 +12,7 @@ from typing import Any
 from . import backends
 from .errors import MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import families, source
-from .formats.source import Source
+from .formats.source import METADATA_KEY, Source
 
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior")
@@ -168,7 +168,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Source, path: str) -> Detected:
     container = "component" if src.path.is_dir() else ("gguf" if source.is_gguf(src.files[0]) else "safetensors")
-    if source.is_gguf(src.files[0]):
+    if source.is_gguf(src.files[0]) and METADATA_KEY not in src.metadata:
         _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
     family = row.family if row else None
@@ -208,8 +208,7 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
         count[found.scheme] += 1
         evidence.setdefault(found.scheme, found.evidence)
     lines = [f"{evidence[scheme]} ({count[scheme]} weights)" for scheme, _ in weight.most_common()]
-    mix = str(src.metadata.get("sdquant.mix", ""))
-    return (mix or weight.most_common(1)[0][0]) if weight else None, lines
+    return (src.named_quant or weight.most_common(1)[0][0]) if weight else None, lines
 
 
 def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
@@ -250,9 +249,6 @@ def _refuse_unless_diffusion(src: Source) -> None:
             "it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF",
             "Use a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest",
         )
-    if kind in _REFUSALS and METADATA_OWN not in src.metadata:
+    if kind in _REFUSALS:
         why, fix = _REFUSALS[kind]
         raise UnsupportedFileError(f"{src.files[0]} was to be loaded", why, fix)
-
-
-METADATA_OWN = source.METADATA_KEY

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import backends
 from .backends.base import DTYPE_BITS, QuantSpec, Unfit
-from .detect import Detected, same_scheme
+from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .formats.source import Source
 from .request import Request
@@ -132,7 +132,7 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
         raise SettingsError(
             f"Component {unknown[0]!r} was named", f"{detected.path} has {', '.join(sources)}", "Name one of them"
         )
-    parts = tuple(_component(name, src, _asked(name, request, specs), request) for name, src in sources.items())
+    parts = tuple(_component(name, src, asked_for(name, request), request) for name, src in sources.items())
     warnings = list(detected.warnings)
     if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
         raise IncompatibleError(
@@ -154,8 +154,9 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
     )
 
 
-def _asked(name: str, request: Request, specs: Mapping[str, QuantSpec | None]) -> tuple[bool, QuantSpec | None]:
+def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
     """Whether a quantization (or none at all) was asked for this component, and which."""
+    specs = request.specs()
     if name in specs:
         return True, specs[name]
     if "*" not in specs:
@@ -180,7 +181,9 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
         )
     shapes = {key: (info.shape, _cast(info.dtype, request.dtype)) for key, info in src.tensors.items()}
     total = sum(_nbytes(shape, dtype) for shape, dtype in shapes.values())
-    as_bf16 = sum(_nbytes(shape, "bfloat16") if dtype in FLOATS else _nbytes(shape, dtype) for shape, dtype in shapes.values())
+    as_bf16 = sum(
+        _nbytes(shape, "bfloat16") if dtype in FLOATS else _nbytes(shape, dtype) for shape, dtype in shapes.values()
+    )
     runtime = request.runtime or (spec.scheme.runtimes[0] if spec else "plain")
     if spec is None:
         return ComponentPlan(
@@ -206,8 +209,9 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
 
 def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
     schemes = sorted({found.scheme for found in src.found.values()})
-    mix = str(src.metadata.get("sdquant.mix", ""))
-    held = mix or max(schemes, key=lambda s: sum(_found_bytes(src, n) for n, f in src.found.items() if f.scheme == s))
+    held = src.named_quant or max(
+        schemes, key=lambda s: sum(_found_bytes(src, n) for n, f in src.found.items() if f.scheme == s)
+    )
     if said and (spec is None or not same_scheme(spec.scheme.name, held)):
         raise ConflictError(
             f"{spec.scheme.name if spec else 'No quantization'} was asked for on {src.path}",

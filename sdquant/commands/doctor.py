@@ -1,0 +1,24 @@
+"""Say what this machine can run, what is missing, and what helps on this platform."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import _shared
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Only --json."""
+    _shared.add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, and print. Exit code 1 if no backend can run here."""
+    from .. import doctor, machine
+
+    report = doctor.examine(machine.probe())
+    if args.json:
+        _shared.print_json(report.to_dict())
+    else:
+        print(report.render())
+    return 0 if report.usable else 1

@@ -1,0 +1,45 @@
+"""Print the compatibility matrix: every scheme, mode, offload and runtime, with its verdict."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+
+from . import _shared
+
+VERDICTS = ("works", "slow", "untested", "breaks")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Filters."""
+    parser.add_argument("--device", help="device kind: cuda, rocm, xpu, mps, cpu, directml (default: this machine's)")
+    parser.add_argument("--scheme", help="only this scheme")
+    parser.add_argument("--verdict", choices=VERDICTS, help="only cells with this verdict")
+    _shared.add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look every cell up, and print."""
+    from .. import backends, compat, machine
+    from ..request import OFFLOADS
+
+    device = args.device or machine.device_kind(machine.default_device(machine.probe()))
+    wanted = backends.scheme(args.scheme).name if args.scheme else None
+    cells = [
+        cell
+        for cell in compat.matrix(device=device)
+        if (wanted is None or cell.scheme == wanted) and (args.verdict is None or cell.verdict == args.verdict)
+    ]
+    if args.json:
+        _shared.print_json([cell.to_dict() for cell in cells])
+        return 0
+    lines: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+    for cell in cells:
+        lines[cell.scheme, cell.mode, cell.runtime][cell.offload] = cell.verdict
+    rows = [(*key, *(verdicts.get(name, "") for name in OFFLOADS)) for key, verdicts in lines.items()]
+    print(f"device: {device}")
+    print(_shared.table(("scheme", "mode", "runtime", *OFFLOADS), rows))
+    reasons = {(cell.why, cell.fix) for cell in cells if cell.verdict == "breaks"}
+    for why, fix in sorted(reasons):
+        print(f"breaks: {why}. {fix}")
+    return 0

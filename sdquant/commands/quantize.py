@@ -1,0 +1,58 @@
+"""Quantize a model and write it: a folder, one .safetensors, or a .gguf."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import backends
+from ..errors import SettingsError
+from . import _shared
+
+_FLAGS = ("quant", "components", "skip", "runtime", "device", "dtype", "progress", "mode")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What, to which scheme, where to."""
+    _shared.add_request_flags(parser, only=_FLAGS)
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, help="folder, or a file ending in .safetensors or .gguf"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load quantized, write, say what was written."""
+    from ..detection import detect
+    from ..loader import load
+    from ..saving import refuse_existing, save
+
+    if not args.quant:
+        raise SettingsError("A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4")
+    quant = _shared.quant_of(args.quant)
+    each = [quant] if isinstance(quant, str) else list(quant.values())
+    gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
+    refuse_existing(args.out, args.overwrite)
+    if gguf:
+        from ..gguf_files import quantize_file
+
+        if len(each) > 1:
+            raise SettingsError(
+                f"{quant} was asked for", "GGUF takes one scheme for all components", f"Use -q {gguf[0]}"
+            )
+        quantize_file(
+            _shared.place(args.path), gguf[0], args.out,
+            components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite, progress=args.progress,
+        )  # fmt: skip
+    else:
+        if args.out.suffix == ".gguf":
+            raise SettingsError(f"{args.out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
+        model = load(_shared.request_of(args))
+        if args.out.suffix == ".safetensors":
+            from ..components import main_part
+
+            model = main_part(model)
+        save(model, args.out, overwrite=args.overwrite)
+    seen = detect(args.out)
+    print(f"{args.out}: {seen.quant}, {_shared.size(seen.bytes)} of weights")
+    return 0

@@ -1,0 +1,124 @@
+"""Quantize a model that is already loaded: `sdquant.quantize(pipe, "nf4")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import backends, compat, machine, planner
+from .errors import ConflictError, IncompatibleError
+from .request import request
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .backends.base import QuantSpec
+
+
+def quantize(
+    model: Any,
+    quant: str | Mapping[str, str],
+    *,
+    components: tuple[str, ...] | list[str] | str | None = None,
+    skip: tuple[str, ...] | list[str] | str = (),
+    runtime: str | None = None,
+    device: str | None = None,
+    allow_incompatible: bool = False,
+    progress: bool = True,
+) -> Any:
+    """Quantize a diffusers pipeline or one of its components in place, one weight at a time, each freed as it goes.
+
+    Args:
+        model: pipeline or module. The others as for `load_model`; `device` is where the arithmetic happens (default:
+            where the weights are).
+
+    Returns:
+        The same object.
+
+    Raises:
+        ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
+    """
+    from .components import is_pipeline, weight_parts
+
+    asked = request("the loaded model", quant=quant, components=components, skip=skip, runtime=runtime, mode="post")
+    here = machine.probe()
+    for spec in asked.specs().values():
+        if spec is not None:
+            compat.check(
+                str(spec), "none", mode="post", runtime=runtime, device=device or machine.default_device(here),
+                machine=here, allow_incompatible=allow_incompatible,
+            )  # fmt: skip
+    parts = weight_parts(model) if is_pipeline(model) else {"model": model}
+    specs = {
+        name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
+    }
+    for name in specs:
+        _refuse_quantized(name, parts[name])
+    plans = {name: _weights(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
+    if not any(plans.values()):
+        raise IncompatibleError(
+            f"{quant} was asked for", "the model has no weight that would be quantized", "Check components= and skip="
+        )
+    from tqdm import tqdm
+
+    total = sum(len(names) for names in plans.values())
+    with tqdm(total=total, desc="Quantizing", disable=not progress, delay=2, leave=False, unit="weight") as bar:
+        for name, spec in specs.items():
+            quantize_module(
+                parts[name],
+                spec,
+                runtime=asked.runtime or spec.scheme.runtimes[0],
+                only=plans[name],
+                device=device,
+                tick=bar.update,
+            )
+    return model
+
+
+def quantize_module(
+    model: nn.Module,
+    spec: QuantSpec,
+    *,
+    runtime: str,
+    only: set[str],
+    device: str | None = None,
+    tick: Any = None,
+) -> None:
+    """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
+    from .loader import install_packed, trim
+
+    backend = backends.get(spec.scheme.backend)
+    for name in sorted(only):
+        weight = model.get_parameter(name).data
+        home = weight.device
+        packed = backend.encode(weight.to(device or home), spec)
+        install_packed(model, name, packed, runtime, spec)
+        del weight, packed
+        if tick is not None:
+            tick(1)
+    trim()
+
+
+def _weights(model: nn.Module, spec: QuantSpec, runtime: str | None, skip: tuple[str, ...]) -> set[str]:
+    from .layers import kind_of
+
+    shapes = {
+        f"{path}.weight": (tuple(module.weight.shape), str(module.weight.dtype).removeprefix("torch."))
+        for path, module in model.named_modules()
+        if kind_of(module) is not None and path
+    }
+    weights, _ = planner.select(shapes, spec, runtime or spec.scheme.runtimes[0], skip)
+    return {weight.name for weight in weights}
+
+
+def _refuse_quantized(name: str, model: nn.Module) -> None:
+    from .layers import packed_of
+
+    for path, module in model.named_modules():
+        packed = packed_of(module)
+        if packed is not None:
+            raise ConflictError(
+                f"The {name} was to be quantized",
+                f"its layer {path!r} is quantized to {packed.spec.scheme} already",
+                "Start from the unquantized model",
+            )

@@ -1,0 +1,174 @@
+"""Write a quantized model so that it reloads bit for bit: `sdquant.save(pipe, "folder")`.
+
+Weights go out under the key names of their ecosystem (bitsandbytes', quanto's, ...). Beside that, the file's metadata
+holds under "sdquant" what is needed to reload exactly, as JSON:
+
+    {"format": 1, "config": {...}, "weights": {name: {scheme, shape, dtype, details, parts: [...], extra: [keys]}}}
+
+Everything is written beside the target and renamed at the end: a target is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import backends
+from .errors import SettingsError
+from .formats import safetensors
+from .formats.source import FORMAT_VERSION, METADATA_KEY
+from .weights import plain, quantized
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .backends.base import QuantSpec
+
+
+def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Save a pipeline (folder) or component (folder, or one file if `path` ends in .safetensors).
+
+    Args:
+        overwrite: replace what is at `path`; the old is gone only when the new is complete.
+
+    Returns:
+        The path.
+
+    Raises:
+        SettingsError: something is there already, or the path does not suit the model.
+    """
+    from . import components
+
+    target = Path(path)
+    refuse_existing(target, overwrite)
+    whole = components.is_pipeline(model)
+    if whole and target.suffix == ".safetensors":
+        raise SettingsError(
+            f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with offload_suspended(model):
+        if target.suffix == ".safetensors":
+            _write_weights(model, target)
+        else:
+            with beside(target) as folder:
+                if whole:
+                    _write_pipeline(model, folder)
+                else:
+                    _write_component(model, folder)
+    return target
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Raise SettingsError if something is at `target` that may not be replaced."""
+    if target.exists() and not overwrite:
+        raise SettingsError(f"{target} was to be written", "it exists", "Choose another path, or allow overwriting")
+
+
+@contextmanager
+def offload_suspended(model: Any) -> Iterator[None]:
+    """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
+    from . import offload
+
+    done = getattr(model, "sdquant", None)
+    if done is None or not done.offload.active or done.plan.offload == "none":
+        yield
+        return
+    done.offload.remove()
+    try:
+        yield
+    finally:
+        handle = offload.apply(model, done.plan.offload, device=done.plan.device, budget=done.plan.budget)
+        model.sdquant = replace(done, offload=handle)
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A folder beside the target, which takes the target's place at the end, or is removed if that end is not reached."""
+    folder = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
+    old = folder.with_suffix(".old")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+        if target.exists():
+            target.rename(old)
+        folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink(missing_ok=True)
+
+
+def _write_pipeline(pipe: Any, folder: Path) -> None:
+    from . import components
+
+    pipe.save_config(folder)
+    parts = components.weight_parts(pipe)
+    for name, part in pipe.components.items():
+        if name in parts:
+            (folder / name).mkdir()
+            _write_component(part, folder / name)
+        elif hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder / name)
+
+
+def _write_component(model: nn.Module, folder: Path) -> None:
+    config = config_of(model)
+    extra = _library_config(model)
+    (folder / "config.json").write_text(json.dumps(config | extra, indent=2, sort_keys=True) + "\n")
+    name = "diffusion_pytorch_model" if "_class_name" in config else "model"
+    _write_weights(model, folder / f"{name}.safetensors")
+
+
+def _write_weights(model: nn.Module, path: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    weights: dict[str, Any] = {}
+    for name, packed in quantized(model):
+        written = backends.of_scheme(packed.spec.scheme).write(name, packed)
+        tensors |= written
+        backend = backends.of_scheme(packed.spec.scheme)
+        keys = {backend.key(name, part, packed.spec) for part in packed.parts}
+        weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(written) - keys)}
+    tensors |= plain(model)
+    own = {"format": FORMAT_VERSION, "config": config_of(model), "weights": weights}
+    safetensors.write(path, tensors, {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)})
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """The model's config as JSON values, as its library writes it, without a quantization of its own."""
+    config: Any = model.config
+    if hasattr(config, "to_json_string"):  # transformers
+        values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+        values["architectures"] = [type(model).__name__]
+    else:
+        made: Any = model
+        values = json.loads(made.to_json_string())
+    values.pop("quantization_config", None)
+    return {key: value for key, value in values.items() if key not in ("_name_or_path", "_commit_hash")}
+
+
+def _library_config(model: nn.Module) -> Mapping[str, Any]:
+    """The `quantization_config` that lets diffusers and transformers read the folder too, where they can.
+
+    They can where every quantized weight is of one scheme with one set of details, and belongs to a linear layer.
+    """
+    specs = [packed.spec for _, packed in quantized(model)]
+    if not specs or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
+        return {}
+    backend = backends.of_scheme(specs[0].scheme)
+    config = backend.config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
+    return {"quantization_config": config} if config else {}
+
+
+def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:
+    row = backends.scheme(scheme)
+    return backends.QuantSpec(row, tuple(sorted((k, details[k]) for k in row.options if k in details)))
