@@ -21,7 +21,7 @@ _ONES = 0x0101010101010101  # the lowest bit of each of eight bytes
 _TWOS, _NIBBLES = 3 * _ONES, 15 * _ONES
 
 # Weights decoded at a time. On a CPU a tile and its temporaries stay in the cache; elsewhere launches are what costs.
-CPU_TILE, DEVICE_TILE = 1 << 16, 1 << 24
+CPU_TILE, DEVICE_TILE = 1 << 18, 1 << 24
 
 
 def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
@@ -42,12 +42,17 @@ def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
 
 def _half(blocks: Tensor, at: int) -> Tensor:
     """The fp16 number at byte `at` of each block, [n, 1] float32."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    return _copy(blocks[:, at : at + 2]).view(torch.float16).float()
+
+
+def _copy(part: Tensor) -> Tensor:
+    """In aligned memory of its own, which a view as wider numbers needs; `contiguous` keeps a single row where it is."""
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
     """Bytes `start` to `stop` of each block as [n, (stop - start) / 8] int64."""
-    return blocks[:, start:stop].contiguous().view(torch.int64)
+    return _copy(blocks[:, start:stop]).view(torch.int64)
 
 
 def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:

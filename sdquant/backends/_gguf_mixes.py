@@ -79,7 +79,7 @@ def dominant(types: Mapping[str, int], file_type: int | None = None, name: str =
     if not blocks and not floats:
         raise ValueError(f"no weights among the types {sorted(types)}")
     most: str = max(blocks or floats, key=sizes.__getitem__)
-    spelled = re.findall(r"q\d_k_[sml](?![a-z])", name.lower())
+    spelled: list[str] = re.findall(r"q\d_k_[sml](?![a-z])", name.lower())
     for hint in (FILE_TYPES.get(-1 if file_type is None else file_type, ""), *spelled):
         if hint in BASES and BASES[hint] in sizes and most in _types_of(hint):
             return hint
