@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,14 +61,13 @@ class Float8(Codec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale = packed.parts["codes"], packed.parts.get("scale")
-        if scale is None:
-            out.copy_(codes)
-            return
         step = max(1, tile(out.device, codes.numel()) // max(1, codes[0].numel()))
-        scale = scale.expand(codes.shape[0], *scale.shape[1:])
         for row in range(0, codes.shape[0], step):
             rows = slice(row, row + step)
-            out[rows].copy_(codes[rows].float().mul_(scale[rows]))
+            values = _values(codes[rows])
+            if scale is not None:
+                values.mul_(scale if scale.shape[0] == 1 else scale[rows])
+            out[rows].copy_(values)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name if part == "codes" else leaf(name, SCALES[0])
@@ -107,6 +107,20 @@ class Float8(Codec):
             parts["scale"] = scales(key, scale).reshape(wanted)
         # The file does not say what was encoded; bfloat16 holds every value of float8.
         return Packed(spec=_spec(found.scheme, shape, "bfloat16"), parts=parts)
+
+
+def _values(codes: Tensor) -> Tensor:
+    """Float8 codes as float32. On a CPU by table: torch's own conversion takes four times as long there."""
+    if codes.device.type != "cpu":
+        return codes.float()
+    table = _table(codes.dtype)
+    return table.index_select(0, codes.view(torch.uint8).reshape(-1).int()).view(codes.shape)
+
+
+@cache
+def _table(dtype: torch.dtype) -> Tensor:
+    """The values of all 256 codes of a float8 dtype: float32 [256]."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
 def _spec(scheme: str, shape: tuple[int, ...], dtype: str) -> PackedSpec:
