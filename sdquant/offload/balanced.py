@@ -53,8 +53,6 @@ def apply(
     handle.undo.callback(store.close)
     residency = Residency(components, shared, store, device, handle, limit)
     residency.stow()
-    # Stored bytes are aligned and may be a few more than those of the tensors.
-    _refuse_too_small(components, residency.shared_bytes, limit)
     for component in components:
         handle.undo.callback(announce(component.module, device))
         _hook(component, residency, handle, limit - residency.shared_bytes)

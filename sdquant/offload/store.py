@@ -50,7 +50,7 @@ class Region(ABC):
     """Tensors that wait together.
 
     Attributes:
-        nbytes: bytes of one copy of the region, alignment included.
+        nbytes: bytes of one copy of the region, alignment included; opaque tensors, which are copied apart, excluded.
         waiting: the stored tensors, one per tensor given, in order; opaque ones whole.
     """
 
@@ -197,6 +197,11 @@ class DiskStore(Store):
         self._remove()
 
 
+def aligned(nbytes: int) -> int:
+    """`nbytes` and what follows up to the next tensor."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
 def _mapped(path: Path, nbytes: int) -> Tensor:
     """The file as uint8 [nbytes]. Private: a write would stay in this process, and torch does not warn of reading."""
     if not nbytes:
@@ -224,7 +229,7 @@ def _lay_out(tensors: Sequence[Tensor], opaque: bool = True) -> tuple[list[Span 
         shape = tuple(tensor.shape[d] for d in slowest_first)
         back = tuple(slowest_first.index(d) for d in range(tensor.dim()))
         spans.append(Span(offset, tensor_bytes(tensor), tensor.dtype, shape, back))
-        offset += -(-tensor_bytes(tensor) // ALIGN) * ALIGN
+        offset += aligned(tensor_bytes(tensor))
     return spans, offset
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .memory import flat_buffer
 from .slots import Slot, own_slots, tensor_bytes
+from .store import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,17 +50,15 @@ class Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that fetching the unit takes on the device."""
-        if self._region is not None:
-            return self._region.nbytes
-        return sum(tensor_bytes(tensor) for slot in self._slots if (tensor := slot.get()) is not None)
+        """Bytes that the unit takes on the device when it is fetched."""
+        return sum(aligned(tensor_bytes(tensor)) for slot in self._slots if (tensor := slot.get()) is not None)
 
     def stow(self, store: Store) -> None:
         """Put the weights into the store and let the module refer to them there."""
         self._slots = self._collect()
         tensors = [tensor for slot in self._slots if (tensor := slot.get()) is not None]
         self._region = store.add(tensors)
-        self._counters.stored += self._region.nbytes
+        self._counters.stored += self.nbytes
         self._place(self._region.waiting)
 
     def read(self, buffer: Tensor | None, device: torch.device) -> Tensor:
@@ -75,9 +74,9 @@ class Unit:
         assert self._region is not None
         self._place(self._region.views(flat))
         self.resident = True
-        self._held = self._region.nbytes if held else 0
+        self._held = self.nbytes if held else 0
         self._counters.hold(self._held)
-        self._counters.fetched += self._region.nbytes
+        self._counters.fetched += self.nbytes
         self._counters.fetches += 1
 
     def drop(self, store: Store) -> None:
@@ -87,7 +86,7 @@ class Unit:
         some CPUs): then the stored ones are of no use any more, and the new ones are stored.
         """
         assert self._region is not None
-        self._counters.evicted += self._region.nbytes
+        self._counters.evicted += self.nbytes
         self._counters.evictions += 1
         if self.changed():
             self.stow(store)
