@@ -25,7 +25,6 @@ SCHEMES = [row.name for row in BACKEND.schemes]
 
 @pytest.fixture(scope="module")
 def sdnq() -> Any:
-    pytest.importorskip("diffusers")
     return module._sdnq()
 
 
@@ -49,7 +48,7 @@ def _layer(kind: str, dtype: torch.dtype) -> nn.Module:
     match kind:
         case "linear":
             return nn.Linear(256, 72, dtype=dtype)
-        case "uneven":  # 70 rows of 200 channels: groups that SDNQ has to change, chunks that end within 8 rows
+        case "uneven":  # 200 channels: groups that SDNQ has to make smaller or fewer
             return nn.Linear(200, 72, dtype=dtype)
         case "conv":
             return nn.Conv2d(128, 72, 3, dtype=dtype)
@@ -79,27 +78,26 @@ def test_codes_and_decoded_weights_are_sdnqs(
 def test_svd_and_matmul_weights_are_read(sdnq: Any, scheme: str, extra: dict[str, Any]) -> None:
     layer: Any = _layer("linear", torch.bfloat16)
     own = _own(sdnq, layer, scheme, **extra, group_size=-1 if "use_quantized_matmul" in extra else 64)
-    file = {f"proj.{key}": value.data for key, value in own.named_parameters()}
-    packed = _read_all(file, {"quant_method": "sdnq", "weights_dtype": module.CODES[scheme].sdnq, **extra}, own)
+    root = nn.ModuleDict({"proj": own})
+    file = {key: value.data for key, value in root.named_parameters()}
+    settings = {"quant_method": "sdnq", "weights_dtype": module.CODES[scheme].sdnq, **extra}
+    packed = _read_all(file, settings, root)
     assert torch.equal(BACKEND.decode(packed["proj.weight"], torch.bfloat16), _dequantized(own, torch.bfloat16))
 
 
-def _read_all(file: dict[str, torch.Tensor], settings: dict[str, Any], model: Any) -> dict[str, Packed]:
-    """Everything that `find` finds, read."""
+def _read_all(file: dict[str, torch.Tensor], settings: dict[str, Any], root: nn.Module) -> dict[str, Packed]:
+    """Everything that `find` finds in a file of a model that SDNQ quantized, read."""
     infos = {
         key: TensorInfo(
             dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape), nbytes=t.numel() * t.element_size()
         )
         for key, t in file.items()
     }
-
-    def shape(name: str) -> tuple[int, ...]:
-        layer = model.get_submodule(name.partition(".")[2].removesuffix("weight").rstrip(".")) if "." in name else model
-        return tuple(layer.sdnq_dequantizer.original_shape)
-
-    found = BACKEND.find(infos, {"quantization_config": settings})
-    shapes = {row.name: shape("root." + row.name if model.__class__.__name__ != "SDNQLinear" else "") for row in found}
-    return {row.name: BACKEND.read(row, shapes[row.name], file.__getitem__) for row in found}
+    read = {}
+    for found in BACKEND.find(infos, {"quantization_config": settings}):
+        layer: Any = root.get_submodule(found.name.removesuffix(".weight"))
+        read[found.name] = BACKEND.read(found, tuple(layer.sdnq_dequantizer.original_shape), file.__getitem__)
+    return read
 
 
 def _flux() -> FluxTransformer2DModel:
@@ -197,7 +195,6 @@ def test_a_folder_that_we_write_loads_in_sdnq(sdnq: Any, scheme: str, make: Any,
     assert len(want) > 10
     for name, weight in want.items():
         layer = loaded.get_submodule(name)
-        # Its skeleton is float32, the weights are not: that is what load_sdnq_model's `dtype` argument is for.
         assert torch.equal(_dequantized(layer, torch.bfloat16), weight)
     for name in kept:
         assert torch.equal(loaded.get_parameter(name), model.get_parameter(name))
