@@ -46,7 +46,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _copy(part: Tensor) -> Tensor:
-    """In aligned memory of its own, which a view as wider numbers needs; `contiguous` keeps a single row where it is."""
+    """In aligned memory, which a view as wider numbers needs; `contiguous` would leave a single row where it is."""
     return part.clone(memory_format=torch.contiguous_format)
 
 

@@ -51,6 +51,9 @@ class GGUFFile(TensorFile):
         kind = TYPES[row.type]
         return flat.view(row.shape) if kind.dtype else flat.view(-1, kind.nbytes)
 
+    def __enter__(self) -> GGUFFile:
+        return self
+
     def close(self) -> None:
         """Give the file back; the mapping itself goes with the last tensor read from it."""
         self._map = None

@@ -40,7 +40,7 @@ def weights(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def random_blocks(name: str, count: int) -> torch.Tensor:
-    """Blocks of random bytes whose half-precision scales are finite: normal, subnormal, zero, negative and huge ones."""
+    """Blocks of random bytes whose half-precision scales are finite: normal, subnormal, negative, huge."""
     generator = torch.Generator().manual_seed(1)
     blocks = torch.randint(0, 256, (count, TYPES[name].nbytes), dtype=torch.uint8, generator=generator)
     for at in _SCALES[name]:
@@ -99,7 +99,7 @@ class TestDecode:
         packed = packed_of(name, random_blocks(name, (1 << 22) // TYPES[name].block))
         out = torch.empty(packed.spec.shape, dtype=torch.bfloat16)
 
-        class Largest(TorchDispatchMode):
+        class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
             """Keeps the size in bytes of the largest storage that an operation returned, `out` itself apart."""
 
             seen = 0
@@ -111,7 +111,7 @@ class TestDecode:
                     Largest.seen = max(Largest.seen, result.untyped_storage().nbytes())
                 return result
 
-        with Largest():
+        with Largest():  # type: ignore[no-untyped-call]
             BACKEND.decode_into(packed, out)
         assert 0 < Largest.seen <= 4 * _gguf_decode.CPU_TILE < out.nbytes
 
