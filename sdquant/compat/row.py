@@ -7,13 +7,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .. import offload
-from ..machine import KINDS as DEVICES
+from ..machine import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from packaging.specifiers import SpecifierSet
 
+DEVICES = KINDS
 MODES = ("pre", "post", "found")
 OFFLOADS = tuple(row.name for row in offload.MODES)
 RUNTIMES = ("default", "library", "plain")

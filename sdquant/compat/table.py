@@ -18,6 +18,8 @@ BNB_MODULES = any_of("nf4", "fp4", "bnb-int8")
 QUANTO_MODULES = any_of("qint8", "qint4", "qint2", "qfloat8")
 
 CELLS = "tests/test_matrix.py"
+SEEN = "tests/compat/test_seen.py"  # with today's words of the libraries on a CPU
+GUIDE = "SD.Next's quantization guide"
 CUDA_CELLS = f"{CELLS} (its cuda cells are marked gpu and run where there is one)"
 
 ROWS: tuple[Row, ...] = (
@@ -29,7 +31,7 @@ ROWS: tuple[Row, ...] = (
         refuses="file",
         why="only the UNet/transformer is supported in GGUF, and this file holds a whole checkpoint",
         fix="Take a GGUF file of the UNet or transformer alone, and give the rest with base=<pipeline folder>",
-        seen="tests/compat/test_check.py::test_an_all_in_one_gguf_is_refused_as_a_file",
+        seen=f"tests/compat/test_check.py::test_an_all_in_one_gguf_is_refused_as_a_file; documented: {GUIDE}, GGUF",
     ),
     Row(
         backend="gguf",
@@ -50,7 +52,7 @@ ROWS: tuple[Row, ...] = (
         why="Blockwise quantization only supports 16/32-bit floats: sequential offload rebuilds each weight from its "
         "packed uint8, and bitsandbytes quantizes it a second time",
         fix='Use offload="balanced" or offload="model", or runtime="plain", or quant="int8", which runs in every mode',
-        seen=f"{CELLS}; documented: diffusers#10800, bitsandbytes#1525 (wontfix)",
+        seen=f"{SEEN} (a CPU says: Cannot copy out of meta tensor); documented: diffusers#10800, bitsandbytes#1525",
     ),
     Row(
         backend="quanto",
@@ -60,7 +62,7 @@ ROWS: tuple[Row, ...] = (
         why="QBytesTensor.new() missing 5 required positional arguments: balanced offload moves single layers, and a "
         "quanto tensor cannot be rebuilt from its data alone",
         fix='Use offload="model", or runtime="plain", or quant="nf4", or quant="int8", which runs in every mode',
-        seen=f"{CELLS}; documented: diffusers#10526",
+        seen=f"{SEEN} (sdquant's own mover meets: invalid python storage); documented: diffusers#10526, {GUIDE}",
     ),
     Row(
         backend="quanto",
@@ -70,7 +72,7 @@ ROWS: tuple[Row, ...] = (
         why="Expected all tensors to be on the same device: sequential offload moves a quanto tensor's outer shell and "
         "leaves the data inside behind",
         fix='Use offload="model", or runtime="plain", or quant="int8", which runs in every mode',
-        seen=f"{CELLS} (a CPU meets the TypeError of diffusers#10526 first); documented: diffusers#12610",
+        seen=f"{SEEN} (a CPU says: missing 6 required positional arguments); documented: diffusers#10526, {GUIDE}",
     ),
     Row(
         backend="gguf",
@@ -79,7 +81,7 @@ ROWS: tuple[Row, ...] = (
         verdict="breaks",
         why="moving the model would trigger de-quantization",
         fix='Use offload="balanced", or runtime="plain", whose packed weights move as they are, or quant="int8"',
-        seen="documented limit of GGUF tensors in diffusers: a whole-module cast acts on the packed bytes",
+        seen=f"documented: {GUIDE}, GGUF",
     ),
     Row(
         backend="quanto",
@@ -167,7 +169,7 @@ ROWS: tuple[Row, ...] = (
         device="cuda",
         verdict="works",
         why="bitsandbytes' modules survive being moved whole, with their quantization state",
-        seen=f"{CUDA_CELLS}; documented: SD.Next's wiki (balanced), diffusers' bitsandbytes guide (none, model)",
+        seen=f"{CUDA_CELLS}; documented: {GUIDE} (balanced), diffusers' bitsandbytes guide (none, model)",
     ),
     Row(
         backend="bnb",
