@@ -18,6 +18,7 @@ from .store import DiskStore
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
     from pathlib import Path
 
     import torch
@@ -54,6 +55,9 @@ def apply(
         }
         handle.undo.callback(_remove, part)
         _hook(part, level, device, path)
+        if path is not None:
+            for group in _groups(part):
+                _own_after_onload(group)
         give_back()
 
 
@@ -90,20 +94,46 @@ def _why_not_disk(part: nn.Module) -> str | None:
         if slot.opaque or "." in slot.places[0].name:
             return f"{slot.name} belongs to a library's tensor, which diffusers writes to a file in part only"
         if len(slot.places) > 1:
-            return f"{slot.name} is tied to {slot.places[1].name}: the second of two groups would be written empty"
+            return f"{slot.name} is tied to another one: the second of two groups would be written empty"
         tensor = slot.get()
         if tensor is not None and not tensor.is_contiguous():
             return f"{slot.name} is not contiguous, and safetensors writes no such tensor"
     return None
 
 
-def _remove(part: nn.Module) -> None:
-    """Bring all groups back and take the hooks off, and what diffusers leaves behind when it does that."""
+def _groups(part: nn.Module) -> Iterator[Any]:
+    """diffusers' groups of the component, each once."""
     for module in part.modules():
         registry = module.__dict__.get("_diffusers_hook")
         hook = registry.get_hook("group_offloading") if registry is not None else None
         if hook is not None and hook.group.offload_leader is module:
-            hook.group.onload_()
+            yield hook.group
+
+
+def _own(group: Any) -> None:
+    """Copy what the group just read into memory of its own.
+
+    safetensors maps the file, and its tensors start at any multiple of 8 bytes; matrix products of the same numbers
+    round differently from there than from torch's own memory, which would change images.
+    """
+    for tensor in group.tensor_to_key:
+        tensor.data = tensor.data.clone()
+
+
+def _own_after_onload(group: Any) -> None:
+    onload = group.onload_
+
+    def onload_() -> None:
+        onload()
+        _own(group)
+
+    group.onload_ = onload_
+
+
+def _remove(part: nn.Module) -> None:
+    """Bring all groups back and take the hooks off, and what diffusers leaves behind when it does that."""
+    for group in _groups(part):
+        group.onload_()
     for module in part.modules():
         registry = module.__dict__.get("_diffusers_hook")
         if registry is None:
