@@ -168,7 +168,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Source, path: str) -> Detected:
     container = "component" if src.path.is_dir() else ("gguf" if source.is_gguf(src.files[0]) else "safetensors")
-    if source.is_gguf(src.files[0]) and METADATA_KEY not in src.metadata:
+    if source.is_gguf(src.files[0]):
         _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
     family = row.family if row else None
@@ -240,7 +240,19 @@ _REFUSALS = {
 
 
 def _refuse_unless_diffusion(src: Source) -> None:
+    from .backends.gguf import undecodable
     from .formats.gguf import classify, read_header
+
+    strange = undecodable(src.tensors)
+    if strange:
+        raise UnsupportedFileError(
+            f"{src.files[0]} was to be loaded",
+            "it has tensors in types that this version does not decode: "
+            + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
+            "Use a file of the same model in Q8_0, Q4_0 to Q5_1, or Q2_K to Q6_K",
+        )
+    if METADATA_KEY in src.metadata:
+        return
 
     kind = classify(read_header(src.files[0]))
     if kind == "all-in-one":

@@ -134,6 +134,8 @@ def _rows(
     src: Source, spec: QuantSpec, skip: tuple[str, ...], files: Any
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
+    import torch
+
     shapes = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     weights, _ = planner.select(shapes, backends.parse(FALLBACK), "plain", skip)
     fit = {weight.name for weight in weights}
@@ -143,7 +145,7 @@ def _rows(
         def data(key: str = key, kind: str = kind) -> Tensor:
             tensor: Tensor = files[src.home[key]].get(key)
             if TYPES[kind].dtype:
-                return tensor
+                return tensor.to(getattr(torch, str(TYPES[kind].dtype)))
             return backends.get("gguf").encode(tensor, backends.parse(kind)).parts["blocks"]
 
         yield key, info.shape, kind, data

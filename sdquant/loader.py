@@ -315,6 +315,7 @@ class Installer:
     def found(self, found: backends.Found, src: Source, files: Mapping[Path, Any]) -> None:
         """A weight that is quantized on disk."""
         from .backends.base import Packed
+        from .layers import kind_of
 
         name = self.parts.model_name(found.name, self.known)
         if name is None:
@@ -327,10 +328,16 @@ class Installer:
             return tensor
 
         spec = src.specs.get(found.name)
+        wanted = self.model.get_parameter(name)
         if spec is not None:
             packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
         else:
-            packed = backend.read(found, tuple(self.model.get_parameter(name).shape), get)
+            packed = backend.read(found, tuple(wanted.shape), get)
+        if kind_of(self._module(name)) is None:
+            # A table of embeddings in float8, say: no layer of ours runs it packed.
+            log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
+            self.plain(name, backend.decode(packed, wanted.dtype))
+            return
         self.packed(name, packed, None)
 
     def packed(self, name: str, packed: Any, spec: backends.QuantSpec | None) -> None:

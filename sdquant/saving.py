@@ -166,7 +166,20 @@ def _library_config(model: nn.Module) -> Mapping[str, Any]:
         return {}
     backend = backends.of_scheme(specs[0].scheme)
     config = backend.config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
-    return {"quantization_config": config} if config else {}
+    if not config:
+        return {}
+    for key in ("modules_to_not_convert", "llm_int8_skip_modules"):
+        if key in config:
+            config[key] = [*(config[key] or ()), *_kept(model, names=key == "modules_to_not_convert")]
+    return {"quantization_config": config}
+
+
+def _kept(model: nn.Module, *, names: bool) -> list[str]:
+    """The layers that could hold a quantized weight and do not: full weight names, or module paths."""
+    from .layers import kind_of, packed_of
+
+    paths = [path for path, module in model.named_modules() if kind_of(module) and packed_of(module) is None]
+    return [f"{path}.weight" for path in paths] if names else paths
 
 
 def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:

@@ -44,7 +44,7 @@ def _tensor(packed: Packed, quanto: Any) -> Any:
     spec, parts = packed.spec, packed.parts
     size = torch.Size(spec.shape)
     stride = _stride(size)
-    data, scale = parts["data"], parts["scale"]
+    data, scale = _aligned(parts["data"]), parts["scale"]
     if BITS[spec.scheme] == 8:
         axis = 0 if scale.ndim else None
         return quanto.WeightQBytesTensor(_qtype(spec.scheme, data, quanto), axis, size, stride, data, scale, None)
@@ -53,6 +53,15 @@ def _tensor(packed: Packed, quanto: Any) -> Any:
     rows = torch.Size((size.numel() // group, group)) if group else size
     codes = PackedTensor(data, qtype.bits, rows, _stride(rows))
     return quanto.WeightQBitsTensor(qtype, 0, group, size, stride, codes, scale, parts["shift"])
+
+
+def _aligned(data: torch.Tensor) -> torch.Tensor:
+    """The same codes at an address that is a multiple of 64.
+
+    A tensor mapped from a file can lie anywhere, and torch's `_weight_int8pack_mm`, which quanto calls for bf16 on the
+    CPU, crashes the process at addresses that its vector loads do not like (seen with torch 2.13).
+    """
+    return data if data.data_ptr() % 64 == 0 else data.clone()
 
 
 def _qtype(scheme: str, data: torch.Tensor, quanto: Any) -> Any:
