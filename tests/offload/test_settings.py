@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sdquant import offload
+from sdquant.errors import SettingsError, UnknownOffloadError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("6GB", 6_000_000_000),
+        ("6 gb", 6_000_000_000),
+        ("512MB", 512_000_000),
+        ("512MiB", 512 * 2**20),
+        ("1.5g", 1_500_000_000),
+        ("1.5GiB", 3 * 2**29),
+        (".5k", 500),
+        ("2T", 2_000_000_000_000),
+        ("100", 100),
+        ("100B", 100),
+        (123, 123),
+        (None, None),
+    ],
+)
+def test_budget_is_bytes(text: str | int | None, size: int | None) -> None:
+    assert offload.parse_budget(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", 0, -5, "6 bananas", "1e9", "6GB 5", True, 2.5, "nan"])
+def test_nonsense_is_no_budget(text: Any) -> None:
+    with pytest.raises(SettingsError, match="not a size") as error:
+        offload.parse_budget(text)
+    assert "6GB" in error.value.fix
+
+
+def test_every_mode_has_its_file_and_no_file_is_forgotten() -> None:
+    folder = Path(offload.__file__).parent
+    assert {"none", "model", "sequential", "balanced", "group"} == {row.name for row in offload.MODES}
+    assert all((folder / f"{row.name}.py").exists() and row.summary for row in offload.MODES)
+
+
+def test_the_package_is_there_without_torch() -> None:
+    code = "import sys, sdquant.offload as o; o.parse_budget('6GB'); o.MODES; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("mode", "near"), [("balance", "balanced"), ("Model", "model"), ("xyzzy", "Choose one")])
+def test_unknown_mode(mode: str, near: str) -> None:
+    with pytest.raises(UnknownOffloadError) as error:
+        offload.apply(nn.Linear(2, 2), mode, device="cpu")
+    assert near in error.value.fix
+    assert "sequential" in error.value.why
+
+
+@pytest.mark.parametrize("mode", [row.name for row in offload.MODES if row.name != "balanced"])
+def test_a_budget_belongs_to_balanced(mode: str) -> None:
+    with pytest.raises(SettingsError, match="only balanced offload keeps to one"):
+        offload.apply(nn.Linear(2, 2), mode, device="cpu", budget="6GB")
+
+
+def test_a_second_mode_wants_the_first_removed(tmp_path: Path) -> None:
+    layer = nn.Linear(8, 8)
+    handle = offload.apply(layer, "model", device="cpu", folder=tmp_path)
+    with pytest.raises(SettingsError, match="offloaded already"):
+        offload.apply(layer, "sequential", device="cpu", folder=tmp_path)
+    handle.remove()
+    handle.remove()  # twice is as good as once
+    second = offload.apply(layer, "sequential", device="cpu", folder=tmp_path)
+    assert layer(torch.ones(8)).shape == (8,)
+    second.remove()
+    assert not list(tmp_path.iterdir())
+
+
+class Blocks(nn.Module):
+    """Two blocks of 272 bytes: 4 * (8 * 8 + 8) each, rounded up to what a region takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "balanced", "group"])
+def test_a_folder_that_cannot_be_used_is_said_and_leaves_the_model_alone(mode: str, tmp_path: Path) -> None:
+    model = Blocks()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(SettingsError, match="no folder can be made there") as error:
+        offload.apply(
+            model, mode, device="cpu", folder=tmp_path / "nowhere", budget=400 if mode == "balanced" else None
+        )
+    assert "folder=" in error.value.fix
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not set(model.__dict__) & {"forward", "_hf_hook", "_sdquant_offload"}
+
+
+FULL_DISK = """
+import resource, sys, torch
+from tests.offload.test_settings import Blocks
+from sdquant import offload
+from sdquant.errors import SettingsError
+model = Blocks()
+before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+# No file may grow beyond 300 bytes: like a full disk, writing fails half-way.
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+try:
+    offload.apply(model, sys.argv[1], device="cpu", folder=sys.argv[2], budget=400 if sys.argv[1] == "balanced" else None)
+except SettingsError as error:
+    assert "could not be written" in error.why, error
+    assert "Make room" in error.fix
+else:
+    sys.exit("nothing was raised")
+assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+assert not set(model.__dict__) & {"forward", "_hf_hook", "_sdquant_offload"}
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
+@pytest.mark.parametrize("mode", ["model", "sequential", "balanced", "group"])
+def test_a_full_disk_is_said_and_leaves_the_model_alone(mode: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, mode, str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
