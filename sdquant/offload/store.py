@@ -122,17 +122,23 @@ class _DiskRegion(Region):
     def read(self, into: Tensor) -> None:
         # Reading, not copying from the mapping: a fault is an exception here and would be a signal there, and what is
         # read this way does not count as memory of this process.
-        with open(self._path, "rb", buffering=0) as file, memoryview(cast("Any", into.numpy())) as room:
-            at = 0
-            while at < self.nbytes:
-                count = file.readinto(room[at : min(at + CHUNK, self.nbytes)])
-                if not count:
-                    raise BadFileError(
-                        f"Weights were being read back from {self._path}",
-                        f"the file ends after {at} of {self.nbytes} bytes; something cut it while it was in use",
-                        "Load the model again, and keep other programs away from that folder",
-                    )
-                at += count
+        try:
+            with open(self._path, "rb", buffering=0) as file, memoryview(cast("Any", into.numpy())) as room:
+                at = 0
+                while at < self.nbytes:
+                    count = file.readinto(room[at : min(at + CHUNK, self.nbytes)])
+                    if not count:
+                        raise self._gone(f"it ends after {at} of {self.nbytes} bytes")
+                    at += count
+        except OSError as error:
+            raise self._gone(f"it cannot be read any more: {error.strerror or error}") from error
+
+    def _gone(self, why: str) -> BadFileError:
+        return BadFileError(
+            f"Offloaded weights were being read back from {self._path}",
+            f"{why}; something touched the file while it was in use",
+            "Load the model again, and keep other programs away from that folder",
+        )
 
 
 class DiskStore(Store):
