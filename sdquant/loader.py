@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends, compat, detection, machine, planner
-from .errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
+from .errors import (
+    BackendUnavailableError,
+    BadFileError,
+    MissingComponentError,
+    UnsupportedFileError,
+)
 from .formats import families, source
 from .formats.source import Source
 from .request import Request, request
@@ -129,6 +134,13 @@ def prepare(asked: Request) -> planner.Plan:
     """
     here = machine.probe()
     device = asked.device or machine.default_device(here)
+    kind = machine.device_kind(device, here)
+    if kind not in here.kinds:
+        raise BackendUnavailableError(
+            f"Device {device!r} was asked for",
+            f"torch sees {', '.join(here.kinds)} on this machine",
+            "Leave device out, or see `sdquant doctor` for what is missing",
+        )
 
     def check(quant: Any, mode: str, source: str = "weights") -> None:
         compat.check(
@@ -141,15 +153,9 @@ def prepare(asked: Request) -> planner.Plan:
     check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
     place = resolve(asked)
     asked = dataclasses.replace(asked, path=str(place))
-    try:
-        seen = whole_of(asked, complete=False)
-    except SdquantError as error:
-        refused = isinstance(error, UnsupportedFileError) and asked.allow_incompatible
-        if refused:
-            log.warning("%s", error)
-        raise
+    seen = whole_of(asked, complete=False)
     for scheme in sorted({part.quant for part in (seen.parts or {".": seen}).values() if part.quant}):
-        check(scheme, "auto")
+        check(scheme, "found")
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     return planner.make(asked, whole_of(asked, complete=True), device=device)
 
