@@ -64,6 +64,8 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
             f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
         ) from error
     assert isinstance(model, nn.Module)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()  # the ties do not survive the move to the meta device
     return model.eval().requires_grad_(False)
 
 
