@@ -58,17 +58,25 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
     weights |= {key: stored[where] for key, where in memory.items()}
 
     def undo() -> None:
-        try:
-            remove_hook_from_submodules(part)
-        finally:
-            before.restore(weights)
-            for module in part.modules():
-                tidy(module)
-            give_back()
+        _disarm(part)
+        remove_hook_from_submodules(part)
+        before.restore(weights)
+        for module in part.modules():
+            tidy(module)
+        give_back()
 
     handle.undo.callback(undo)
     cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
     before.let_go(weights)
+
+
+def _disarm(part: nn.Module) -> None:
+    """Let hooks go without bringing weights back by themselves: `restore` does that, also where they cannot."""
+    for module in part.modules():
+        hook = module.__dict__.get("_hf_hook")
+        for one in getattr(hook, "hooks", (hook,)):
+            if hasattr(one, "offload"):
+                one.offload = False
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
