@@ -28,16 +28,11 @@ def model_class(library: str | None, name: str) -> Any:
     Raises:
         UnsupportedFileError: there is none.
     """
-    import diffusers
-    import transformers
-
-    known = {
-        "diffusers": (diffusers, diffusers.ModelMixin),
-        "transformers": (transformers, transformers.PreTrainedModel),
-    }
+    known = _model_libraries()
     for where in (library,) if library in known else tuple(known):
         package, base = known[str(where)]
-        cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
+        with _quiet():
+            cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
         if isinstance(cls, type) and issubclass(cls, base):
             return cls
     raise UnsupportedFileError(
@@ -47,6 +42,18 @@ def model_class(library: str | None, name: str) -> Any:
     )
 
 
+def _model_libraries() -> dict[str, tuple[Any, Any]]:
+    """diffusers and transformers, each with the base of its model classes."""
+    import diffusers
+    import transformers
+
+    with _quiet():
+        return {
+            "diffusers": (diffusers, diffusers.ModelMixin),
+            "transformers": (transformers, transformers.PreTrainedModel),
+        }
+
+
 def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
     """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
     from accelerate import init_empty_weights
@@ -54,7 +61,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     cls = model_class(library, name)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
     try:
-        with init_empty_weights(include_buffers=False), _quiet("diffusers"):
+        with init_empty_weights(include_buffers=False), _quiet():
             if hasattr(cls, "config_class") and cls.config_class is not None:
                 model = cls(cls.config_class.from_dict(values))
             else:
@@ -69,16 +76,40 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     return model.eval().requires_grad_(False)
 
 
+# Who says what while classes are imported, models made and pipelines put together, and why nobody needs to hear it:
+_CHATTY = (
+    "diffusers",  # config fields that it does not know; the weights tell what matters
+    "transformers",  # torchvision, which some image processors could use
+    "bitsandbytes.backends.cpu.ops",  # the package `kernels`; diffusers imports bitsandbytes wherever it is installed
+)
+
+
 @contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep a library's remarks about config fields it does not know off the terminal; the weights tell what matters."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    """Keep remarks of libraries off the terminal; errors still come through."""
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """No progress bar of diffusers: the components are loaded already, and sdquant has shown its own."""
+    from diffusers.utils import logging as theirs
+
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()
 
 
 def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -124,10 +155,12 @@ def missing(model: nn.Module) -> list[str]:
 
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder."""
-    from diffusers import DiffusionPipeline
+    with _quiet():
+        from diffusers import DiffusionPipeline
 
     try:
-        return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **parts)
+        with _quiet(), _no_bars():
+            return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **parts)
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
