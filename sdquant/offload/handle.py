@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..errors import SettingsError
+
 
 @dataclass
 class Counters:
@@ -71,6 +73,16 @@ class OffloadHandle:
         if self.active:
             self.active = False
             self.undo.close()
+
+    def __deepcopy__(self, memo: object) -> OffloadHandle:
+        """Copies of a model that is not offloaded share the handle: it has nothing to undo."""
+        if self.mode == "none" or not self.active:
+            return self
+        raise SettingsError(
+            f"A model with offload={self.mode!r} was to be copied",
+            "its weights are held by hooks that belong to the one model",
+            "Call `.sdquant.offload.remove()` first, or load the copy with offload='none'",
+        )
 
     def report(self) -> dict[str, Any]:
         """The mode, the bytes of all weights, the counters, and how each component is kept."""

@@ -41,10 +41,15 @@ def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
 
 
 def give_back() -> None:
-    """Collect garbage and let the C library hand freed memory to the system (glibc keeps it otherwise)."""
+    """Collect garbage, and give freed memory back: the GPU's and the C library's."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    trim()
+
+
+def trim() -> None:
+    """Let the C library hand freed memory to the system; glibc keeps up to twice the model otherwise."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:

@@ -57,7 +57,11 @@ def test_same_bits_and_nothing_left(mode: str, pipeline: Any, tmp_path: Path) ->
     assert hooked(pipeline)
     assert bool(list(tmp_path.iterdir())) == (mode != "none")
     report = handle.report()
-    assert report["mode"] == mode and report["active"] and report["components"].keys() == offload.components_of(pipeline).keys()
+    assert (
+        report["mode"] == mode
+        and report["active"]
+        and report["components"].keys() == offload.components_of(pipeline).keys()
+    )
 
     handle.remove()
     assert not hooked(pipeline) and not list(tmp_path.iterdir()) and not handle.report()["active"]

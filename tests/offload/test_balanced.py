@@ -1,0 +1,295 @@
+"""Balanced offload: what moves, when, and how much memory it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sdquant import offload
+from sdquant.errors import BadFileError, BudgetError
+from sdquant.offload.handle import Counters
+from sdquant.offload.stream import least, plan
+from sdquant.offload.units import Component, cut, find_blocks
+
+from .conftest import draw, hooked, made
+
+BLOCK = 4 * 64 * 64  # bytes of one block: a Linear without bias
+REST = 2 * BLOCK
+
+
+class Net(nn.Module):
+    """`head`, `count` blocks, `tail`, all of the same size."""
+
+    def __init__(self, count: int = 8, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head = nn.Linear(64, 64, bias=False)
+        self.blocks = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(count)])
+        self.tail = nn.Linear(64, 64, bias=False)
+        self.order = list(range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.head(x)
+        for index in self.order:
+            x = self.blocks[index](x)
+        out: torch.Tensor = self.tail(x)
+        return out
+
+
+class Pipe:
+    """As much of a pipeline as offloading looks at."""
+
+    def __init__(self, **components: nn.Module) -> None:
+        self.components = components
+
+
+X = torch.ones(1, 64)
+
+
+def run(module: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = module(X)
+    return out
+
+
+def component(module: nn.Module) -> Component:
+    return cut({"model": module}, Counters(), blocks=True)[0][0]
+
+
+def test_nothing_moves_and_nothing_is_hooked_when_all_fits(tmp_path: Path) -> None:
+    pipe = made("sd")
+    pointers = [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
+    total = offload.weight_bytes(*offload.components_of(pipe).values())
+    for budget in (total, None):
+        handle = offload.apply(pipe, "balanced", device="cpu", budget=budget, folder=tmp_path)
+        draw(pipe)
+        assert pointers == [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
+        assert [left for left in hooked(pipe) if "_sdquant_offload" not in left] == []
+        assert not list(tmp_path.iterdir())
+        report = handle.report()
+        assert report["fetches"] == report["evictions"] == report["stored"] == 0
+        assert report["resident"] == report["peak"] == report["bytes"] == total
+        handle.remove()
+
+
+def test_the_least_recently_used_goes_first_and_only_as_much_as_needed(tmp_path: Path) -> None:
+    pipe: Any = Pipe(a=Net(2, 1), b=Net(2, 2), c=Net(2, 3))  # four blocks' worth each
+    nets = pipe.components
+    expected = {name: run(net) for name, net in nets.items()}
+    handle = offload.apply(pipe, "balanced", device="cpu", budget=10 * BLOCK, folder=tmp_path)
+    mapped = {name: net.blocks[1].weight.data_ptr() for name, net in nets.items()}
+
+    run(nets["a"])
+    run(nets["b"])
+    assert handle.counters.resident == 8 * BLOCK and handle.counters.evictions == 0
+    run(nets["a"])  # now b is the one used longest ago
+    assert handle.counters.fetches == 6
+    run(nets["c"])  # needs four, two are free
+    assert handle.counters.resident == 10 * BLOCK and handle.counters.evictions == 2
+    assert nets["b"].blocks[1].weight.data_ptr() == mapped["b"]  # its blocks went
+    assert nets["a"].blocks[1].weight.data_ptr() != mapped["a"]  # a kept everything
+    run(nets["b"])  # only the two blocks that went come back, and a gives up two
+    assert handle.counters.fetches == 6 + 3 + 2 and handle.counters.evictions == 4
+    for name, net in nets.items():
+        assert torch.equal(run(net), expected[name])
+    assert handle.counters.peak <= 10 * BLOCK
+    handle.remove()
+
+
+def test_a_component_larger_than_the_budget_is_streamed_with_the_next_block_on_its_way(tmp_path: Path) -> None:
+    net = Net(8)
+    expected = run(net)
+    handle = offload.apply(net, "balanced", device="cpu", budget=REST + 5 * BLOCK, folder=tmp_path)
+    row = handle.report()["components"]["model"]
+    assert (row["blocks"], row["streamed"], row["buffers"]) == (8, 5, 2)  # three blocks stay, two buffers
+    for _ in range(4):
+        assert torch.equal(run(net), expected)
+    report = handle.report()
+    # Every streamed block but the very first was on its way before it was called.
+    assert report["prefetched"] == 4 * 5 - 1 and report["mispredicted"] == 0
+    assert report["peak"] <= REST + 5 * BLOCK
+    assert report["fetched"] == REST + 3 * BLOCK + 4 * 5 * BLOCK
+    handle.remove()
+    assert handle.report()["resident"] == 0 and torch.equal(run(net), expected)
+
+
+def test_the_order_of_blocks_is_learned(tmp_path: Path) -> None:
+    net = Net(6)
+    net.order = [5, 0, 3, 1, 4, 2]
+    expected = run(net)
+    handle = offload.apply(net, "balanced", device="cpu", budget=REST + 2 * BLOCK, folder=tmp_path)
+    for _ in range(3):
+        assert torch.equal(run(net), expected)
+    first = handle.report()
+    assert first["mispredicted"] <= 6
+    assert torch.equal(run(net), expected)
+    assert handle.report()["mispredicted"] == first["mispredicted"]
+    assert handle.report()["prefetched"] == first["prefetched"] + 6
+    handle.remove()
+
+
+def test_the_smallest_budget_is_named_and_works(pipeline: Any, tmp_path: Path) -> None:
+    expected = draw(pipeline)
+    with pytest.raises(BudgetError) as error:
+        offload.apply(pipeline, "balanced", device="cpu", budget=1000, folder=tmp_path)
+    assert not hooked(pipeline) and not list(tmp_path.iterdir())
+    smallest = int(error.value.fix.split("at least ")[1].split()[0])
+    with pytest.raises(BudgetError):
+        offload.apply(pipeline, "balanced", device="cpu", budget=smallest - 1, folder=tmp_path)
+    handle = offload.apply(pipeline, "balanced", device="cpu", budget=smallest, folder=tmp_path)
+    assert (draw(pipeline) == expected).all()
+    assert handle.report()["peak"] <= smallest
+    handle.remove()
+
+
+def test_a_component_without_blocks_has_to_fit() -> None:
+    layer = nn.Linear(64, 64, bias=False)
+    with pytest.raises(BudgetError, match=f"model needs {BLOCK}"):
+        offload.apply(layer, "balanced", device="cpu", budget=BLOCK - 1)
+
+
+def test_what_a_component_calls_counts_too(tmp_path: Path) -> None:
+    """One component that runs inside another cannot push it out."""
+    outer, inner = Net(2, 1), Net(2, 2)
+    outer.blocks[0].register_forward_hook(lambda *_: run(inner) and None)
+    handle = offload.apply(Pipe(outer=outer, inner=inner), "balanced", device="cpu", budget=6 * BLOCK, folder=tmp_path)
+    with pytest.raises(BudgetError, match="by outer, which called it") as error:
+        run(outer)
+    assert f"{8 * BLOCK} bytes" in error.value.fix
+    handle.remove()
+
+
+def test_a_fault_in_the_background_is_raised_in_front(tmp_path: Path) -> None:
+    net = Net(4)
+    handle = offload.apply(net, "balanced", device="cpu", budget=REST + 2 * BLOCK, folder=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    for file in sorted(folder.iterdir())[2:]:  # the first one is what is outside blocks, the second block 0
+        file.unlink()
+    with pytest.raises(BadFileError, match="cannot be read any more"):
+        run(net)
+    handle.remove()
+
+
+@pytest.mark.parametrize("room", range(1, 9))
+def test_as_many_blocks_stay_as_fit(room: int) -> None:
+    net = component(Net(8))
+    made = plan(net, REST + room * BLOCK)
+    assert made.nbytes <= REST + room * BLOCK
+    assert made.buffers == min(room, 2, len(made.streamed))
+    assert len(made.resident) - 1 == max(0, room - 2)  # all but the two that are streaming
+    assert {unit.name for unit in made.resident} | {unit.name for unit in made.streamed} == {u.name for u in net.units}
+
+
+def test_resident_blocks_are_spread() -> None:
+    streamed = [unit.name for unit in plan(component(Net(8)), REST + 6 * BLOCK).streamed]
+    assert streamed == ["blocks.0", "blocks.2", "blocks.4", "blocks.6"]
+
+
+def test_least_is_the_rest_and_the_largest_block() -> None:
+    net = Net(3)
+    net.blocks.append(nn.Linear(64, 128, bias=False))
+    assert least(component(net)) == REST + 2 * BLOCK
+
+
+def test_blocks_of_the_real_networks() -> None:
+    sd, flux = made("sd"), made("flux")
+    assert [n for n, _ in find_blocks(sd.unet)] == [
+        "down_blocks.0", "down_blocks.1", "up_blocks.0", "up_blocks.1", "mid_block",
+    ]  # fmt: skip
+    assert [n for n, _ in find_blocks(flux.transformer)] == ["transformer_blocks.0", "single_transformer_blocks.0"]
+    assert "decoder.mid_block" in dict(find_blocks(sd.vae))
+    assert [n.split(".")[-2] for n, _ in find_blocks(flux.text_encoder_2)] == ["block", "block"]
+
+
+def test_weights_that_two_blocks_share_stay_outside() -> None:
+    net = Net(3)
+    net.blocks[2].weight = net.blocks[0].weight
+    made = component(net)
+    assert [unit.name for unit in made.blocks] == ["blocks.1"] and made.rest.nbytes == REST + BLOCK
+
+
+def test_weights_that_two_components_share_stay_on_the_device(tmp_path: Path) -> None:
+    a, b = Net(2, 1), Net(2, 2)
+    b.head.weight = a.head.weight
+    expected = run(a), run(b)
+    handle = offload.apply(Pipe(a=a, b=b), "balanced", device="cpu", budget=4 * BLOCK, folder=tmp_path)
+    assert all(torch.equal(x, y) for x, y in zip((run(a), run(b)), expected, strict=True))
+    handle.remove()
+    assert a.head.weight is b.head.weight
+    assert all(torch.equal(x, y) for x, y in zip((run(a), run(b)), expected, strict=True))
+
+
+MEMORY = """
+import sys, threading, time, torch
+from diffusers import FluxTransformer2DModel
+from sdquant import offload
+
+def anonymous():  # bytes that only this process holds and that no file backs
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+class Watch(threading.Thread):
+    peak, on = 0, True
+    def run(self):
+        while self.on:
+            self.peak = max(self.peak, anonymous())
+            time.sleep(0.002)
+
+def build():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    net = FluxTransformer2DModel(patch_size=1, in_channels=16, num_layers=4, num_single_layers=12,
+        attention_head_dim=64, num_attention_heads=10, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 28, 28))
+    return net.eval().requires_grad_(False)
+
+def call(net):
+    x = torch.zeros(1, 16, 16, dtype=torch.bfloat16)
+    text = torch.zeros(1, 8, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        return net(hidden_states=x, encoder_hidden_states=text, pooled_projections=text[:, 0], timestep=torch.ones(1),
+            img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(8, 3), return_dict=False)[0]
+
+# The libraries' own buffers, before anything is measured.
+small = FluxTransformer2DModel(patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=64,
+    num_attention_heads=1, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 28, 28)).bfloat16()
+call(small)
+del small
+floor = anonymous()
+net = build()
+size = offload.weight_bytes(net)
+share = float(sys.argv[1])
+mode = "balanced" if share else "none"
+handle = offload.apply(net, mode, device="cpu", budget=int(share * size) if share else None, folder=sys.argv[2])
+watch = Watch()
+watch.start()
+total = sum(call(net).float().abs().sum().item() for _ in range(3))
+watch.on = False
+watch.join()
+print(size, watch.peak - floor, total, handle.report()["prefetched"], handle.report()["peak"])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+def test_balanced_offload_keeps_weights_out_of_memory(tmp_path: Path) -> None:
+    """A model of 250 MB with a budget of a quarter: memory that is this process's alone grows by far less."""
+    found = {}
+    for share in (0.0, 0.25):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(share), str(tmp_path)],
+            capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found[share] = [float(word) for word in done.stdout.split()]
+    size, held, result, _, _ = found[0.0]
+    assert size > 200e6 and held > 0.95 * size
+    _, streamed, same, prefetched, peak = found[0.25]
+    assert same == result
+    assert peak <= 0.25 * size
+    assert streamed < 0.45 * size  # the budget, and what the computation itself needs
+    assert prefetched > 10

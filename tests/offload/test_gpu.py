@@ -1,0 +1,67 @@
+"""The same on a CUDA device: pinned memory below it, a stream beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sdquant import offload
+
+from .conftest import draw, hooked, made
+from .test_modes import quantize
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MODES = [row.name for row in offload.MODES]
+
+
+def settings(mode: str, pipe: Any) -> dict[str, Any]:
+    largest = max(offload.weight_bytes(part) for part in offload.components_of(pipe).values())
+    return {"device": "cuda", "budget": int(0.85 * largest) if mode == "balanced" else None}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheme", [None, "int8", "q8_0"])
+def test_same_image_as_everything_on_the_gpu(mode: str, scheme: str | None, pipeline: Any) -> None:
+    if scheme:
+        quantize(pipeline, scheme)
+    handle = offload.apply(pipeline, "none", device="cuda")
+    expected = draw(pipeline)
+    handle.remove()
+    for part in offload.components_of(pipeline).values():
+        part.to("cpu")
+    handle = offload.apply(pipeline, mode, **settings(mode, pipeline))
+    assert pipeline._execution_device.type == "cuda"
+    for _ in range(3):
+        assert (draw(pipeline) == expected).all()
+    handle.remove()
+    assert not hooked(pipeline)
+
+
+@pytest.mark.parametrize("mode", ["none", "model", "balanced"])
+@pytest.mark.parametrize("scheme", ["nf4", "bnb-int8"])
+def test_bitsandbytes_modules_move(mode: str, scheme: str) -> None:
+    first = quantize(made("flux"), scheme, library=True)
+    offload.apply(first, "none", device="cuda")
+    expected = draw(first)
+    pipe = quantize(made("flux"), scheme, library=True)
+    handle = offload.apply(pipe, mode, **settings(mode, pipe))
+    for _ in range(2):
+        assert (draw(pipe) == expected).all()
+    handle.remove()
+
+
+def test_balanced_keeps_to_its_budget_on_the_device() -> None:
+    pipe = made("flux")
+    size = offload.weight_bytes(*offload.components_of(pipe).values())
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    handle = offload.apply(pipe, "balanced", device="cuda", budget=int(0.6 * size))
+    draw(pipe)
+    assert torch.cuda.memory_allocated() - before <= 0.6 * size + 2**20
+    assert handle.report()["prefetched"] > 0
+    handle.remove()
