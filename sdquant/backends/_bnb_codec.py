@@ -10,11 +10,11 @@ import torch
 from ..errors import BadFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
-    from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo
+    from .base import Found, Packed, PackedSpec, Part, QuantSpec
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,10 +43,7 @@ class Codec(ABC):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return {self.key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        return []
-
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         raise NotImplementedError(f"{found.scheme} has no files of its own")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
@@ -73,9 +70,3 @@ def scales(key: str, tensor: Tensor) -> Tensor:
     if not torch.isfinite(tensor).all():
         raise bad(key, "a scale is infinite or not a number")
     return tensor.float()
-
-
-def leaf(name: str, part: str) -> str:
-    """The key of a neighbour of a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
-    head, dot, _ = name.rpartition(".")
-    return f"{head}{dot}{part}"

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_fourbit_file import NESTED_BLOCK, STATE, as_bytes, check_table, claims
+from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
 from ._bnb_library import FLOATS, TORCH_FLOATS, dynamic_code, fourbit_code, library, tile
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 _COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # bitsandbytes' AVX512 kernel rounds differently above this, and bitsandbytes leaves it for a compiled fallback.
@@ -138,28 +138,10 @@ class FourBit(Codec):
             f"{name}.{key}": tensor.contiguous() for key, tensor in extra.items()
         }
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        found = []
-        for key in tensors:
-            name, mark, scheme = key.rpartition(STATE)
-            if not mark or scheme not in ("nf4", "fp4"):
-                continue
-            keys = {"codes": name, "absmax": f"{name}.absmax", "nested_absmax": f"{name}.nested_absmax"}
-            extra = (f"{name}.quant_map", f"{name}.nested_quant_map", key)
-            found.append(
-                Found(
-                    name=name,
-                    scheme=scheme,
-                    keys={part: file_key for part, file_key in keys.items() if file_key in tensors},
-                    extra=tuple(file_key for file_key in extra if file_key in tensors),
-                    evidence=f"bitsandbytes' quant_state tensors (*{STATE}{scheme})",
-                )
-            )
-        return found
-
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         nested = "nested_absmax" in found.keys
         said = claims(found, shape, nested, get)
+        shape = tuple(said["shape"])
         block, size = said["blocksize"], math.prod(shape)
         key, codes = require(found, "codes", get)
         codes = as_bytes(key, codes)

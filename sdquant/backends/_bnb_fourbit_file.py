@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._bnb_codec import bad
+from ._bnb_find import STATE
 from ._bnb_library import FLOATS, TORCH_FLOATS
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from .base import Found
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+MAX_DIMS = 8
 NESTED_BLOCK = 256  # fixed in bitsandbytes' quantize_4bit
-STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4
 
 
 def as_bytes(key: str, codes: Tensor) -> Tensor:
@@ -31,8 +32,13 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
     return codes.contiguous().view(-1).view(torch.uint8)
 
 
-def claims(found: Found, shape: tuple[int, ...], nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:
-    """What the quant_state tensor, which is JSON, says about a weight of `shape`; every value checked."""
+def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:
+    """What the quant_state tensor, which is JSON, says about a weight of `shape`; every value checked.
+
+    Args:
+        shape: of the float weight; None: whatever the tensor says.
+        nested: whether the scales are doubly quantized.
+    """
     key = f"{found.name}{STATE}{found.scheme}"
     raw = get(key)
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
@@ -50,14 +56,23 @@ def claims(found: Found, shape: tuple[int, ...], nested: bool, get: Callable[[st
         value = claims.get(field)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in values:
             raise bad(key, f"its {field} is {value!r}, and can be {', '.join(map(str, values))}")
-    if claims.get("shape") != list(shape):
-        raise bad(key, f"its shape is {claims.get('shape')!r}, and the model's weight has {list(shape)}")
+    said = claims.get("shape")
+    if not _is_shape(said):
+        raise bad(key, f"its shape is {said!r}, and must be a list of whole numbers above zero")
+    if shape is not None and said != list(shape):
+        raise bad(key, f"its shape is {said!r}, and the model's weight has {list(shape)}")
     if nested is not ("nested_offset" in claims):
         raise bad(key, "it and the file's nested_absmax disagree on whether the scales are doubly quantized")
     offset = claims.get("nested_offset", 0.0)
     if not isinstance(offset, float | int) or isinstance(offset, bool) or not math.isfinite(offset):
         raise bad(key, f"its nested_offset is {offset!r}, and must be a finite number")
     return claims
+
+
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_DIMS:
+        return False
+    return all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
 
 
 def check_table(found: Found, suffix: str, ours: Tensor, get: Callable[[str], Tensor]) -> None:

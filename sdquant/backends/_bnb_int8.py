@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ._bnb_codec import Codec, bad, leaf, require, scales
+from ._bnb_codec import Codec, bad, require, scales
+from ._bnb_find import leaf
 from ._bnb_library import FLOATS, library, tile
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 _ROW_MAJOR = 0  # the only `weight_format` that bitsandbytes still writes or reads
 _INVERSE_127 = 7.874015718698502e-3  # as bitsandbytes' int8_vectorwise_dequant has it; dividing rounds differently
@@ -88,30 +89,14 @@ class Int8(Codec):
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        found = []
-        for key in tensors:
-            head, mark, last = key.rpartition("SCB")
-            name = f"{head}weight"
-            if not mark or last or head[-1:] not in ("", ".") or name not in tensors or tensors[name].dtype != "int8":
-                continue
-            extra = (f"{name}_format",) if f"{name}_format" in tensors else ()
-            found.append(
-                Found(
-                    name=name,
-                    scheme="bnb-int8",
-                    keys={"codes": name, "scb": key},
-                    extra=extra,
-                    evidence="int8 weights with bitsandbytes' row scales (*.SCB)",
-                )
-            )
-        return found
-
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         for key in found.extra:
             if get(key).tolist() not in (_ROW_MAJOR, [_ROW_MAJOR]):
                 raise bad(key, "its weight is in an old order of rows that bitsandbytes no longer reads")
         key, codes = require(found, "codes", get)
+        shape = tuple(codes.shape) if shape is None else shape
+        if len(shape) < 2:
+            raise bad(key, f"it has shape {list(shape)}, and 8-bit weights have rows")
         matrix = (shape[0], math.prod(shape[1:]))
         if codes.dtype != torch.int8 or tuple(codes.shape) not in (matrix, shape):
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs int8 {list(matrix)}")

@@ -13,27 +13,22 @@ A scale is always what the codes are multiplied by to get the weight, whatever i
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ._bnb_codec import Codec, bad, leaf, require, scales
+from ._bnb_codec import Codec, bad, require, scales
+from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES, leaf
 from ._bnb_library import FLOATS, tile
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, TensorInfo, Unfit
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
-SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
-_HINTS = ("scale_input", "input_scale", "comfy_quant")
-_MARKER = "scaled_fp8"
+DTYPES = {name: getattr(torch, name) for name in FLOAT8}
 _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
-# Other formats that use float8 tensors under the same names, with scales of their own.
-_FOREIGN = ("sdnq", "quanto", "torchao", "bfl", "modelopt", "compressed-tensors", "fbgemm_fp8", "auto-round")
 
 
 class Float8(Codec):
@@ -72,22 +67,10 @@ class Float8(Codec):
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name if part == "codes" else leaf(name, SCALES[0])
 
-    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        quantization = config.get("quantization_config") or {}
-        if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
-            return []
-        names = [key for key, info in tensors.items() if info.dtype in DTYPES and key.rpartition(".")[2] == "weight"]
-        neighbours = _neighbours(tensors, names)
-        made = (_found(name, tensors[name], neighbours.get(leaf(name, ""), [])) for name in names)
-        found = [one for one in made if one is not None]
-        markers = tuple(key for key in tensors if key.rpartition(".")[2] == _MARKER)
-        if found and markers:  # it is about the whole file; the first weight carries it
-            found[0] = replace(found[0], extra=(*found[0].extra, *markers))
-        return found
-
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         _refuse_unknown(found, get)
         key, codes = require(found, "codes", get)
+        shape = tuple(codes.shape) if shape is None else shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
         parts = {"codes": codes}
@@ -127,38 +110,6 @@ def _spec(scheme: str, shape: tuple[int, ...], dtype: str) -> PackedSpec:
     return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details={"packing": "float8"})
 
 
-def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
-    """For each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
-    prefixes = {leaf(name, "") for name in names}
-    found: dict[str, list[str]] = {}
-    for key in tensors:
-        prefix = leaf(key, "")
-        for candidate in (prefix, leaf(prefix[:-1], "")) if prefix.endswith(".weight.") else (prefix,):
-            if candidate in prefixes:
-                found.setdefault(candidate, []).append(key)
-    return found
-
-
-def _found(name: str, info: TensorInfo, neighbours: list[str]) -> Found | None:
-    scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
-    hints = [key for key in neighbours if key in {leaf(name, last) for last in _HINTS}]
-    # Anything else that calls itself a scale is carried along as well, for `read` to refuse by name.
-    strange = [key for key in neighbours if "scal" in key.rpartition(".")[2] and key not in scale_keys + hints]
-    strange = [key for key in strange if not key.endswith(_MARKER)]
-    if len(info.shape) < 2 and not scale_keys and not strange:
-        return None  # a norm in float8 is a plain tensor that is cast when it is loaded
-    keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
-    scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
-    return Found(
-        name=name,
-        scheme="fp8",
-        keys=keys,
-        extra=tuple(scale_keys[1:] + hints + strange),
-        evidence=f"{info.dtype} weights, {scaled}",
-        details={"packing": "float8"},
-    )
-
-
 def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
     for key in found.extra:
         last = key.rpartition(".")[2]
@@ -166,7 +117,7 @@ def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
             _check_comfy(key, get(key))
         elif last in SCALES:
             raise bad(key, f"the file also has {found.keys['scale']!r}, and a weight has one scale")
-        elif last not in _HINTS and last != _MARKER:
+        elif last not in HINTS and last != MARKER:
             raise bad(key, f"it looks like a scale, and sdquant knows {', '.join('X.' + name for name in SCALES)}")
 
 

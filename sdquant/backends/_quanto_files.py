@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError
 from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
-from .base import Found, Packed, PackedSpec, Part, TensorInfo
+from .base import Found, Packed, PackedSpec, Part, TensorInfo, Unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,7 @@ def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
     return "qfloat8" if word.startswith("qfloat8") else word if word in CONFIG_NAMES else None
 
 
-def read(found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
     needed = ("data", "scale") if found.scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
     for part in needed:
@@ -114,6 +114,8 @@ def read(found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> 
     if dtypes["scale"] not in FLOATS:
         raise _bad(found, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
     details: dict[str, Any] = {}
+    if shape is None:
+        shape = _shape(found, parts, dtypes)
     if "shift" in needed:
         details["group_size"] = _group(found, shape, tuple(parts["data"].shape))
     float8 = dtypes["data"] if dtypes["data"] in FLOAT8 else FLOAT8[0]
@@ -129,6 +131,24 @@ def read(found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> 
             )
     spec = PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
+
+
+def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:
+    """The float weight's shape, where the file alone tells it.
+
+    Raises:
+        Unfit: it does not: fewer than 8 bits are kept in groups, which say nothing about the rows they were cut from.
+    """
+    if found.scheme in ("qint8", "qfloat8"):
+        return tuple(parts["data"].shape)
+    infos = {
+        part: TensorInfo(dtype=dtypes[part], shape=tuple(tensor.shape), nbytes=tensor.nbytes)
+        for part, tensor in parts.items()
+    }
+    if found.scheme not in _possible(infos) or parts["shift"].shape != parts["scale"].shape:
+        shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in infos.items())
+        raise _bad(found, f"its sizes ({shapes}) are not those of {found.scheme}")
+    raise Unfit(f"optimum-quanto's {found.scheme} does not say in the file what shape its weight has")
 
 
 def _group(found: Found, shape: tuple[int, ...], data: tuple[int, ...]) -> int | None:

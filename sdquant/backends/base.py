@@ -61,8 +61,9 @@ class Scheme:
         bits: nominal bits of one code, scales not counted.
         summary: one line for help and tables.
         group: how many weights share a scale; None where a whole output row does.
-        runtimes: what can run it, the default first: "library" (the library's own modules) or "plain" (sdquant's layers).
-        library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. Plain layers exist for both.
+        runtimes: what can run it, the default first: "library" (the library's own modules) or "plain" (sdquant's).
+        library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
+            for both.
         on_the_fly: whether float weights can be quantized to it while or after loading.
         options: what the user may choose, by name.
         aliases: other names that mean this scheme.
@@ -152,7 +153,7 @@ class Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """A tensor as a file's header describes it: torch dtype name (or GGUF type name), logical shape, bytes in the file."""
+    """A tensor as a header describes it: torch dtype name (or GGUF type name), logical shape, bytes in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -182,7 +183,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """The package behind a backend: distribution name, least version that works, and sdquant's extra that installs it."""
+    """The package behind a backend: distribution name, least version that works, sdquant's extra that installs it."""
 
     package: str
     minimum: str
@@ -211,7 +212,7 @@ class Backend(ABC):
 
     @abstractmethod
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        """Quantize a float weight ([out, in] or [out, in, k...]); parts are on the weight's device and own their memory."""
+        """Quantize a float weight ([out, in] or [out, in, k...]); the parts are on its device and own their memory."""
 
     @abstractmethod
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
@@ -224,7 +225,7 @@ class Backend(ABC):
     # The library's own modules, for schemes whose `runtimes` name "library".
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
-        """The library's module in place of the float `module` (whose weight may be on the meta device), bias carried over."""
+        """The library's module in place of the float `module`, whose weight may be on the meta device; same bias."""
         raise NotImplementedError(f"{self.name} has no library modules")
 
     def from_library(self, module: nn.Module) -> Packed | None:
@@ -245,14 +246,18 @@ class Backend(ABC):
         """The quantized weights of this backend in a file's header (names to infos) and its folder's config.json."""
         return []
 
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
-        """Read a found weight; `shape` is the float weight's, from the model; `get` reads one tensor by file key.
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        """Read a found weight; `get` reads one tensor by file key.
+
+        Args:
+            shape: of the float weight, from the model. None where no model is known: then the file is believed.
 
         Raises:
             BadFileError: the parts do not belong together.
+            Unfit: `shape` is None and the file does not tell it.
         """
         raise NotImplementedError(f"{self.name} reads no foreign files")
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
-        """The `quantization_config` that lets diffusers or transformers read what `write` wrote; None if they cannot."""
+        """The `quantization_config` by which diffusers or transformers read what `write` wrote; None if they cannot."""
         return None

@@ -7,6 +7,7 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from . import _bnb_find
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ class Bnb(Backend):
         return _codec_of(packed.spec).write(name, packed)
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-        return [found for codec in _codecs().values() for found in codec.find(tensors, config)]
+        return _bnb_find.find(tensors, config)
 
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return _codec(found.scheme, found.details.get("packing")).read(found, shape, get)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:

@@ -144,11 +144,12 @@ class GGUF(Backend):
             if info.dtype in _OF
         ]
 
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """`shape` may differ from the file's in dimensions of 1, which ggml drops."""
         kind = TYPES[found.details["type"]]
         blocks = get(found.keys["blocks"])
-        stored = tuple(found.details.get("shape", shape))
+        stored = tuple(found.details["shape"])
+        shape = stored if shape is None else shape
         expected = (math.prod(shape) // kind.block, kind.nbytes)
         same = [n for n in stored if n > 1] == [n for n in shape if n > 1]
         if not same or tuple(blocks.shape) != expected or math.prod(shape) % kind.block:

@@ -115,7 +115,7 @@ class Quanto(Backend):
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
         return files.find(tensors, config)
 
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return files.read(found, shape, get)
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:

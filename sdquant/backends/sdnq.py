@@ -211,8 +211,9 @@ class SDNQ(Backend):
         dtype = _float_dtype(info.dtype for key, info in tensors.items() if key not in known)
         return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
 
-    def read(self, found: Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         parts = {part: get(key) for part, key in found.keys.items()}
+        shape = _shape(parts, CODES[found.scheme]) if shape is None else shape
         if parts["scale"].ndim == 2 and parts["scale"].shape == (1, shape[0]) != (1, 1):
             # Written for SDNQ's quantized matmul: the weight as [in, out].
             parts |= {part: tensor.t().contiguous() for part, tensor in parts.items()}
@@ -350,6 +351,18 @@ def _matches(weight: str, patterns: Iterable[str]) -> bool:
         if hit:
             return True
     return False
+
+
+def _shape(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
+    """The float weight's shape, which the scale's gives away: [out, 1, kernel...] or [out, groups, 1, kernel...]."""
+    scale = parts["scale"]
+    numel = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
+    if scale.ndim == 2 and scale.shape[1] > 1:  # written as [in, out]
+        return (scale.shape[1], numel // scale.shape[1])
+    if scale.ndim < 2:
+        return (0,)  # no scale of SDNQ's: `read` refuses it
+    kernel = tuple(scale.shape[3:] if scale.shape[1] > 1 else scale.shape[2:])
+    return (scale.shape[0], numel // max(1, scale.shape[0] * math.prod(kernel)), *kernel)
 
 
 def _float_dtype(dtypes: Iterable[str]) -> str:
