@@ -1,17 +1,20 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
-Exit codes: 0 done, 1 the answer is no (a doctor's finding, digits drawn wrong), 2 refused or bad input, 130 interrupted.
+Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run), 2 refused or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import logging
+import os
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from . import __version__
 from .errors import SdquantError
@@ -22,9 +25,13 @@ COMMANDS = ("demo", "generate", "inspect", "plan", "quantize", "matrix", "doctor
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(prog="sdquant", description="Quantization for diffusion pipelines.")
+    top = argparse.ArgumentParser(
+        prog="sdquant",
+        description="Quantization for diffusion pipelines.",
+        epilog="`sdquant COMMAND --help` tells more. Start with: sdquant demo",
+    )
     top.add_argument("--version", action="version", version=f"sdquant {__version__}")
-    top.add_argument("-v", "--verbose", action="store_true", help="show the log")
+    top.add_argument("-v", "--verbose", action="store_true", help="show the log, other libraries' remarks, tracebacks")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f".commands.{name}", __package__)
@@ -38,39 +45,75 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO if args.verbose else logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr
-    )
-    if not args.verbose:
-        warnings.simplefilter("ignore")  # other libraries' remarks are for developers; -v shows them
-    logging.getLogger("sdquant").addHandler(_warnings_of_ours())
+    if not sys.stderr.isatty():
+        args.progress = False  # bars are for terminals
     try:
-        return int(args.run(args))
+        with _voices(args.verbose):
+            code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except SdquantError as error:
-        print(f"sdquant: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
-        if getattr(args, "json", False):
-            row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
-            print(json.dumps({"error": row}, indent=2))
-        return 2
+        return _refused(error, args)
     except KeyboardInterrupt:
         print("sdquant: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        sys.stderr.close()
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does. Python flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        what, why = f"{error.filename} was to be read or written", str(error.strerror or error)
+        return _refused(SdquantError(what, why, "Check the path, its permissions and the space left"), args)
 
 
-def _warnings_of_ours() -> logging.Handler:
-    """sdquant's own warnings (an untested combination, say) reach the user even where others' are hidden."""
+def _refused(error: SdquantError, args: argparse.Namespace) -> int:
+    """Say what, why and fix; on stdout too, as JSON, where JSON was asked for."""
+    if args.verbose:
+        traceback.print_exception(error)
+    print(f"sdquant: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
+    if getattr(args, "json", False):
+        row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
+        print(json.dumps({"error": row}, indent=2))
+    return 2
+
+
+@contextlib.contextmanager
+def _voices(verbose: bool) -> Iterator[None]:
+    """Who may speak on stderr while a command runs: sdquant, and others only with errors. `verbose` lets all speak."""
     from .compat import SdquantWarning
 
-    warnings.filterwarnings("always", category=SdquantWarning)
+    def ours(record: logging.LogRecord) -> bool:
+        return verbose or record.levelno >= logging.ERROR or record.name.partition(".")[0] == "sdquant"
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        print(f"sdquant: {message}", file=sys.stderr)
+        print(f"sdquant: warning: {message}", file=sys.stderr)
 
-    warnings.showwarning = show
-    return logging.NullHandler()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line())
+    handler.addFilter(ours)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            if not verbose:
+                warnings.simplefilter("ignore")
+            warnings.filterwarnings("always", category=SdquantWarning)
+            warnings.showwarning = show
+            yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+
+
+class _Line(logging.Formatter):
+    """ "sdquant: warning: text"; records of others begin with their logger's name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.name.partition('.')[0]}: {record.levelname.lower()}: {super().format(record)}"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from .errors import SettingsError
+
+log = logging.getLogger(__name__)
 
 
 def draw(
@@ -21,30 +24,22 @@ def draw(
     batch: int = 10,
     progress: bool = False,
 ) -> list[Any]:
-    """One PIL image for each prompt; image i is the same for seed i whatever the batch.
+    """One PIL image for each prompt, the i-th from noise of seed i.
+
+    The noise does not depend on `batch`; sums in the networks may round differently in batches of another size.
 
     Raises:
-        SettingsError: the model is a component alone, which takes no prompt, or a size it cannot draw.
+        SettingsError: the model is a component alone, which takes no prompt, a prompt that is no text, or a size that
+            the model cannot draw.
     """
     import torch
     from tqdm import tqdm
 
-    from .components import is_pipeline
-
-    if not is_pipeline(pipe):
-        raise SettingsError(
-            f"A prompt was given to a {type(pipe).__name__}",
-            "it is one component of a pipeline and cannot draw",
-            "Give the pipeline's folder, or base=<pipeline folder> together with the component",
-        )
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise SettingsError("A prompt was given that is no text", "prompts are strings", 'Give it as "a text"')
+    _refuse(pipe, prompts, seeds)
     side = native_size(pipe)
     values: dict[str, Any] = {"height": height or side, "width": width or side, "num_inference_steps": steps}
     if guidance is not None:
         values["guidance_scale"] = guidance
-    known = set(inspect.signature(type(pipe).__call__).parameters)
-    values = {name: value for name, value in values.items() if name in known}
     pipe.set_progress_bar_config(disable=True)
     images: list[Any] = []
     chunks = [slice(i, i + batch) for i in range(0, len(prompts), batch)]
@@ -56,19 +51,23 @@ def draw(
             bar.update()
             return tensors
 
+        values["callback_on_step_end"] = step
+        known = set(inspect.signature(type(pipe).__call__).parameters)
+        values = {name: value for name, value in values.items() if name in known}
         for chunk in chunks:
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[chunk]]
             try:
-                made = pipe(prompt=list(prompts[chunk]), generator=generators, callback_on_step_end=step, **values)
+                made = pipe(prompt=list(prompts[chunk]), generator=generators, **values)
             except ValueError as error:
                 if "divisible" not in str(error):
                     raise
                 raise SettingsError(
                     f"An image of {values['width']}x{values['height']} was asked for",
-                    str(error),
-                    f"Use multiples of {side}",
+                    str(error).rstrip("."),
+                    f"Leave the size out, which gives {side}x{side}, or use multiples of what the reason names",
                 ) from error
             images += made.images
+    _tell_size(images, (width or side, height or side))
     return images
 
 
@@ -81,3 +80,27 @@ def native_size(pipe: Any) -> int:
         return int(unet.config.sample_size) * factor
     sample = vae.config.sample_size if vae is not None else None
     return int(sample) if isinstance(sample, int) else 1024
+
+
+def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int]) -> None:
+    from .components import is_pipeline
+
+    if not is_pipeline(pipe):
+        raise SettingsError(
+            f"A prompt was given to a {type(pipe).__name__}",
+            "it is one component of a pipeline and cannot draw",
+            "Give the pipeline's folder, or base=<pipeline folder> together with the component",
+        )
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise SettingsError("A prompt was given that is no text", "prompts are strings", 'Give it as "a text"')
+    if len(seeds) != len(prompts):
+        raise SettingsError(
+            f"{len(prompts)} prompts and {len(seeds)} seeds were given", "each image has its own", "Give as many"
+        )
+
+
+def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:
+    """Some pipelines round a size that they cannot draw, and do not refuse it."""
+    if images and images[0].size != asked:
+        made = "x".join(map(str, images[0].size))
+        log.warning("the images are %s, as the model cannot draw %sx%s", made, *asked)

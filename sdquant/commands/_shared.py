@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import demo
-from ..errors import MissingComponentError
+from ..errors import SettingsError
 from ..request import Request, request
 
 _SHORT = {"quant": "-q"}
@@ -55,11 +58,20 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
 
 
 def quant_of(words: list[str]) -> str | dict[str, str]:
-    """Repeated --quant flags: one scheme, or component=scheme for each."""
-    pairs = [word.partition("=") for word in words]
-    if len(words) == 1 and ("," in pairs[0][0] or not pairs[0][1]):
-        return words[0]
-    return {(head if sign and "," not in head else "*"): (tail if sign else head) for head, sign, tail in pairs}
+    """Repeated --quant flags: one scheme ("nf4", "int4,group_size=32"), or component=scheme for each."""
+    each: dict[str, str] = {}
+    for word in words:
+        head, sign, tail = word.partition("=")
+        # In "int4,group_size=32" the sign belongs to an option.
+        name, scheme = (head.strip(), tail) if sign and "," not in head else ("*", word)
+        if name in each:
+            raise SettingsError(
+                f"--quant {each[name]} and --quant {scheme} were given",
+                "one component has one scheme" if name == "*" else f"{name} has one scheme",
+                "Give one, or component=scheme for each, such as --quant unet=nf4 --quant text_encoder=int8",
+            )
+        each[name] = scheme
+    return each["*"] if set(each) == {"*"} else each
 
 
 def place(path: str) -> str:
@@ -88,23 +100,52 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Columns of text, the first left-aligned, the rest right-aligned."""
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, left: int = 1, last_left: bool = False) -> str:
+    """Columns of text: the first `left` (and the last, if asked) left-aligned, the rest right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
-    def line(row: tuple[str, ...]) -> str:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        return "  ".join(cells).rstrip()
+    def cell(text: str, column: int) -> str:
+        lefty = column < left or (last_left and column == len(header) - 1)
+        return text.ljust(widths[column]) if lefty else text.rjust(widths[column])
 
-    return "\n".join([line(header), line(tuple("-" * width for width in widths)), *map(line, rows)])
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    return "\n".join("  ".join(cell(text, i) for i, text in enumerate(line)).rstrip() for line in lines)
 
 
-def shipped(path: str) -> str | None:
-    """The name of the shipped model a path is, if it is one."""
-    for name in demo.MODELS:
-        try:
-            if Path(path).resolve() == demo.path(name).resolve():
-                return name
-        except MissingComponentError:
-            continue
-    return None
+def positive(text: str) -> int:
+    """A whole number above zero, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """A seed that torch takes, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
+    return int(text)
+
+
+def refuse_target(path: Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise SettingsError if nothing can be written to `path`: before the work, not after it."""
+    what = f"{path} was to be written"
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise SettingsError(
+            what, f"its ending is not one of {', '.join(suffixes)}", f"Call it {path.with_suffix(suffixes[0])}"
+        )
+    if suffixes and path.is_dir():
+        raise SettingsError(what, "it is a folder", "Choose another path")
+    home = next(folder for folder in path.absolute().parents if folder.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK):
+        raise SettingsError(what, f"{home} is not a folder that you may write to", "Choose another path")
+
+
+@contextlib.contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A file name beside the target: at the end the file takes the target's place; if the end is not reached it goes."""
+    file = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
+    try:
+        yield file
+        file.replace(target)
+    finally:
+        file.unlink(missing_ok=True)

@@ -20,5 +20,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         _shared.print_json(report.to_dict())
     else:
-        print(report.render())
-    return 0 if report.usable else 1
+        print(report.render(), end="")
+    return 0 if any(row.schemes for row in report.backends) else 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from ..errors import SettingsError
 from . import _shared
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,22 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _shared.add_request_flags(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
-    parser.add_argument("--steps", type=_positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise (default: %(default)s)")
-    parser.add_argument("--count", type=_positive, default=1, help="images, with seeds from --seed on")
+    parser.add_argument("--steps", type=_shared.positive, default=20, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the noise (default: %(default)s)")
+    parser.add_argument("--count", type=_shared.positive, default=1, help="how many images, with seeds from --seed on")
     parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
-    parser.add_argument("--width", type=_positive, help="pixels (default: the model's)")
-    parser.add_argument("--height", type=_positive, help="pixels (default: the model's)")
+    parser.add_argument("--width", type=_shared.positive, help="pixels (default: the model's)")
+    parser.add_argument("--height", type=_shared.positive, help="pixels (default: the model's)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, draw, write."""
+    """Load, draw, write. Images are written one by one, each under its name only when it is whole."""
     from ..drawing import draw
     from ..loader import load
 
-    suffixes = (".png", ".jpg", ".jpeg", ".webp")
-    if args.out.suffix.lower() not in suffixes:
-        raise SettingsError(f"{args.out} was to be written", "its ending names no image format", f"Use {suffixes[0]}")
+    _shared.refuse_target(args.out, SUFFIXES)
     pipe = load(_shared.request_of(args))
     images = draw(
         pipe,
@@ -41,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
         height=args.height,
         progress=args.progress,
     )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(images):
         path = args.out if args.count == 1 else args.out.with_stem(f"{args.out.stem}-{args.seed + number}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
+        _write(image, path)
         print(path)
     return 0
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+def _write(image: Any, path: Path) -> None:
+    from PIL import Image
+
+    with _shared.beside(path) as file:
+        image.save(file, format=Image.registered_extensions()[path.suffix.lower()])

@@ -3,54 +3,73 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from . import _shared
+
+if TYPE_CHECKING:
+    from ..detection import Detected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The path, and whether to look into the contents."""
-    parser.add_argument("path", metavar="MODEL", help="pipeline or component folder, .safetensors or .gguf file")
+    parser.add_argument(
+        "path",
+        metavar="MODEL",
+        help="pipeline or component folder, .safetensors or .gguf file, or digits-sd / digits-flux",
+    )
     parser.add_argument("--verify", action="store_true", help="read the contents too: sizes, scales, values")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     _shared.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
-    from ..detection import Detected, detect
+    from ..detection import detect
 
     path = _shared.place(args.path)
     if args.verify:
         from ..verification import verify
 
-        seen = verify(path, progress=not args.json)
+        seen = verify(path, progress=args.progress)
     else:
         seen = detect(path)
     if args.json:
         _shared.print_json(seen.to_dict() | {"verified": args.verify})
         return 0
-
-    def show(one: Detected, indent: str = "") -> None:
-        types = ", ".join(f"{name} x{count}" for name, count in sorted(one.types.items(), key=lambda kv: -kv[1]))
-        rows = {
-            "container": one.container,
-            "family": one.family or "unknown",
-            "component": one.component or "unknown",
-            "quantization": f"{one.quant} ({one.backend})" if one.quant else "none",
-            "weights": f"{_shared.size(one.bytes)} in {one.tensors} tensors",
-            "types": types,
-        }
-        for name, value in rows.items():
-            print(f"{indent}{name + ':':14} {value}")
-        for line in one.evidence if not one.parts else ():
-            print(f"{indent}{'evidence:':14} {line}")
-        for line in one.warnings if not one.parts else ():
-            print(f"{indent}{'warning:':14} {line}")
-
     print(seen.path)
-    show(seen, "  ")
-    for name, part in seen.parts.items():
-        print(f"  {name}")
-        show(part, "    ")
+    for name, value in _facts(seen).items():
+        print(f"  {name + ':':14} {value}")
+    if seen.parts:
+        rows = [
+            (name, part.family or "unknown", _quant(part), _shared.size(part.bytes), str(part.tensors), _types(part))
+            for name, part in seen.parts.items()
+        ]
+        header = ("component", "family", "quantization", "weights", "tensors", "types")
+        print("\n" + _shared.table(header, rows, left=3, last_left=True))
+    print("\nevidence")
+    for name, part in (seen.parts or {"": seen}).items():
+        for line in part.evidence:
+            print(f"  {name + ': ' if name else ''}{line}")
+    for line in seen.warnings:
+        print(f"\nwarning: {line}")
     if args.verify:
-        print("  verified: every tensor was read and is sound")
+        print("\nverified: every tensor was read and is sound")
     return 0
+
+
+def _facts(one: Detected) -> dict[str, str]:
+    rows = {"container": one.container, "family": one.family or "unknown"}
+    if not one.parts:
+        rows["component"] = one.component or "unknown"
+    rows |= {"quantization": _quant(one), "weights": f"{_shared.size(one.bytes)} in {one.tensors} tensors"}
+    return rows if one.parts else rows | {"types": _types(one)}
+
+
+def _quant(one: Detected) -> str:
+    return f"{one.quant} ({one.backend})" if one.quant else "none"
+
+
+def _types(one: Detected) -> str:
+    """ "bfloat16 x286, uint8 x80": the most frequent first."""
+    return ", ".join(f"{name} x{count}" for name, count in sorted(one.types.items(), key=lambda kv: -kv[1]))

@@ -37,9 +37,11 @@ def run(args: argparse.Namespace) -> int:
     for cell in cells:
         lines[cell.scheme, cell.mode, cell.runtime][cell.offload] = cell.verdict
     rows = [(*key, *(verdicts.get(name, "") for name in OFFLOADS)) for key, verdicts in lines.items()]
-    print(f"device: {device}")
-    print(_shared.table(("scheme", "mode", "runtime", *OFFLOADS), rows))
-    reasons = {(cell.why, cell.fix) for cell in cells if cell.verdict == "breaks"}
+    print(f"device: {device}\n")
+    print(_shared.table(("scheme", "mode", "runtime", *OFFLOADS), rows, left=3))
+    reasons = {(cell.why.rstrip("."), cell.fix.rstrip(".")) for cell in cells if cell.verdict == "breaks"}
+    if reasons:
+        print("\nwhat breaks, and why")
     for why, fix in sorted(reasons):
-        print(f"breaks: {why}. {fix}")
+        print(f"  {why}.\n    {fix}.")
     return 0

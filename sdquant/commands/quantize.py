@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError("A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4")
     quant = _shared.quant_of(args.quant)
     each = [quant] if isinstance(quant, str) else list(quant.values())
+    _shared.refuse_target(args.out)
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
     refuse_existing(args.out, args.overwrite)
     if gguf:
@@ -54,5 +55,6 @@ def run(args: argparse.Namespace) -> int:
             model = main_part(model)
         save(model, args.out, overwrite=args.overwrite)
     seen = detect(args.out)
-    print(f"{args.out}: {seen.quant}, {_shared.size(seen.bytes)} of weights")
+    quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
+    print(f"{args.out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
     return 0
