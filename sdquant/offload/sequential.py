@@ -73,7 +73,7 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
 def _disarm(part: nn.Module) -> None:
     """Let hooks go without bringing weights back by themselves: `restore` does that, also where they cannot."""
     for module in part.modules():
-        hook = module.__dict__.get("_hf_hook")
+        hook: Any = module.__dict__.get("_hf_hook")
         for one in getattr(hook, "hooks", (hook,)):
             if hasattr(one, "offload"):
                 one.offload = False

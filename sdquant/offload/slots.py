@@ -204,9 +204,12 @@ def _int8(owner: nn.Module, name: str) -> Iterator[Place]:
         return next((value for value in found if value is not None), None)
 
     def put_scales(tensor: Tensor) -> None:
-        for holder in holders():
-            if getattr(holder, "SCB", None) is not None:
-                holder.SCB = tensor
+        having = [holder for holder in holders() if getattr(holder, "SCB", None) is not None]
+        for holder in having:
+            holder.SCB = tensor
+        if not having:  # accelerate's hooks throw them away; as for a fresh weight, the next forward distributes them
+            held: Any = _held(owner, name)
+            held.CB, held.SCB = held.data, tensor
 
     yield Place(owner, name, _parameter(owner, name).get, put_codes)
     yield Place(owner, f"{name}.SCB", get_scales, put_scales)

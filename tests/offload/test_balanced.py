@@ -245,7 +245,8 @@ def build():
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     net = FluxTransformer2DModel(patch_size=1, in_channels=16, num_layers=4, num_single_layers=12,
-        attention_head_dim=64, num_attention_heads=10, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 28, 28))
+        attention_head_dim=64, num_attention_heads=10,
+        joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 28, 28))
     return net.eval().requires_grad_(False)
 
 def call(net):

@@ -115,7 +115,8 @@ before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 # No file may grow beyond 300 bytes: like a full disk, writing fails half-way.
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 try:
-    offload.apply(model, sys.argv[1], device="cpu", folder=sys.argv[2], budget=400 if sys.argv[1] == "balanced" else None)
+    budget = 400 if sys.argv[1] == "balanced" else None
+    offload.apply(model, sys.argv[1], device="cpu", folder=sys.argv[2], budget=budget)
 except SettingsError as error:
     assert "could not be written" in error.why, error
     assert "Make room" in error.fix

@@ -57,7 +57,7 @@ def test_parameters_and_buffers_persistent_or_not() -> None:
 
 
 def test_tied_weights_are_one_slot_and_move_together() -> None:
-    module = nn.ModuleDict({"a": nn.Embedding(10, 4), "b": nn.Linear(4, 10, bias=False)})
+    module: Any = nn.ModuleDict({"a": nn.Embedding(10, 4), "b": nn.Linear(4, 10, bias=False)})
     module["b"].weight = module["a"].weight
     (slot,) = slots(module)
     assert len(slot.places) == 2 and offload.weight_bytes(module) == 160
