@@ -148,6 +148,17 @@ def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), leaf, module)
 
 
+# Modules that cast their input to the dtype of a child's weight. In a library's module that may be the dtype of the
+# codes: T5's feed-forward turned its activations into uint8, and the text into noise, without an error.
+_PEEKING = {"T5DenseActDense": "wo", "T5DenseGatedActDense": "wo", "UMT5DenseActDense": "wo", "UMT5DenseGatedActDense": "wo"}
+
+
+def weight_dtype_matters(model: nn.Module, path: str) -> bool:
+    """Whether the owner of the module at `path` computes in the dtype of that module's weight."""
+    parent, _, leaf = path.rpartition(".")
+    return _PEEKING.get(type(model.get_submodule(parent)).__name__) == leaf
+
+
 def missing(model: nn.Module) -> list[str]:
     """Parameters that are still on the meta device: nobody gave them values."""
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +38,10 @@ class Loaded:
     plan: planner.Plan
     offload: OffloadHandle
     seconds: float
+
+    def __deepcopy__(self, memo: object) -> Loaded:
+        """A copy of a model was made in the same way; there is nothing in here to copy."""
+        return self
 
 
 def load_model(
@@ -118,9 +120,10 @@ def load(asked: Request) -> Any:
             for part in made.components
         }
     whole = _assemble(asked, made, parts)
-    trim()
     from . import offload
+    from .offload.memory import trim
 
+    trim()
     handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)
     whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin)
     return whole
@@ -377,6 +380,7 @@ def install_packed(
     """Replace the module that owns weight `name` by one that runs the packed weight.
 
     A weight of a kind that the library has no module for gets a plain layer: a file may hold more than its library runs.
+    So does one whose owner reads the weight's dtype, which a plain layer answers with that of the float weight.
     """
     from . import components
     from .layers import kind_of, quantized_layer
@@ -391,7 +395,8 @@ def install_packed(
             f"it belongs to a {type(module).__name__}, which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",
         )
-    if runtime == "library" and "library" in row.runtimes and kind in row.library_kinds:
+    modules = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
+    if modules and not components.weight_dtype_matters(model, path):
         made = backends.get(row.backend).to_library(module, packed, spec)
     else:
         made = quantized_layer(module, packed)
@@ -429,12 +434,3 @@ def _one_bar(made: planner.Plan, progress: bool) -> Iterator[Tick]:
         total=total, desc=f"Loading {name}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
     ) as bar:
         yield Tick(bar)
-
-
-def trim() -> None:
-    """Give freed heap back to the system: glibc keeps up to twice the model otherwise."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):  # not glibc
-            log.debug("no malloc_trim here")

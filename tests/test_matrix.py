@@ -7,8 +7,10 @@ the real break is seen with the guard lifted. Cells of a GPU are marked `gpu`.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,9 @@ def _cells(device: str) -> list[Any]:
     made = []
     for cell in compat.matrix(device=device):
         name = f"{cell.scheme}-{cell.mode}-{cell.offload}-{cell.runtime}"
-        marks = [pytest.mark.gpu] if device != "cpu" else []
         # One worker takes all cells of a scheme, so that what they share is made once.
+        marks = [pytest.mark.xdist_group(cell.scheme)]
+        marks += [pytest.mark.gpu] if device != "cpu" else []
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
 
@@ -91,27 +94,58 @@ def _draw(pipe: Any) -> Any:
     return np.asarray(out.images)
 
 
-_DRAWN: dict[tuple[str, ...], Any] = {}
+_RUNS: dict[tuple[str, ...], Run] = {}
 
 
-def _reference(model: str, cell: Cell, work: Path) -> Any:
-    """What the scheme and runtime draw without offload, from the same source."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a load and a drawing gave: the image, the schemes inside, and what offload says it did."""
+
+    image: Any
+    schemes: frozenset[str]
+    report: dict[str, Any]
+
+
+def _run(model: str, cell: Cell, work: Path) -> Run:
+    """Load and draw. "default" and the runtime it stands for are the same load, which is made once."""
     default = backends.scheme(cell.scheme).runtimes[0]
-    runtime = default if cell.runtime == "default" else cell.runtime
-    key = model, cell.scheme, runtime, "found" if cell.mode == "found" else "fly", cell.device
-    if key not in _DRAWN:
-        values = {name: getattr(cell, name) for name in ("scheme", "backend", "mode", "device")}
-        plain = Cell(**values, offload="none", runtime=runtime, verdict="works", why="", fix="", seen="")
-        _DRAWN[key] = _draw(_load(model, plain, work))
-    return _DRAWN[key]
+    runtime = default if cell.runtime == "default" and _same_refusals(cell, default) else cell.runtime
+    key = model, cell.scheme, cell.mode, cell.offload, runtime, cell.device
+    if key not in _RUNS:
+        pipe = _load(model, cell, work)
+        parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+        schemes = frozenset(packed.spec.scheme for part in parts for _, packed in quantized(part))
+        image = _draw(pipe)
+        report = pipe.sdquant.offload.report()
+        pipe.sdquant.offload.remove()
+        _RUNS[key] = Run(image=image, schemes=schemes, report=report)
+    return _RUNS[key]
+
+
+def _same_refusals(cell: Cell, runtime: str) -> bool:
+    return _other(cell, runtime=runtime).verdict == cell.verdict
+
+
+def _other(cell: Cell, **axes: str) -> Cell:
+    """The cell that differs in the given axes."""
+    wanted = {name: getattr(cell, name) for name in ("mode", "offload", "runtime")} | axes
+    return next(
+        other
+        for other in compat.matrix(device=cell.device, schemes=[cell.scheme])
+        if all(getattr(other, name) == value for name, value in wanted.items())
+    )
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("matrix")
+    # Offload collects garbage, which takes a second in a process with this many libraries: leave those out of it.
+    gc.collect()
+    gc.freeze()
     yield folder
+    gc.unfreeze()
     _SAVED.clear()
-    _DRAWN.clear()
+    _RUNS.clear()
     shutil.rmtree(folder)
 
 
@@ -126,29 +160,20 @@ def test_cell(cell: Cell, model: str, work: Path) -> None:
     with warnings.catch_warnings():
         if cell.verdict == "untested":
             warnings.simplefilter("ignore", compat.UntestedWarning)
-        pipe = _load(model, cell, work)
-    assert pipe.sdquant.offload.mode == cell.offload
-    schemes = {packed.spec.scheme for part in _networks(pipe) for _, packed in quantized(part)}
-    base = backends.scheme(cell.scheme)
-    if base.backend != "gguf":
-        assert schemes == {cell.scheme}  # quantized, and to nothing else
+        run = _run(model, cell, work)
+        reference = _run(model, _other(cell, offload="none"), work)
+    assert run.report["mode"] == cell.offload
+    if cell.backend == "gguf":
+        assert run.schemes or backends.scheme(cell.scheme).bits >= 16
     else:
-        assert schemes or base.bits >= 16
-    image = _draw(pipe)
-    report = pipe.sdquant.offload.report()
-    pipe.sdquant.offload.remove()
-    assert np.isfinite(image).all()
-    assert np.array_equal(image, _reference(model, cell, work))
+        assert run.schemes == {cell.scheme}  # quantized, and to nothing else
+    assert np.isfinite(run.image).all()
+    assert np.array_equal(run.image, reference.image)
     if cell.offload == "balanced":
-        assert report["evictions"] > 0  # the budget made weights move
-
-
-def _networks(pipe: Any) -> list[Any]:
-    return [part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)]
+        assert run.report["evictions"] > 0  # the budget made weights move
 
 
 def _refused(cell: Cell, model: str, work: Path) -> None:
-    source, quant = (path(model), cell.scheme) if cell.mode != "found" else _source(model, cell, work)
     with pytest.raises(IncompatibleError) as caught:
         _load(model, cell, work)
     assert caught.value.what and caught.value.why and caught.value.fix
