@@ -10,32 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from . import backends
-from .errors import MissingComponentError, RefusedFileError, UnsupportedFileError
-from .formats import families, source
+from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
+from .formats import families, folder, source
 from .formats.source import METADATA_KEY, Source
 
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior")
 
-# Hints in file names, the first that matches wins. A hint is never trusted over the header.
+# What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
+# header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
+_MARK, _END = r"(?:^|[-_. ])", r"(?=$|[-_. ])"
 _HINTS: tuple[tuple[str, str], ...] = (
-    (r"(?:^|[-_.])q(?P<k>[2-6])_?k(?:_?(?P<mix>s|m|l))?(?:\.gguf)?$", "k"),
-    (r"(?:^|[-_.])q(?P<legacy>[458]_?[01])(?:\.gguf)?$", "legacy"),
-    (r"(?:^|[-_.])(?P<float>bf16|f16|f32)\.gguf$", "float"),
-    (r"bnb[-_]?int8", "bnb-int8"),
+    (_MARK + r"q(?P<bits>[2-6])_?k(?:_?(?P<mix>s|m|l|xl))?" + _END, "<mix>"),
+    (_MARK + r"q(?P<bits>[458])_?(?P<form>[01])" + _END, "<legacy>"),
+    (_MARK + r"(?:(?P<b>b)f|fp?)(?P<bits>16|32)" + _END + r".*\.gguf$", "<float>"),
+    (r"sdnq[-_ ]?(?P<code>u?int\d|fp8)", "<sdnq>"),
+    (r"bnb[-_ ]?int8", "bnb-int8"),
     (r"nf4", "nf4"),
     (r"qint8", "qint8"),
     (r"qint4", "qint4"),
     (r"qint3", "qint3"),
     (r"qint2", "qint2"),
-    (r"qfloat8", "qfloat8"),
-    (r"fp8|float8", "fp8"),
-    (r"fp4", "fp4"),
     (r"qint(?!\d)", "qint8"),
-    (r"int8[-_]sym", "int8_sym"),
-    (r"int4[-_]sym", "int4_sym"),
-    (r"int8", "int8"),
-    (r"int4", "int4"),
+    (r"qfloat8", "qfloat8"),
+    (r"(?<!mx)fp8|float8", "fp8"),
+    (r"(?<!mx)(?<!nv)fp4", "fp4"),
+    (r"(?<!u)int8[-_]sym", "int8_sym"),
+    (r"(?<!u)int4[-_]sym", "int4_sym"),
+    (r"(?<!u)int8", "int8"),
+    (r"(?<!u)int4", "int4"),
 )
 
 
@@ -45,25 +48,31 @@ def suffix_hint(name: str) -> str | None:
     The mark nearest to the end counts: "nf4-model-fp8.safetensors" promises fp8.
     """
     base = Path(name).name.lower()
-    stem = base.removesuffix(".safetensors")
     best: tuple[int, str] | None = None
     for pattern, scheme in _HINTS:
-        for match in re.finditer(pattern, stem):
-            if best is None or match.end() > best[0]:
-                best = (match.end(), _hinted(scheme, match))
+        for match in re.finditer(pattern, base):
+            # The whole match may go on to the end of the name; its mark ends where its last group does.
+            end = match.end(match.lastindex or 0)
+            hint = _hinted(scheme, match)
+            if hint is not None and (best is None or end > best[0]):
+                best = (end, hint)
     return best[1] if best else None
 
 
-def _hinted(scheme: str, match: re.Match[str]) -> str:
-    if scheme == "k":
-        mix = match["mix"]
-        name = f"q{match['k']}_k" + (f"_{mix}" if mix else "")
-        known = {row.name for row in backends.schemes()}
-        return name if name in known else f"q{match['k']}_k"
-    if scheme == "legacy":
-        digits = match["legacy"].replace("_", "")
-        return f"q{digits[0]}_{digits[1]}"
-    return match["float"] if scheme == "float" else scheme
+def _hinted(scheme: str, match: re.Match[str]) -> str | None:
+    if not scheme.startswith("<"):
+        return scheme
+    known = {row.name for row in backends.schemes()}
+    words = {name: text or "" for name, text in match.groupdict().items()}
+    if scheme == "<sdnq>":
+        names = [f"sdnq-{words['code']}"]
+    elif scheme == "<float>":
+        names = [f"{words['b']}f{words['bits']}"]
+    elif scheme == "<legacy>":
+        names = [f"q{words['bits']}_{words['form']}"]
+    else:
+        names = [f"q{words['bits']}_k_{words['mix']}", f"q{words['bits']}_k"]
+    return next((name for name in names if name in known), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,29 +133,37 @@ def detect(path: str | Path, *, complete: bool = True) -> Detected:
     Raises:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
-    place = Path(path)
+    try:
+        return _look(Path(path), str(path), complete)
+    except OSError as error:  # no permission, a name that is too long, a disk that fails
+        raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
+
+
+def _look(place: Path, path: str, complete: bool) -> Detected:
     if not place.exists():
-        raise source.no_such_path(place)
-    if place.is_file():
-        return _component(source.single_file(place, complete=complete), str(path))
+        raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
+    if not place.is_dir():
+        return _component(source.single_file(place, complete=complete), path)
     index = place / "model_index.json"
     if not index.exists():
-        return _component(source.component_folder(place, complete=complete), str(path))
+        return _component(source.component_folder(place, complete=complete), path)
     parts = {
         name: _component(source.component_folder(sub, complete=complete), str(sub))
-        for name, sub in source.pipeline_parts(place, source.read_json(index)).items()
+        for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
     }
     if not parts:
         raise MissingComponentError(
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
-    return _pipeline(str(path), parts)
+    return _pipeline(path, parts)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     main = next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
     quantized = [part for part in parts.values() if part.prequantized]
     quant = main.quant or (quantized[0].quant if quantized else None)
+    hint = suffix_hint(path)
+    warnings = _name_warnings(path, hint, quant)
     return Detected(
         path=path,
         container="pipeline",
@@ -156,33 +173,33 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
         backend=backends.scheme(quant).backend if quant else None,
         prequantized=bool(quantized),
         evidence=[f"{name}: {line}" for name, part in parts.items() for line in part.evidence],
-        suffix_hint=suffix_hint(path),
+        suffix_hint=hint,
         tensors=sum(part.tensors for part in parts.values()),
         bytes=sum(part.bytes for part in parts.values()),
         types=dict(sum((Counter(part.types) for part in parts.values()), Counter())),
-        warnings=[f"{name}: {line}" for name, part in parts.items() for line in part.warnings],
+        warnings=warnings + [f"{name}: {line}" for name, part in parts.items() for line in part.warnings],
         parts=parts,
         sources={name: part.sources["."] for name, part in parts.items()},
     )
 
 
 def _component(src: Source, path: str) -> Detected:
-    container = "component" if src.path.is_dir() else ("gguf" if source.is_gguf(src.files[0]) else "safetensors")
-    if source.is_gguf(src.files[0]):
+    gguf = source.is_gguf(src.files[0])
+    if gguf:
         _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
-    family = row.family if row else None
-    if family == "sd":
-        shapes = {name: info.shape for name, info in src.tensors.items()}
-        family = families.sd_version(shapes | {name: spec.shape for name, spec in src.specs.items()})
     quant, evidence = _quantization(src)
+    if src.class_name:
+        evidence.insert(0, f"the config says {src.class_name}")
     if row:
         evidence.insert(0, f"tensor names are those of {row.family} ({row.component}, {row.layout} layout)")
-    hint = suffix_hint(str(src.files[0].name if src.path.is_dir() else src.path))
+    # A folder's own name says more than the names that its library gives to all weight files.
+    named = next((name for name in (path, src.files[0].name) if suffix_hint(name)), path)
+    hint = suffix_hint(named)
     return Detected(
         path=path,
-        container=container,
-        family=family,
+        container="component" if src.path.is_dir() else ("gguf" if gguf else "safetensors"),
+        family=families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
         component=row.component if row else None,
         quant=quant,
         backend=backends.scheme(quant).backend if quant else None,
@@ -192,10 +209,17 @@ def _component(src: Source, path: str) -> Detected:
         tensors=len(src.tensors),
         bytes=src.weight_bytes,
         types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=_name_warnings(path, hint, quant),
+        warnings=_name_warnings(named, hint, quant),
         class_name=src.class_name or (row.class_name if row else None),
         sources={".": src},
     )
+
+
+def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
+    """The float weights' shapes, as far as the headers tell: not of weights whose codes are packed bytes."""
+    codes = {name: src.tensors[next(iter(found.keys.values()))] for name, found in src.found.items()}
+    shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
+    return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 
 def _quantization(src: Source) -> tuple[str | None, list[str]]:
@@ -207,16 +231,24 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
         weight[found.scheme] += sum(src.tensors[key].nbytes for key in found.keys.values())
         count[found.scheme] += 1
         evidence.setdefault(found.scheme, found.evidence)
+    if not weight:
+        types = ", ".join(sorted({info.dtype for info in src.tensors.values()}))
+        return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
     lines = [f"{evidence[scheme]} ({count[scheme]} weights)" for scheme, _ in weight.most_common()]
-    return (src.named_quant or weight.most_common(1)[0][0]) if weight else None, lines
+    return src.named_quant or weight.most_common(1)[0][0], lines
 
 
 def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
-    if hint is None or same_scheme(hint, quant):
-        return []
-    if backends.scheme(hint).bits >= 16 and quant is None:
+    if hint is None or _keeps_promise(hint, quant):
         return []
     return [f"the name of {Path(path).name} promises {hint}, its header shows {quant or 'no quantization'}"]
+
+
+def _keeps_promise(hint: str, quant: str | None) -> bool:
+    """Whether a name is as good as true: people write "int8" or "fp8" for every scheme of that kind."""
+    if quant is None:
+        return backends.scheme(hint).bits >= 16
+    return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
 
 
 def same_scheme(asked: str, found: str | None) -> bool:
@@ -253,8 +285,7 @@ def _refuse_unless_diffusion(src: Source) -> None:
         )
     if METADATA_KEY in src.metadata:
         return
-
-    kind = classify(read_header(src.files[0]))
+    kind = classify(read_header(src.files[0], complete=False))
     if kind == "all-in-one":
         raise RefusedFileError(
             f"{src.files[0]} was to be loaded",

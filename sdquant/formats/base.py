@@ -36,6 +36,7 @@ class TensorFile(ABC):
             BadFileError: the file does not hold what its header says.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Give the file back. Tensors already read stay valid."""
 

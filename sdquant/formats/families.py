@@ -19,6 +19,7 @@ class Family:
 
 _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
 _LDM = "model.diffusion_model."
+_FIRST_STAGE = "first_stage_model.decoder.conv_in.weight"
 
 ROWS: tuple[Family, ...] = (
     Family(
@@ -72,6 +73,20 @@ ROWS: tuple[Family, ...] = (
         names=("text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.0.self_attn.q_proj.weight"),
         class_name="CLIPTextModel",
     ),
+    # Checkpoints that hold the VAE too, before the models alone.
+    Family(
+        family="flux", component="checkpoint", layout="bfl",
+        names=(_LDM + "double_blocks.0.img_attn.qkv.weight", "vae.decoder.conv_in.weight"),
+    ),
+    Family(
+        family="sd3", component="checkpoint", layout="sgm",
+        names=(_LDM + "joint_blocks.0.context_block.attn.qkv.weight", _FIRST_STAGE),
+    ),
+    Family(
+        family="sdxl", component="checkpoint", layout="sgm",
+        names=(_LDM + "input_blocks.0.0.weight", _LDM + "label_emb.0.0.weight", _FIRST_STAGE),
+    ),
+    Family(family="sd", component="checkpoint", layout="ldm", names=(_LDM + "input_blocks.0.0.weight", _FIRST_STAGE)),
     Family(
         family="flux", component="transformer", layout="bfl",
         names=("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"),

@@ -84,8 +84,11 @@ class GGUFHeader:
     notes: tuple[str, ...] = ()
 
 
-def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
+def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFHeader:
     """The header of the GGUF file at `path`.
+
+    Args:
+        complete: also check that the file is as long as its header says.
 
     Raises:
         BadFileError: the file is damaged, cut off, or contradicts itself.
@@ -102,7 +105,7 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
         rows = _tensors(cursor, tensor_count, values)
         data_offset = -(-cursor.position // alignment) * alignment
         tensors = {name: replace(row, offset=data_offset + row.offset) for name, row in rows.items()}
-        notes = _check_places(cursor, tensors, alignment, data_offset)
+        notes = _check_places(cursor, tensors, alignment, data_offset, complete)
         if not tensors and int(_number(values, "split.count")) < 2:
             raise cursor.bad("it holds no tensors", SOURCE)
         return GGUFHeader(
@@ -233,7 +236,7 @@ def _logical(cursor: Cursor, name: str, stored: tuple[int, ...], values: Mapping
 
 
 def _check_places(
-    cursor: Cursor, tensors: Mapping[str, GGUFTensor], alignment: int, data_offset: int
+    cursor: Cursor, tensors: Mapping[str, GGUFTensor], alignment: int, data_offset: int, complete: bool
 ) -> tuple[str, ...]:
     """Every tensor inside the file and beside the others. Returns what is odd but harmless."""
     notes = [f"the name {name!r} is longer than 63 bytes" for name in tensors if len(name.encode()) > 63]
@@ -252,7 +255,7 @@ def _check_places(
         if row.offset - end >= alignment:
             notes.append(f"{row.offset - end} unused bytes at {end}")
         end = row.offset + row.nbytes
-    if end > cursor.size and tensors:
+    if end > cursor.size and tensors and complete:
         raise cursor.bad(
             f"the file is {end - cursor.size} bytes short: its tensors end at {end}, the file at {cursor.size}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEADER = 100_000_000  # bytes; the library's own limit
+MAX_DIMS = 64
 AGAIN = "Download or copy the file again"
 
 # safetensors' names for dtypes -> torch's.
@@ -36,6 +38,14 @@ DTYPES: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 
+# What else has been found under the name of a safetensors file.
+_OTHERS: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself"),
+    (b"<", "it is a web page, not the file itself"),
+    (b"PK\x03\x04", "it is a zip archive (a torch checkpoint?), not a safetensors file"),
+    (b"\x80", "it is a pickle, not a safetensors file"),
+)
+
 
 def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Tensor infos by key, and the metadata, of a safetensors file. Reads the header only.
@@ -46,90 +56,109 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     Raises:
         BadFileError: it is not a sound safetensors file.
     """
+    size, raw = _raw_header(path)
     try:
-        size = path.stat().st_size
+        # Strictly UTF-8: left to itself, `json` would also read UTF-16 and NaN, which the format does not have.
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"its header is damaged: {error}") from error
+    if not isinstance(header, dict):
+        raise _bad(path, "its header is not a table")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _bad(path, "its metadata is not a table of texts")
+    infos: dict[str, TensorInfo] = {}
+    end = 0
+    for key, row in sorted(header.items(), key=lambda item: _place(path, *item)):
+        infos[key], end = _info(path, key, row, end)
+    short = 8 + len(raw) + end - size
+    if complete and short > 0:
+        raise _bad(path, f"it is {short} bytes short of what its header announces")
+    if complete and short < 0:
+        raise _bad(path, f"{-short} bytes follow its last tensor")
+    return infos, metadata
+
+
+def _raw_header(path: Path) -> tuple[int, bytes]:
+    """The size of the file and its JSON header."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
+            raise BadFileError(f"{path} was to be read as safetensors", "it is not a regular file", "Check the path")
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            if len(start) < 8 or length > MAX_HEADER or length + 8 > size:
-                raise BadFileError(
-                    f"{path} was to be read as safetensors",
-                    f"its {size} bytes are too few for its header"
-                    if len(start) < 8 or length <= MAX_HEADER
-                    else "it does not begin as a safetensors file does",
-                    AGAIN,
-                )
-            raw = file.read(length)
+            if len(start) == 8 and length <= min(MAX_HEADER, status.st_size - 8):
+                raw = file.read(length)
+                if len(raw) == length:
+                    return status.st_size, raw
+            file.seek(0)
+            head = file.read(32)
     except OSError as error:
         raise BadFileError(f"{path} was to be read", str(error.strerror or error), "Check the path") from error
-    try:
-        header = json.loads(raw, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise BadFileError(f"{path} was to be read as safetensors", f"its header is damaged: {error}", AGAIN) from error
-    if not isinstance(header, dict):
-        raise BadFileError(f"{path} was to be read as safetensors", "its header is not a table", AGAIN)
-    metadata = header.pop("__metadata__", {})
-    infos: dict[str, TensorInfo] = {}
-    end = 0
-    for key, row in sorted(header.items(), key=lambda item: _begin(path, *item)):
-        infos[key], end = _info(path, key, row, end)
-    short = 8 + length + end - size
-    if complete and short != 0:
-        raise BadFileError(
-            f"{path} was to be read as safetensors",
-            f"it is {short} bytes short of what its header announces"
-            if short > 0
-            else f"{-short} bytes follow its last tensor",
-            AGAIN,
-        )
-    return infos, metadata if isinstance(metadata, dict) else {}
+    if len(start) < 8:
+        raise _bad(path, f"it has {status.st_size} bytes, and a safetensors file begins with 8 for its header's length")
+    if length > MAX_HEADER:
+        known = (words for beginning, words in _OTHERS if head.startswith(beginning))
+        raise _bad(path, next(known, "it does not begin as a safetensors file does"))
+    raise _bad(path, f"it is {8 + length - status.st_size} bytes short of the end of its own header")
+
+
+def _bad(path: Path, why: str) -> BadFileError:
+    return BadFileError(f"{path} was to be read as safetensors", why, AGAIN)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("a key stands there twice")
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
     return table
 
 
-def _begin(path: Path, key: str, row: Any) -> int:
-    try:
-        begin = row["data_offsets"][0]
-        if isinstance(begin, int) and begin >= 0:
-            return begin
-    except (TypeError, KeyError, IndexError):
-        row = None
-    raise BadFileError(f"{path} was to be read as safetensors", f"tensor {key!r} has no place in the file", AGAIN)
+def _no_constants(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _place(path: Path, key: str, row: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends in the data."""
+    place = row.get("data_offsets") if isinstance(row, dict) else None
+    if not isinstance(place, list) or len(place) != 2 or not all(_is_size(n) for n in place):
+        raise _bad(path, f"tensor {key!r} has no place in it: its data_offsets are not two sizes")
+    return place[0], place[1]
 
 
 def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[TensorInfo, int]:
     """The tensor's info and its end; tensors must follow each other without gap or overlap, as the format wants."""
-    try:
-        begin, end = row["data_offsets"]
-        dtype, shape = DTYPES[row["dtype"]], tuple(row["shape"])
-        sound = all(isinstance(n, int) and n >= 0 for n in shape)
-        sound = sound and begin == previous and (end - begin) * 8 == math.prod(shape) * DTYPE_BITS[dtype]
-    except (KeyError, TypeError, ValueError):
-        sound = False
-    if not sound:
-        raise BadFileError(
-            f"{path} was to be read as safetensors", f"the header's entry for tensor {key!r} is not sound: {row}", AGAIN
-        )
-    return TensorInfo(dtype=dtype, shape=shape, nbytes=end - begin), end
+    begin, end = row["data_offsets"]
+    name, shape = row.get("dtype"), row.get("shape")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise _bad(path, f"tensor {key!r} has the dtype {name!r}, which is none of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_size(n) for n in shape):
+        raise _bad(path, f"tensor {key!r} has a shape that is not a list of at most {MAX_DIMS} sizes")
+    if begin != previous:
+        what = "overlaps the one before it" if begin < previous else f"leaves {begin - previous} bytes before it unused"
+        raise _bad(path, f"tensor {key!r} {what}")
+    dtype = DTYPES[name]
+    nbytes = math.prod(shape) * DTYPE_BITS[dtype] // 8
+    if end - begin != nbytes:
+        raise _bad(path, f"tensor {key!r} has {end - begin} bytes, and {name} {shape} takes {nbytes}")
+    return TensorInfo(dtype=dtype, shape=tuple(shape), nbytes=nbytes), end
 
 
 class SafetensorsFile(TensorFile):
     """An open safetensors file."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
         self.path = path
         self.tensors, self.metadata = read_header(path)
-        try:
-            self._file: Any = safe_open(str(path), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise BadFileError(f"{path} was to be read as safetensors", str(error), AGAIN) from error
+        self._file = _opened(path)
+        if set(self._file.keys()) != set(self.tensors):  # the library opens it again, by its name
+            raise BadFileError(f"{path} was to be read", "it was replaced while it was opened", "Try again")
 
     def get(self, key: str) -> Tensor:
         """See `TensorFile.get`. The tensor is a view of the mapped file."""
@@ -139,11 +168,23 @@ class SafetensorsFile(TensorFile):
             tensor: Tensor = self._file.get_tensor(key)
         except SafetensorError as error:
             raise BadFileError(f"Tensor {key!r} of {self.path} was to be read", str(error), AGAIN) from error
+        info = self.tensors[key]
+        if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
+            raise BadFileError(f"{self.path} was to be read", "it was replaced while it was opened", "Try again")
         return tensor
 
     def close(self) -> None:
         """See `TensorFile.close`."""
         self._file = None
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(str(path), framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise _bad(path, str(error)) from error
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

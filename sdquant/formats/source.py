@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
+from ..errors import BadFileError
+from . import folder as folders
 from . import safetensors
-from .base import TensorFile
+from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
 
-METADATA_KEY = "sdquant"  # of a file's metadata: JSON, see `save.py`
-FORMAT_VERSION = 1
-MAX_JSON = 64 << 20  # bytes of a config or index file
-BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers call a component's weights
-VARIANTS = ("", "fp16", "bf16")
-PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+if TYPE_CHECKING:
+    from .base import TensorFile
+
+__all__ = ["FORMAT_VERSION", "METADATA_KEY", "Source", "component_folder", "is_gguf", "open_file", "single_file"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class Source:
     def named_quant(self) -> str | None:
         """The scheme that a GGUF file of ours is named after: a mix cannot be told from its types alone."""
         name = self.metadata.get(f"{METADATA_KEY}.quant")
-        return name if isinstance(name, str) and name in {row.name for row in backends.schemes()} else None
+        return name if name in {row.name for row in backends.get("gguf").schemes} else None
 
     def open(self) -> dict[Path, TensorFile]:
         """All files, opened; close them when done."""
@@ -95,97 +94,45 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        BadFileError: it is too large, not JSON, or not an object.
-    """
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise BadFileError(f"{path} was to be read", f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadFileError(f"{path} was to be read as JSON", str(error), "Check the file") from error
-    if not isinstance(value, dict):
-        raise BadFileError(f"{path} was to be read as JSON", "it does not hold a table", "Check the file")
-    return value
-
-
 def component_folder(folder: Path, *, complete: bool = True) -> Source:
     """The component in a folder with a config.json and weights.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
-    config_path = folder / "config.json"
-    config = read_json(config_path) if config_path.exists() else {}
-    side = {"quantization_config": config.get("quantization_config") or {}}
-    for name in ("quantization_map", "quantization_config"):
-        if (folder / f"{name}.json").exists():
-            side[name] = read_json(folder / f"{name}.json")
-    return _source(folder, _weights(folder), config=config, side=side, complete=complete)
+    config, side = _configs(folder)
+    files, index = folders.weights(folder)
+    return _source(folder, files, config=config, side=side, complete=complete, index=index)
 
 
 def single_file(path: Path, *, complete: bool = True) -> Source:
-    """The component in one `.safetensors` or `.gguf` file; a config.json beside it is used if it describes a model."""
-    if path.suffix in PICKLES:
-        raise _pickle(path)
-    return _source(path, (path,), config={}, side={}, complete=complete)
+    """The component in one `.safetensors` or `.gguf` file, with the config beside it if no other weights are there."""
+    if path.suffix.lower() in folders.PICKLES:
+        raise folders.pickle_refused(path)
+    alone = folders.visible_weights(path.parent) == [path]
+    config, side = _configs(path.parent) if alone else ({}, {})
+    if not _class(config)[0]:  # of something else
+        config, side = {}, {}
+    return _source(path, (path,), config=config, side=side, complete=complete)
 
 
-def _weights(folder: Path) -> tuple[Path, ...]:
-    """The weight files of a component folder: the usual names first, else the only file of a known kind."""
-    for variant in VARIANTS:
-        dot = f".{variant}" if variant else ""
-        for base in BASES:
-            index = folder / f"{base}.safetensors.index{dot}.json"
-            if index.exists():
-                return _shards(folder, index)
-            file = folder / f"{base}{dot}.safetensors"
-            if file.exists():
-                return (file,)
-    others = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".gguf") and not p.name.startswith("."))
-    if len(others) == 1:
-        return (others[0],)
-    if others:
-        raise UnsupportedFileError(
-            f"{folder} was to be loaded",
-            f"it has several weight files: {', '.join(p.name for p in others)}",
-            "Give the path of one of them",
+def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A folder's config.json, and what it and the files beside it say about quantization."""
+    config = _json_in(folder, "config") or {}
+    quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise BadFileError(
+            f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
         )
-    pickles = sorted(p for p in folder.iterdir() if p.suffix in PICKLES)
-    if pickles:
-        raise _pickle(pickles[0])
-    raise MissingComponentError(
-        f"{folder} was to be loaded", "there are no weights in it", "Give a folder with .safetensors or .gguf weights"
-    )
+    side = {"quantization_config": quantization}
+    for name in ("quantization_map", "quantization_config"):
+        side |= {name: found} if (found := _json_in(folder, name)) is not None else {}
+    return config, side
 
 
-def _pickle(path: Path) -> UnsupportedFileError:
-    return UnsupportedFileError(
-        f"{path} was to be loaded",
-        "it is a pickle, which can run any program when it is opened",
-        "Convert it to .safetensors",
-    )
-
-
-def _shards(folder: Path, index: Path) -> tuple[Path, ...]:
-    """The shards an index names. Only plain names of files in the folder count: an index must not lead outside."""
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadFileError(f"{index} was to be read", "it has no weight_map", "Check the file")
-    shards = []
-    for name in sorted({str(value) for value in weight_map.values()}):
-        path = folder / name
-        if Path(name).name != name or name in (".", ".."):
-            raise BadFileError(f"{index} was to be read", f"shard {name!r} is not in its folder", "Check the file")
-        if not path.is_file():
-            raise BadFileError(
-                f"{folder} was to be loaded", f"shard {name} is missing", "Download the missing file into the folder"
-            )
-        shards.append(path)
-    return tuple(shards)
+def _json_in(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / f"{name}.json"
+    return folders.read_json(folders.inside(path, folder)) if path.exists() else None
 
 
 def _source(
@@ -195,6 +142,7 @@ def _source(
     config: Mapping[str, Any],
     side: Mapping[str, Any],
     complete: bool,
+    index: Mapping[str, Path] | None = None,
 ) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
@@ -207,11 +155,15 @@ def _source(
                 raise BadFileError(
                     f"{path} was to be loaded",
                     f"tensor {key!r} is both in {home[key].name} and {file.name}",
-                    "Check it",
+                    "Check which of the two belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
-    own = _own(files[0], metadata)
-    found = _ours(files[0], own, tensors) if own.get("weights") else _foreign(tensors, side)
+    if not tensors:
+        raise BadFileError(f"{path} was to be loaded", "it holds no tensors", "Get the file from its source")
+    _check_index(path, index or {}, home)
+    own = read_own(files[0], metadata)
+    specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
+    found = found_in(files[0], own, specs, tensors) if specs else _foreign(path, tensors, side)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(
@@ -220,12 +172,24 @@ def _source(
         tensors=tensors,
         home=home,
         found=found,
-        specs={name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()},
+        specs=specs,
         config=config,
         library=library,
         class_name=class_name,
         metadata=metadata,
     )
+
+
+def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:
+    """Every tensor is where the index says."""
+    for key, file in index.items():
+        if home.get(key) != file:
+            raise BadFileError(
+                f"{path} was to be loaded",
+                f"its index has tensor {key!r} in {file.name}, and that tensor is "
+                + (f"in {home[key].name}" if key in home else "in no shard"),
+                "Download the index and the shards again",
+            )
 
 
 def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
@@ -234,65 +198,27 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
     if is_gguf(file):
         from .gguf import read_header
 
-        header = read_header(file)
+        header = read_header(file, complete=complete)
         return header.tensors, header.metadata
-    if file.suffix == ".gguf":
+    if file.suffix.lower() == ".gguf":
         raise BadFileError(
             f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file"
         )
     return safetensors.read_header(file, complete=complete)
 
 
-def _own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What sdquant wrote into a file's metadata, {} for files of others."""
-    text = metadata.get(METADATA_KEY)
-    if not isinstance(text, str):
-        return {}
-    try:
-        own = json.loads(text)
-        version = own["format"]
-        for row in own["weights"].values():
-            PackedSpec.from_dict(row)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadFileError(
-            f"{file} was to be read", f"its sdquant metadata is damaged: {error!r}", "Quantize it again"
-        ) from (error)
-    if version != FORMAT_VERSION:
-        raise UnsupportedFileError(
-            f"{file} was to be read",
-            f"it is of sdquant format {version}, this is format {FORMAT_VERSION}",
-            "Update sdquant",
-        )
-    return dict(own)
-
-
-def _ours(file: Path, own: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> dict[str, Found]:
-    found = {}
-    for name, row in own["weights"].items():
-        spec = PackedSpec.from_dict(row)
-        backend = backends.of_scheme(spec.scheme)
-        keys = {part: backend.key(name, part, spec) for part in row["parts"]}
-        extra = tuple(row["extra"])
-        missing = [key for key in (*keys.values(), *extra) if key not in tensors]
-        if missing:
-            raise BadFileError(
-                f"{file} was to be read", f"tensor {missing[0]!r} is missing", "Quantize the model again"
-            )
-        found[name] = Found(
-            name=name,
-            scheme=spec.scheme,
-            keys=keys,
-            extra=extra,
-            evidence=f"sdquant's own metadata says {spec.scheme}",
-            details=spec.details,
-        )
-    return found
-
-
-def _foreign(tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
+def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for name in backends.names():
-        for row in backends.get(name).find(tensors, side):
+        try:
+            rows = backends.get(name).find(tensors, side)
+        except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
+            raise BadFileError(
+                f"{path} was to be read",
+                f"what its config says about its quantization makes no sense ({name}): {error!r}",
+                "Get the config.json that belongs to the weights",
+            ) from error
+        for row in rows:
             found.setdefault(row.name, row)
     return found
 
@@ -304,34 +230,3 @@ def _class(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if isinstance(names, list) and names and isinstance(names[0], str):
         return "transformers", names[0]
     return None, None
-
-
-def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
-    """The components of a pipeline folder that have weights: name -> subfolder.
-
-    Raises:
-        MissingComponentError: the index names a model whose folder is not there.
-    """
-    parts = {}
-    for name, row in index.items():
-        if name.startswith("_") or not isinstance(row, list) or len(row) != 2 or row[0] is None:
-            continue
-        sub = folder / name
-        if Path(name).name != name:
-            raise BadFileError(
-                f"{folder}/model_index.json was to be read", f"{name!r} is no component", "Check the file"
-            )
-        if not sub.is_dir():
-            raise MissingComponentError(
-                f"{folder} was to be loaded",
-                f"its model_index.json names a {name}, and there is no folder of that name",
-                f"Put the {name} ({row[1]}) into {sub}",
-            )
-        if (sub / "config.json").exists() and "Tokenizer" not in str(row[1]):
-            parts[name] = sub
-    return parts
-
-
-def no_such_path(path: Path) -> SdquantError:
-    """The error for a path that does not exist."""
-    return MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")

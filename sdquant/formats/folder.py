@@ -1,0 +1,143 @@
+"""Folders: which files in them count, and none that lies outside. JSON is read here, within limits; no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
+
+MAX_JSON = 64 << 20  # bytes of a config or index file
+BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers call a component's weights
+VARIANTS = ("", "fp16", "bf16")
+WEIGHTS = (".safetensors", ".gguf")
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        BadFileError: it is no regular file, too large, not JSON, or not an object.
+    """
+    asked = f"{path} was to be read as JSON"
+    try:
+        if not path.is_file():  # opening a pipe would wait for its other end
+            raise BadFileError(asked, "it is not a regular file", "Check the path")
+        if path.stat().st_size > MAX_JSON:
+            raise BadFileError(asked, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadFileError(asked, str(error), "Check the file") from error
+    if not isinstance(value, dict):
+        raise BadFileError(asked, "it does not hold a table", "Check the file")
+    return value
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """`path`, which a file in `folder` names or which lies there.
+
+    Raises:
+        BadFileError: it is a link that leads out of the folder, other than the hub cache's own.
+    """
+    real, home = path.resolve(), folder.resolve()
+    # The hub's cache: <repository>/snapshots/<revision>/... are links to <repository>/blobs/<hash>.
+    blobs = [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"]
+    if any(real.is_relative_to(place) for place in (home, *blobs)):
+        return path
+    raise BadFileError(
+        f"{path} was to be read", f"it is a link to {real}, outside its folder", "Put the file itself there"
+    )
+
+
+def weights(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
+    """The weight files of a component folder: the usual names first, else the only file of a known kind; and the file
+    of each tensor, where there is an index."""
+    for variant in VARIANTS:
+        dot = f".{variant}" if variant else ""
+        for base in BASES:
+            index = folder / f"{base}.safetensors.index{dot}.json"
+            if index.exists():
+                rows = _weight_map(folder, index)
+                return tuple(sorted(set(rows.values()))), rows
+            file = folder / f"{base}{dot}.safetensors"
+            if file.exists():
+                return (inside(file, folder),), {}
+    others = visible_weights(folder)
+    if len(others) == 1:
+        return (inside(others[0], folder),), {}
+    if others:
+        raise UnsupportedFileError(
+            f"{folder} was to be loaded",
+            f"it has several weight files: {', '.join(p.name for p in others)}",
+            "Give the path of one of them",
+        )
+    pickles = visible_weights(folder, PICKLES)
+    if pickles:
+        raise pickle_refused(pickles[0])
+    raise MissingComponentError(
+        f"{folder} was to be loaded", "there are no weights in it", "Give a folder with .safetensors or .gguf weights"
+    )
+
+
+def visible_weights(folder: Path, suffixes: tuple[str, ...] = WEIGHTS) -> list[Path]:
+    """The files in a folder with such a suffix, sorted by name; hidden ones do not count."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith("."))
+
+
+def pickle_refused(path: Path) -> UnsupportedFileError:
+    return UnsupportedFileError(
+        f"{path} was to be loaded",
+        "it is a pickle, which can run any program when it is opened",
+        "Convert it to .safetensors",
+    )
+
+
+def _weight_map(folder: Path, index: Path) -> dict[str, Path]:
+    """The shard of each tensor by an index. Only plain names of files in the folder count: none may lead outside."""
+    rows = read_json(inside(index, folder)).get("weight_map")
+    if not isinstance(rows, dict) or not rows:
+        raise BadFileError(f"{index} was to be read", "it has no weight_map", "Check the file")
+    places: dict[Any, Path] = {}
+    for name in rows.values():
+        if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
+            raise BadFileError(
+                f"{index} was to be read", f"shard {name!r} is not the name of a file in its folder", "Check the file"
+            )
+        if name not in places and not (folder / name).is_file():
+            raise BadFileError(
+                f"{folder} was to be loaded", f"shard {name} is missing", "Download the missing file into the folder"
+            )
+        places.setdefault(name, inside(folder / name, folder))
+    return {key: places[name] for key, name in rows.items()}
+
+
+def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
+    """The components of a pipeline folder that have weights: name -> subfolder.
+
+    Raises:
+        BadFileError: a name in the index is that of no folder.
+        MissingComponentError: the index names a component whose folder, or whose config, is not there.
+    """
+    parts = {}
+    for name, row in index.items():
+        if name.startswith("_") or not isinstance(row, list) or len(row) != 2 or row[0] is None:
+            continue
+        if not name or set(name) & set("./\\:\0"):
+            raise BadFileError(
+                f"{folder / 'model_index.json'} was to be read", f"{name!r} is no component", "Check the file"
+            )
+        sub = folder / name
+        if not sub.is_dir():
+            raise MissingComponentError(
+                f"{folder} was to be loaded",
+                f"its model_index.json names a {name}, and there is no folder of that name",
+                f"Put the {name} ({row[1]}) into {sub}",
+            )
+        if "Tokenizer" in str(row[1]):  # it may have a config.json as well
+            continue
+        if (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES):
+            parts[name] = sub
+    return parts

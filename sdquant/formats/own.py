@@ -1,0 +1,107 @@
+"""What sdquant writes into a file's metadata, read back with every field checked: see `saving`. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import backends
+from ..backends.base import Found, PackedSpec, TensorInfo
+from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
+
+METADATA_KEY = "sdquant"
+FORMAT_VERSION = 1
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What sdquant wrote into a file's metadata, {} for files of others."""
+    text = metadata.get(METADATA_KEY)
+    if not isinstance(text, str):
+        return {}
+    try:
+        own = json.loads(text)
+        version = own["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(file, repr(error)) from error
+    if version != FORMAT_VERSION:
+        raise UnsupportedFileError(
+            f"{file} was to be read",
+            f"it is of sdquant format {version}, this is format {FORMAT_VERSION}",
+            "Update sdquant",
+        )
+    weights, config = own.get("weights"), own.get("config")
+    if not isinstance(weights, dict) or not isinstance(config, dict):
+        raise _damaged(file, "it has no tables of weights and config")
+    for name, row in weights.items():
+        if not _is_row(row):
+            raise _damaged(file, f"what it says about weight {name!r} is not complete")
+    return dict(own)
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a weight's entry has all that a PackedSpec and its parts need, each of its kind."""
+    if not isinstance(row, dict):
+        return False
+    shape = row.get("shape")
+    return (
+        isinstance(row.get("scheme"), str)
+        and isinstance(shape, list)
+        and len(shape) > 0
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape)
+        and row.get("dtype") in FLOATS
+        and isinstance(row.get("details"), dict)
+        and all(isinstance(row.get(key), list) for key in ("parts", "extra"))
+        and all(isinstance(name, str) for name in (*row["parts"], *row["extra"]))
+    )
+
+
+def _damaged(file: Path, why: str) -> BadFileError:
+    return BadFileError(f"{file} was to be read", f"its sdquant metadata is damaged: {why}", "Quantize the model again")
+
+
+def found_in(
+    file: Path, own: Mapping[str, Any], specs: Mapping[str, PackedSpec], tensors: Mapping[str, TensorInfo]
+) -> dict[str, Found]:
+    found = {}
+    for name, spec in specs.items():
+        row, keys = own["weights"][name], _keys(file, name, own["weights"][name]["parts"], spec)
+        missing = [key for key in (*keys.values(), *row["extra"]) if key not in tensors]
+        if missing:
+            raise BadFileError(
+                f"{file} was to be read",
+                f"tensor {missing[0]!r} is missing, which belongs to weight {name!r}",
+                "Quantize the model again",
+            )
+        found[name] = Found(
+            name=name,
+            scheme=spec.scheme,
+            keys=keys,
+            extra=tuple(row["extra"]),
+            evidence=f"sdquant's own metadata says {spec.scheme}",
+            details=spec.details,
+        )
+        # Before anything of that size is allocated: the codes of so many weights cannot take less than their bits.
+        size = sum(tensors[key].nbytes for key in keys.values())
+        if size * 8 < math.prod(spec.shape) * backends.scheme(spec.scheme).bits:
+            raise _damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
+    return found
+
+
+def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:
+    """The file key of each part."""
+    try:
+        backend = backends.of_scheme(spec.scheme)
+    except UnknownQuantError as error:
+        raise UnsupportedFileError(
+            f"{file} was to be read",
+            f"its weights are quantized to {spec.scheme!r}, which no backend here has",
+            "Update sdquant, or install the package that has this scheme",
+        ) from error
+    try:
+        return {part: backend.key(name, part, spec) for part in parts}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(file, f"what it says about weight {name!r} does not fit {spec.scheme}: {error!r}") from error
