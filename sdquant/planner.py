@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import fnmatch
+import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .backends.base import DTYPE_BITS, QuantSpec, Unfit
+from .backends.base import DTYPE_BITS
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
-from .formats.source import Source
-from .request import Request
+from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
+
+if TYPE_CHECKING:
+    from .backends.base import QuantSpec
+    from .formats.source import Source
+    from .request import Request
+
+__all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
 
 # Components that are quantized unless the caller says otherwise; the VAE never is.
 QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|text_encoder)(_\d+)?$")
-
-# Two-dimensional weights that are looked up, not multiplied: they stay as they are.
-_TABLES = re.compile(
-    r"(^|\.)(shared|embed_tokens|embed_positions|relative_attention_bias|[a-z_]*token_embedding|position_embedding|"
-    r"word_embeddings|position_embeddings|class_embedding|pos_embed)\.weight$"
-)
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightPlan:
-    """One weight that will be quantized, or is already: its bytes as bf16 and packed."""
-
-    name: str
-    scheme: str
-    bytes_bf16: int
-    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +34,8 @@ class ComponentPlan:
         name: in the pipeline ("unet"); "model" where the component stands alone.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
-        weights: the quantized weights. kept: float weights that the scheme could have held but does not, with the reason.
+        weights: the quantized weights.
+        kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
     """
 
@@ -127,20 +117,22 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
     """
     sources = {("model" if name == "." else name): src for name, src in detected.sources.items()}
     specs = request.specs()
-    unknown = [name for name in (*specs, *(request.components or ())) if name != "*" and name not in sources]
+    named = request.quant if isinstance(request.quant, Mapping) else {}
+    unknown = [name for name in (*named, *(request.components or ())) if name != "*" and name not in sources]
     if unknown:
         raise SettingsError(
-            f"Component {unknown[0]!r} was named", f"{detected.path} has {', '.join(sources)}", "Name one of them"
+            f"Component {unknown[0]!r} was named",
+            f"{detected.path} has {', '.join(sources)}",
+            _did_you_mean(unknown[0], tuple(sources)),
         )
     parts = tuple(_component(name, src, asked_for(name, request), request) for name, src in sources.items())
-    warnings = list(detected.warnings)
+    warnings = [*detected.warnings, *_without_effect(request, parts)]
     if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
         raise IncompatibleError(
             f"{request.quant} was asked for on {request.path}",
             "none of its components has a weight that would be quantized",
             "Name the component with components=, or check skip=",
         )
-    warnings += _unused_skips(request.skip, sources)
     return Plan(
         path=request.path,
         container=detected.container,
@@ -180,9 +172,9 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
             "or use a scheme that quantizes on the fly, such as int8 or nf4",
         )
     shapes = {key: (info.shape, _cast(info.dtype, request.dtype)) for key, info in src.tensors.items()}
-    total = sum(_nbytes(shape, dtype) for shape, dtype in shapes.values())
+    total = sum(nbytes(shape, dtype) for shape, dtype in shapes.values())
     as_bf16 = sum(
-        _nbytes(shape, "bfloat16") if dtype in FLOATS else _nbytes(shape, dtype) for shape, dtype in shapes.values()
+        nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
     runtime = request.runtime or (spec.scheme.runtimes[0] if spec else "plain")
     if spec is None:
@@ -191,7 +183,7 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
         )  # fmt: skip
     weights, kept = select(shapes, spec, runtime, request.skip)
-    saved = sum(_nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
+    saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,
         class_name=src.class_name,
@@ -231,8 +223,8 @@ def _found(name: str, src: Source, request: Request) -> ComponentPlan:
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
-    plain = sum(_nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
-    plain16 = sum(_nbytes(info.shape, "bfloat16") for info in src.plain.values())
+    plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
+    plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values())
     return ComponentPlan(
         name=name,
         class_name=src.class_name,
@@ -259,64 +251,22 @@ def _bf16_bytes(src: Source, name: str) -> int:
     return int(2 * math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)
 
 
-def select(
-    shapes: Mapping[str, tuple[tuple[int, ...], str]],
-    spec: QuantSpec,
-    runtime: str,
-    skip: tuple[str, ...],
-) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
-    """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
-
-    Args:
-        shapes: shape and torch dtype name of every tensor, by name.
-        skip: see `skipped`.
-    """
-    backend = backends.get(spec.scheme.backend)
-    kinds = spec.scheme.kinds(runtime)
-    weights, kept = [], {}
-    for name, kind in _candidates(shapes):
-        shape, dtype = shapes[name]
-        if skipped(name, skip):
-            kept[name] = "skipped as asked"
-        elif kind not in kinds:
-            kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
-        else:
-            try:
-                layout = backend.layout(spec, shape, dtype)
-            except Unfit as reason:
-                kept[name] = str(reason)
-                continue
-            size = sum(part.nbytes for part in layout.values())
-            bf16 = _nbytes(shape, "bfloat16")
-            weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
-    return tuple(weights), kept
+def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[str]:
+    """What was asked and changes nothing."""
+    lines = []
+    if request.components is not None and "*" not in request.specs():
+        lines.append("components= says which to quantize, and no scheme was given for all of them: it has no effect")
+    kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]
+    for pattern in request.skip:
+        if not any(skipped(name, (pattern,)) for name in kept):
+            lines.append(f"skip={pattern!r} matches no layer that would be quantized: it has no effect")
+    return lines
 
 
-def _candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
-    """Names and kinds of the weights of linear and convolution layers, as far as name and shape tell."""
-    for name, (shape, dtype) in shapes.items():
-        if name.endswith(".weight") and dtype in FLOATS and len(shape) >= 2 and not _TABLES.search(name):
-            yield name, "linear" if len(shape) == 2 else "conv"
-
-
-def skipped(name: str, skip: tuple[str, ...]) -> bool:
-    """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
-    "attn.to_q"), or a pattern with * or ? for the whole path."""
-    module = name.removesuffix(".weight")
-    return any(
-        fnmatch.fnmatchcase(module, pattern) if set(pattern) & set("*?[") else f".{pattern}." in f".{module}."
-        for pattern in skip
-    )
-
-
-def _unused_skips(skip: tuple[str, ...], sources: Mapping[str, Source]) -> list[str]:
-    names = {name for src in sources.values() for name in src.names}
-    return [f"skip={p!r} matches no module" for p in skip if not any(skipped(name, (p,)) for name in names)]
+def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else "Name one of them"
 
 
 def _cast(dtype: str, asked: str | None) -> str:
     return asked if asked is not None and dtype in FLOATS else dtype
-
-
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * DTYPE_BITS[dtype] // 8

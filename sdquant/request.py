@@ -5,14 +5,18 @@ The command line's flags are made from these fields (`cli.py`); a settings page 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import backends
-from .backends.base import QuantSpec
-from .errors import SettingsError
+from . import backends, machine
+from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES, parse_budget
+
+if TYPE_CHECKING:
+    from .backends.base import QuantSpec
 
 OFFLOADS = tuple(row.name for row in MODES)
 LOAD_MODES = ("auto", "pre", "post")
@@ -21,45 +25,88 @@ DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 
 # A scheme for all chosen components, or one for each; None means "as found on disk".
-Quant = str | Mapping[str, str] | None
+Quant = str | Mapping[str, str | None] | None
 
 
-def _row(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+def _about(help: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> dict[str, Any]:
+    return {"help": help, "choices": choices, "metavar": metavar}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One call of `load_model`, as values."""
 
-    path: str = field(metadata={"help": "pipeline folder, component folder, .safetensors, .gguf, or hub id"})
-    quant: Quant = _row(None, "scheme, backend:scheme, scheme,option=value, or component=scheme (repeat)", metavar="S")
-    offload: str = _row("none", "how weights share the fast memory", OFFLOADS)
-    mode: str = _row("auto", "quantize while loading (pre), after it (post), or whichever the scheme can", LOAD_MODES)
-    components: tuple[str, ...] | None = _row(None, "which components to quantize", metavar="NAME")
-    skip: tuple[str, ...] = _row((), "modules to leave as they are: a part of their path, or a pattern with *")
-    rules: Any = _row(None, "quantization rules")
-    base: str | None = _row(None, "pipeline folder that has the rest of a lone transformer or UNet", metavar="FOLDER")
-    runtime: str | None = _row(None, "the library's own modules, or sdquant's plain layers", RUNTIMES)
-    device: str | None = _row(None, "compute device (default: the best there is)", metavar="DEVICE")
-    dtype: str | None = _row(None, "dtype of what is not quantized (default: as in the file)", DTYPES)
-    budget: int | str | None = _row(None, "how much of the fast memory weights may take", metavar="6GB")
-    allow_incompatible: bool = _row(False, "try a combination that the matrix refuses")
-    progress: bool = _row(True, "show progress bars")
+    path: str = field(metadata=_about("pipeline folder, component folder, .safetensors, .gguf, or hub id"))
+    quant: Quant = field(
+        default=None,
+        metadata=_about("scheme, backend:scheme, scheme,option=value, or component=scheme (repeat)", metavar="S"),
+    )
+    offload: str = field(default="none", metadata=_about("how weights share the fast memory", OFFLOADS))
+    mode: str = field(
+        default="auto",
+        metadata=_about("quantize while loading (pre), after it (post), or whichever the scheme can", LOAD_MODES),
+    )
+    components: tuple[str, ...] | None = field(
+        default=None, metadata=_about("which components to quantize", metavar="NAME")
+    )
+    skip: tuple[str, ...] = field(
+        default=(), metadata=_about("modules to leave as they are: a part of their path, or a pattern with *")
+    )
+    rules: Any = field(default=None, metadata=_about("quantization rules"))
+    base: str | None = field(
+        default=None,
+        metadata=_about("pipeline folder that has the rest of a lone transformer or UNet", metavar="FOLDER"),
+    )
+    runtime: str | None = field(
+        default=None, metadata=_about("the library's own modules, or sdquant's plain layers", RUNTIMES)
+    )
+    device: str | None = field(
+        default=None, metadata=_about("compute device (default: the best there is)", metavar="DEVICE")
+    )
+    dtype: str | None = field(
+        default=None, metadata=_about("dtype of what is not quantized (default: as in the file)", DTYPES)
+    )
+    budget: int | str | None = field(
+        default=None, metadata=_about("how much of the fast memory weights may take", metavar="6GB")
+    )
+    allow_incompatible: bool = field(default=False, metadata=_about("try a combination that the matrix refuses"))
+    progress: bool = field(default=True, metadata=_about("show progress bars"))
 
     def __post_init__(self) -> None:
+        _text("path", self.path)
+        _one_of("offload", self.offload, OFFLOADS, UnknownOffloadError)
         _one_of("mode", self.mode, LOAD_MODES)
         if self.runtime is not None:
             _one_of("runtime", self.runtime, RUNTIMES)
         if self.dtype is not None:
             _one_of("dtype", self.dtype, DTYPES)
-        parse_budget(self.budget)
+        if self.device is not None:
+            machine.device_kind(_text("device", self.device))
+        if self.base is not None:
+            _text("base", self.base)
+        for name in ("components", "skip"):
+            _names(name, getattr(self, name))
+        for name in ("allow_incompatible", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(
+                    f"{name}={getattr(self, name)!r} was given", f"{name} is True or False", "Use one of them"
+                )
+        if parse_budget(self.budget) is not None and self.offload != "balanced":
+            raise SettingsError(
+                f"budget={self.budget!r} was given with offload={self.offload!r}",
+                "only balanced offload keeps to a budget",
+                "Use offload='balanced', or leave the budget out",
+            )
         if self.rules is not None:
             raise SettingsError("rules were given", "this version has no rule backend", "Use quant= and skip=")
+        if isinstance(self.quant, Mapping):
+            for name in self.quant:
+                _text("a component of quant", name)
         self.specs()
 
     def specs(self) -> dict[str, QuantSpec | None]:
-        """The parsed `quant` by component, "*" for all; None stands for "do not quantize". Empty: as found on disk.
+        """The parsed `quant` by component, "*" for all others; None stands for "do not quantize". What is not in it is
+        loaded as found on disk.
 
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
@@ -67,7 +114,7 @@ class Request:
         if self.quant is None:
             return {}
         each = self.quant if isinstance(self.quant, Mapping) else {"*": self.quant}
-        return {name: _spec(text) for name, text in each.items()}
+        return {name: _spec(text) for name, text in each.items() if text is not None}
 
     @property
     def budget_bytes(self) -> int | None:
@@ -76,20 +123,75 @@ class Request:
 
 
 def request(path: Any, **values: Any) -> Request:
-    """A Request from the keyword arguments of `load_model`; torch dtypes, devices and paths become names."""
-    made: dict[str, Any] = {"path": str(path)}
-    for row in fields(Request):
-        if row.name not in values:
-            continue
-        value = values[row.name]
-        if row.name in ("dtype", "device") and value is not None:
-            value = str(value).removeprefix("torch.")
-        elif row.name == "base" and value is not None:
-            value = str(value)
-        elif row.name in ("components", "skip") and value is not None:
-            value = (value,) if isinstance(value, str) else tuple(value)
-        made[row.name] = value
-    return Request(**made)
+    """A Request from the keyword arguments of `load_model`; torch dtypes, devices and paths become names.
+
+    Raises:
+        SdquantError: an argument that does not exist, or a value it cannot have.
+    """
+    known = [row.name for row in fields(Request)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise SettingsError(
+                f"{name}= was given",
+                f"there is no such argument among {', '.join(known)}",
+                f"Did you mean {near[0]}=?" if near else "Leave it out",
+            )
+    return Request(path=_path(path), **{name: _CLEAN.get(name, _same)(value) for name, value in values.items()})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+def _torch_name(value: Any) -> Any:
+    """The name of a torch dtype or device; other values are refused as they are."""
+    name = str(value)
+    known = isinstance(value, str) or type(value).__module__.partition(".")[0] == "torch"
+    return name.removeprefix("torch.").strip().lower() if known else value
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+def _skips(value: Any) -> Any:
+    return () if value is None else _tuple(value)
+
+
+# What makes a field's value of what callers write.
+_CLEAN: Mapping[str, Callable[[Any], Any]] = {
+    "offload": _lower,
+    "mode": _lower,
+    "runtime": _lower,
+    "dtype": _torch_name,
+    "device": _torch_name,
+    "base": _path,
+    "components": _tuple,
+    "skip": _skips,
+}
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise SettingsError(f"{name}={value!r} was given", f"{name} is a text that is not empty", "Give its name")
+
+
+def _names(name: str, value: object) -> None:
+    if value is None or (isinstance(value, tuple) and all(isinstance(one, str) and one for one in value)):
+        return
+    raise SettingsError(f"{name}={value!r} was given", f"{name} is a list of names", f'Use {name}=["unet"], say')
 
 
 def _spec(text: str) -> QuantSpec | None:
@@ -100,8 +202,11 @@ def _spec(text: str) -> QuantSpec | None:
     return None if text.strip().lower() == NOT_QUANTIZED else backends.parse(text)
 
 
-def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+def _one_of(name: str, value: object, choices: Sequence[str], error: type[SdquantError] = SettingsError) -> None:
     if value not in choices:
-        raise SettingsError(
-            f"{name}={value!r} was given", f"{name} is one of {', '.join(choices)}", "Choose one of them"
+        near = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.5)
+        raise error(
+            f"{name}={value!r} was given",
+            f"{name} is one of {', '.join(choices)}",
+            f"Did you mean {near[0]!r}?" if near else f"Leave it out, or use {choices[0]!r}",
         )

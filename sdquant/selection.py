@@ -1,0 +1,89 @@
+"""Which weights of a component a scheme will hold: by name, shape and dtype alone. Pure: no torch, no files."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import backends
+from .backends.base import DTYPE_BITS, Unfit
+
+if TYPE_CHECKING:
+    from .backends.base import QuantSpec
+
+# Two-dimensional weights that are looked up, not multiplied: they stay as they are.
+_TABLES = re.compile(
+    r"(^|\.)(shared|embed_tokens|embed_positions|relative_attention_bias|[a-z_]*token_embedding|position_embedding|"
+    r"word_embeddings|position_embeddings|class_embedding|pos_embed)\.weight$"
+)
+SKIPPED = "skipped as asked"
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPlan:
+    """One weight that will be quantized, or is already: its bytes as bf16 and packed."""
+
+    name: str
+    scheme: str
+    bytes_bf16: int
+    bytes: int
+
+
+def select(
+    shapes: Mapping[str, tuple[tuple[int, ...], str]],
+    spec: QuantSpec,
+    runtime: str,
+    skip: tuple[str, ...],
+) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
+    """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
+
+    Args:
+        shapes: shape and torch dtype name of every tensor, by name.
+        skip: see `skipped`.
+    """
+    backend = backends.get(spec.scheme.backend)
+    kinds = spec.scheme.kinds(runtime)
+    weights, kept = [], {}
+    for name, kind in _candidates(shapes):
+        shape, dtype = shapes[name]
+        if skipped(name, skip):
+            kept[name] = SKIPPED
+        elif kind not in kinds:
+            kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
+        else:
+            try:
+                layout = backend.layout(spec, shape, dtype)
+            except Unfit as reason:
+                kept[name] = str(reason)
+                continue
+            size = sum(part.nbytes for part in layout.values())
+            bf16 = nbytes(shape, "bfloat16")
+            weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
+    return tuple(weights), kept
+
+
+def _candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
+    """Names and kinds of the weights of linear and convolution layers, as far as name and shape tell."""
+    for name, (shape, dtype) in shapes.items():
+        if name.endswith(".weight") and dtype in FLOATS and len(shape) >= 2 and not _TABLES.search(name):
+            yield name, "linear" if len(shape) == 2 else "conv"
+
+
+def skipped(name: str, skip: tuple[str, ...]) -> bool:
+    """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
+    "attn.to_q"), or a pattern with * or ? for the whole path."""
+    module = name.removesuffix(".weight")
+    return any(
+        fnmatch.fnmatchcase(module, pattern) if set(pattern) & set("*?[") else f".{pattern}." in f".{module}."
+        for pattern in skip
+    )
+
+
+def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a plain tensor."""
+    return math.prod(shape) * DTYPE_BITS[dtype] // 8
