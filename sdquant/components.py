@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +132,16 @@ def model_name(key: str, known: frozenset[str]) -> str | None:
     return None
 
 
-def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of the parameter or buffer called `name`."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if leaf in module._buffers:
-        module._buffers[leaf] = tensor
-    else:
-        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+def set_tensor(model: nn.Module, names: Iterable[str], tensor: Tensor) -> None:
+    """Put a tensor in the place of the parameter or buffer of that name; of several that are tied, as one parameter."""
+    parameter = nn.Parameter(tensor, requires_grad=False)
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if leaf in module._buffers:
+            module._buffers[leaf] = tensor
+        else:
+            module._parameters[leaf] = parameter
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -304,8 +304,7 @@ class Installer:
                     "Check that the weights and the config belong together",
                 )
             tensor = tensor.reshape(wanted)
-        for each in self.ties.get(name, (name,)):
-            self.parts.set_tensor(self.model, each, tensor)
+        self.parts.set_tensor(self.model, self.ties.get(name, (name,)), tensor)
 
     def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
         """A float weight that is to be quantized now."""

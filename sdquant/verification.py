@@ -2,88 +2,186 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .backends.base import Found, Packed
+from .backends.base import Found, Packed, PackedSpec, QuantSpec, Unfit
 from .detection import Detected, detect
-from .errors import BadFileError, SdquantError
+from .errors import BadFileError, UnsupportedFileError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .formats.base import TensorFile
     from .formats.source import Source
+
+_CHUNK = 1 << 22  # values looked at together
 
 
 def verify(path: str | Path, *, progress: bool = False) -> Detected:
     """`detect`, and then read every weight: packed sizes, scales, and values that are not finite.
 
+    Returns:
+        What `detect` does; its warnings also say what could not be checked.
+
     Raises:
-        BadFileError: the first fault, with the tensor's name.
+        BadFileError: the first fault, with the names of tensor and file.
     """
     from tqdm import tqdm
 
     seen = detect(path)
     total = sum(len(src.tensors) for src in seen.sources.values())
+    notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:
-        for src in seen.sources.values():
-            _verify(src, bar)
-    return seen
+        for name, src in seen.sources.items():
+            notes[name] = _Contents(src).check(bar)
+    parts = {name: replace(part, warnings=[*part.warnings, *notes[name]]) for name, part in seen.parts.items()}
+    lines = [line if name == "." else f"{name}: {line}" for name, some in notes.items() for line in some]
+    return replace(seen, warnings=[*seen.warnings, *lines], parts=parts)
 
 
-def _verify(src: Source, bar: Any) -> None:
-    files = src.open()
-    try:
-        for key in src.plain:
-            _finite(src, key, files[src.home[key]].get(key))
-            bar.update()
-        for found in src.found.values():
-            _weight(src, found, files)
-            bar.update(len(found.keys) + len(found.extra))
-    finally:
-        for file in files.values():
-            file.close()
+class _Contents:
+    """The weights of one component, opened."""
 
+    def __init__(self, src: Source) -> None:
+        self.src = src
+        self.files: Mapping[Path, TensorFile] = {}
 
-def _weight(src: Source, found: Found, files: Any) -> None:
-    import torch
+    @cached_property
+    def shape_of(self) -> Callable[[str], tuple[int, ...] | None]:
+        """See `_shapes`. Not before it is asked for: it imports diffusers."""
+        return _shapes(self.src)
 
-    backend = backends.of_scheme(found.scheme)
+    def check(self, bar: Any) -> list[str]:
+        """Read everything; what could not be checked, in sentences."""
+        unknown: Counter[str] = Counter()
+        self.files = self.src.open()
+        try:
+            for key in self.src.plain:
+                self._finite(key, self._get(key))
+                bar.update()
+            for found in self.src.found.values():
+                unknown.update(self._weight(found))
+                bar.update(len(found.keys) + len(found.extra))
+        finally:
+            for file in self.files.values():
+                file.close()
+        return [
+            f"{count} weights could be checked only in part, without a config.json: {why}"
+            for why, count in unknown.items()
+        ]
 
-    def get(key: str) -> Tensor:
-        tensor: Tensor = files[src.home[key]].get(key)
-        return tensor
+    def _get(self, key: str) -> Tensor:
+        return self.files[self.src.home[key]].get(key)
 
-    spec = src.specs.get(found.name)
-    try:
-        if spec is not None:
-            packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
+    def _weight(self, found: Found) -> list[str]:
+        """Read and decode one quantized weight; why that was not possible, if it is nobody's fault."""
+        import torch
+
+        try:
+            packed = self._packed(found)
+            for part, tensor in packed.parts.items():
+                self._finite(found.keys[part], tensor)
+            weight = backends.of_scheme(found.scheme).decode(packed, torch.float32)
+        except BadFileError as error:
+            raise BadFileError(f"{self._file(found.name)} was verified: {error.what}", error.why, error.fix) from error
+        except Unfit as reason:
+            for key in found.keys.values():
+                self._finite(key, self._get(key))
+            return [str(reason)]
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise self._bad(found.name, f"its parts do not belong together: {error}") from error
+        self._finite(found.name, weight)
+        return []
+
+    def _packed(self, found: Found) -> Packed:
+        """The packed weight, with its parts held against each other and against what is known of its shape."""
+        backend, spec = backends.of_scheme(found.scheme), self.src.specs.get(found.name)
+        if spec is None:
+            return backend.read(found, self.shape_of(found.name), self._get)
+        # A file of ours is read as any reader of its format would, where the format has readers.
+        told = replace(found, details={"dtype": spec.dtype, **found.details})
+        packed = Packed(spec=spec, parts={part: self._get(key) for part, key in found.keys.items()})
+        try:
+            seen = backend.read(told, spec.shape, self._get).spec
+        except NotImplementedError:
+            if not _has_layout(spec, packed):
+                sizes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in packed.parts.items())
+                raise self._bad(
+                    found.name, f"its parts ({sizes}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
+                ) from None
         else:
-            packed = backend.read(found, _shape(src, found), get)
-        for part, tensor in packed.parts.items():
-            if tensor.is_floating_point():
-                _finite(src, found.keys[part], tensor)
-        weight = backend.decode(packed, torch.float32)
-    except SdquantError:
-        raise
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise _bad(src, found.name, f"its parts do not belong together: {error}") from error
-    _finite(src, found.name, weight)
+            for name in spec.details.keys() & seen.details.keys():
+                said, shown = spec.details[name], seen.details[name]
+                if said != shown:
+                    why = f"sdquant's metadata says {name}={said!r}, its tensors say {shown!r}"
+                    raise self._bad(found.name, why)
+        return packed
+
+    def _finite(self, name: str, tensor: Tensor) -> None:
+        import torch
+
+        if not tensor.is_floating_point():
+            return
+        for chunk in torch.split(tensor.reshape(-1), _CHUNK):
+            if not bool(torch.isfinite(chunk.float()).all()):
+                raise self._bad(name, "it has values that are not finite")
+
+    def _file(self, name: str) -> Path:
+        found = self.src.found.get(name)
+        return self.src.home[next(iter(found.keys.values())) if found is not None else name]
+
+    def _bad(self, name: str, why: str) -> BadFileError:
+        return BadFileError(
+            f"Tensor {name!r} of {self._file(name)} was verified", why, "Quantize or download the model again"
+        )
 
 
-def _shape(src: Source, found: Found) -> tuple[int, ...]:
-    """The float weight's shape as far as the file tells: that of the codes, if they are one each; (-1,) if unknown."""
-    shape = found.details.get("shape")
-    return tuple(shape) if shape else src.tensors[next(iter(found.keys.values()))].shape
+def _shapes(src: Source) -> Callable[[str], tuple[int, ...] | None]:
+    """The float weight's shape by its name, from the model that the config describes; None where there is none."""
+    if src.class_name is None or not src.config:
+        return lambda name: None
+    from . import components
+
+    try:
+        model = components.empty(src.library, src.class_name, src.config)
+    except UnsupportedFileError:  # a class of a later diffusers or transformers
+        return lambda name: None
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    known = frozenset(shapes)
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        found = components.model_name(name, known)
+        return shapes[found] if found is not None else None
+
+    return shape
 
 
-def _finite(src: Source, name: str, tensor: Tensor) -> None:
-    import torch
+def _has_layout(spec: PackedSpec, packed: Packed) -> bool:
+    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
+    row = backends.scheme(spec.scheme)
+    backend = backends.get(row.backend)
+    values = [
+        (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
+        for name, option in row.options.items()
+    ]
+    have = {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
+    for chosen in itertools.product(*values):
+        asked = QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))
+        try:
+            layout = backend.layout(asked, spec.shape, spec.dtype)
+        except Unfit:
+            continue
+        if have == {part: (row.dtype, row.shape) for part, row in layout.items()}:
+            return True
+    return False
 
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-        raise _bad(src, name, "it has values that are not finite")
 
-
-def _bad(src: Source, name: str, why: str) -> BadFileError:
-    return BadFileError(f"Tensor {name!r} of {src.path} was verified", why, "Quantize or download the model again")
+def _both(default: bool | int | str | None) -> tuple[bool | int | str | None, ...]:
+    return (False, True) if isinstance(default, bool) else (default,)
