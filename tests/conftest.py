@@ -1,0 +1,89 @@
+"""The shipped models, and what sdquant makes of them, once per session."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sdquant
+from sdquant import backends
+
+Saved = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def sd() -> Path:
+    """The shipped Stable Diffusion pipeline."""
+    return sdquant.demo.path("digits-sd")
+
+
+@pytest.fixture(scope="session")
+def flux() -> Path:
+    """The shipped Flux pipeline."""
+    return sdquant.demo.path("digits-flux")
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Callable[..., Any]:
+    """loaded(scheme, model="digits-sd", runtime=None): the quantized pipeline, loaded once. Do not change it."""
+    made: dict[tuple[str, ...], Any] = {}
+
+    def load(scheme: str, model: str = "digits-sd", runtime: str | None = None) -> Any:
+        key = (scheme, model, str(runtime))
+        if key not in made:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what other libraries say while they are imported
+                made[key] = sdquant.load_model(sdquant.demo.path(model), scheme, runtime=runtime, progress=False)
+        return made[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory, loaded: Callable[..., Any]) -> Saved:
+    """saved(scheme, model="digits-sd", runtime="plain"): the folder with that model in that scheme, written once.
+
+    Schemes that only files have are written by `quantize_file`. Do not change the folder: copy it.
+    """
+    made: dict[tuple[str, ...], Path] = {}
+
+    def save(scheme: str, model: str = "digits-sd", runtime: str | None = "plain") -> Path:
+        key = (scheme, model, str(runtime))
+        if key not in made:
+            target = tmp_path_factory.mktemp("saved") / model
+            if backends.parse(scheme).scheme.on_the_fly:
+                sdquant.save(loaded(scheme, model, runtime), target)
+            else:
+                from sdquant.gguf_files import quantize_file
+
+                quantize_file(sdquant.demo.path(model), scheme, target, progress=False)
+            made[key] = target
+        return made[key]
+
+    return save
+
+
+def header_length(path: Path) -> int:
+    """Bytes of a safetensors file before its data."""
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def headers_only(source: Path, target: Path) -> Path:
+    """A copy of a model folder whose weight files end where their headers do: nothing in it can be loaded."""
+    shutil.copytree(source, target)
+    for path in target.rglob("*.safetensors"):
+        with path.open("r+b") as file:
+            file.truncate(header_length(path))
+    for path in target.rglob("*.gguf"):
+        from sdquant.formats.gguf import read_header
+
+        start = read_header(path).data_offset
+        with path.open("r+b") as file:
+            file.truncate(start)
+    return target
