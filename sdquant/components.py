@@ -71,8 +71,9 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
             f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
         ) from error
     assert isinstance(model, nn.Module)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()  # the ties do not survive the move to the meta device
+    tie: Any = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()  # the ties do not survive the move to the meta device
     return model.eval().requires_grad_(False)
 
 
@@ -227,11 +228,11 @@ def hub_folder(name: str, *, progress: bool) -> Path:
 
 
 def _no_bar() -> Any:
-    from huggingface_hub.utils import tqdm
+    from tqdm import tqdm
 
-    class NoBar(tqdm):  # type: ignore[misc, type-arg]
+    class NoBar(tqdm):  # type: ignore[misc] # tqdm has no types
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs | {"disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})
 
     return NoBar
 

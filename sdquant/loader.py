@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def load(asked: Request) -> Any:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
         parts = {
-            part.name: build(part, made.detected.sources["." if part.name == "model" else part.name], made, asked, tick)
+            part.name: build(part, made.detected.sources["." if part.name == "model" else part.name], made, tick)
             for part in made.components
         }
     whole = _assemble(asked, made, parts)
@@ -159,8 +160,27 @@ def prepare(asked: Request) -> planner.Plan:
     seen = whole_of(asked, complete=False)
     for scheme in sorted({part.quant for part in (seen.parts or {".": seen}).values() if part.quant}):
         check(scheme, "found")
+    asked = dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     return planner.make(asked, whole_of(asked, complete=True), device=device)
+
+
+def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
+    """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
+
+    That is so where a lone component joins the others of its base, and in GGUF files, which keep small tensors in F32.
+    The dtype with the most bytes decides: in the base, else in the file.
+    """
+    if asked.base is not None:
+        seen = detection.detect(asked.base, complete=False)
+    elif seen.container != "gguf":
+        return None
+    sizes: Counter[str] = Counter()
+    for src in seen.sources.values():
+        for info in src.plain.values():
+            if info.dtype in ("float32", "float16", "bfloat16"):
+                sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def resolve(asked: Request) -> Path:
@@ -220,7 +240,7 @@ def _place(seen: detection.Detected, base: detection.Detected) -> str:
     )
 
 
-def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, asked: Request, tick: Tick) -> nn.Module:
+def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Tick) -> nn.Module:
     """One component, its weights read one at a time, quantized ones packed as they come."""
     from . import components
     from .quantizer import quantize_module
@@ -231,7 +251,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, asked: R
     files = src.open()
     try:
         for key, info in src.plain.items():
-            tensor = _cast(files[src.home[key]].get(key), asked.dtype)
+            tensor = _cast(files[src.home[key]].get(key), made.dtype)
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device)
             else:

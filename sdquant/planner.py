@@ -78,6 +78,7 @@ class Plan:
     family: str | None
     offload: str
     device: str
+    dtype: str | None
     budget: int | None
     components: tuple[ComponentPlan, ...]
     warnings: tuple[str, ...]
@@ -96,6 +97,7 @@ class Plan:
             "family": self.family,
             "offload": self.offload,
             "device": self.device,
+            "dtype": self.dtype,
             "budget": self.budget,
             "bytes": self.bytes,
             "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
@@ -139,6 +141,7 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
         family=detected.family,
         offload=request.offload,
         device=device,
+        dtype=request.dtype,
         budget=request.budget_bytes,
         components=parts,
         warnings=tuple(warnings),

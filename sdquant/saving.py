@@ -124,7 +124,7 @@ def _write_pipeline(pipe: Any, folder: Path) -> None:
 def _write_component(model: nn.Module, folder: Path) -> None:
     config = config_of(model)
     extra = _library_config(model)
-    (folder / "config.json").write_text(json.dumps(config | extra, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     _write_weights(model, folder / f"{name}.safetensors")
 

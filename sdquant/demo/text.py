@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from . import digits
 
@@ -44,9 +44,9 @@ def clip_tokenizer(workdir: Path) -> CLIPTokenizer:
     vocab: dict[str, int] = {}
     for piece in [*pieces, "<|startoftext|>", "<|endoftext|>"]:
         vocab.setdefault(piece, len(vocab))
-    made = CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=CLIP_LENGTH)
+    made = CLIPTokenizer(vocab=vocab, merges=cast("Any", merges), model_max_length=CLIP_LENGTH)
     made.save_pretrained(workdir)
-    return CLIPTokenizer.from_pretrained(workdir, model_max_length=CLIP_LENGTH)
+    return cast("CLIPTokenizer", CLIPTokenizer.from_pretrained(workdir, model_max_length=CLIP_LENGTH))
 
 
 def t5_tokenizer() -> T5Tokenizer:
@@ -83,7 +83,7 @@ def clip_encoder(tokenizer: CLIPTokenizer, seed: int) -> CLIPTextModel:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return CLIPTextModel(config).eval().requires_grad_(False)
+    return cast("CLIPTextModel", CLIPTextModel(config).train(False).requires_grad_(False))
 
 
 def t5_encoder(tokenizer: T5Tokenizer, seed: int) -> T5EncoderModel:
@@ -103,4 +103,4 @@ def t5_encoder(tokenizer: T5Tokenizer, seed: int) -> T5EncoderModel:
         is_encoder_decoder=False,
         use_cache=False,
     )
-    return T5EncoderModel(config).eval().requires_grad_(False)
+    return cast("T5EncoderModel", T5EncoderModel(config).train(False).requires_grad_(False))

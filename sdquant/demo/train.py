@@ -183,7 +183,8 @@ def train_vae(workdir: Path) -> Any:
             noise = torch.randn(posterior.mean.shape, generator=generator)
             decoded = vae.decode(posterior.mean + posterior.std * noise).sample
         kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
-        return (decoded.float() - batch).square().mean() + 1e-3 * kl
+        loss: Tensor = (decoded.float() - batch).square().mean() + 1e-3 * kl
+        return loss
 
     trained = cast("Any", training.run(loss_of))
     with torch.no_grad():
@@ -259,9 +260,10 @@ def train_sd(vae: Any, tokenizer: Any, encoder: Any, workdir: Path) -> tuple[Any
         t = torch.randint(1000, (SD.batch,), generator=generator)
         noisy = scheduler.add_noise(clean, noise, t)
         target = scheduler.get_velocity(clean, noise, t)
-        asked, where = prompts.unique(return_inverse=True)  # a prompt that comes twice is read once
+        asked, where = torch.unique(prompts, return_inverse=True)  # a prompt that comes twice is read once
         states = torch.func.functional_call(encoder, _shaken(encoder, generator), (ids[asked],))[0]
-        return (unet(noisy, t, states[where]).sample - target).square().mean()
+        loss: Tensor = (unet(noisy, t, states[where]).sample - target).square().mean()
+        return loss
 
     trained = cast("Any", training.run(loss_of))
     return trained["unet"], trained["text_encoder"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,10 @@ class QuantizedLayer(nn.Module):
         parts = {name: self._parameters[PREFIX + name] for name in self.part_names}
         return Packed(spec=self.spec, parts={name: part.data for name, part in parts.items() if part is not None})
 
-    @property
-    def weight(self) -> Tensor:
-        """Shape and dtype of the float weight, on the meta device. See the class."""
-        return torch.empty(self.spec.shape, dtype=self.compute_dtype, device="meta")
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":  # see the class
+            return torch.empty(self.spec.shape, dtype=self.compute_dtype, device="meta")
+        return super().__getattr__(name)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -103,7 +103,7 @@ class QuantizedLayer(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves follow `fn`; changes of dtype leave the packed parts alone (a scale cast to half is a wrong scale)."""
         kept = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, part in kept.items():
             assert part is not None
             moved = fn(part.data)
@@ -127,21 +127,21 @@ class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
     """[b, in, l] -> [b, out, l']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
 
 
 class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self._float_weight(x), self._bias(x))
+        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
