@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def inside(path: Path, folder: Path) -> Path:
     Raises:
         BadFileError: it is a link that leads out of the folder, other than the hub cache's own.
     """
-    real, home = path.resolve(), folder.resolve()
+    real, home = (Path(os.path.realpath(one)) for one in (path, folder))  # which does not mind circles
     # The hub's cache: <repository>/snapshots/<revision>/... are links to <repository>/blobs/<hash>.
     blobs = [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"]
     if any(real.is_relative_to(place) for place in (home, *blobs)):
