@@ -142,7 +142,7 @@ def refuse_target(path: Path, suffixes: tuple[str, ...] = ()) -> None:
 
 @contextlib.contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A file name beside the target: at the end the file takes the target's place; if the end is not reached it goes."""
+    """A file name beside the target, whose place the file takes at the end; if the end is not reached the file goes."""
     file = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
     try:
         yield file

@@ -4,47 +4,68 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import demo
 from . import _shared
+
+if TYPE_CHECKING:
+    from ..demo.show import Result, Row, Skipped
+
+HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which models, how much, and where to."""
     parser.add_argument("--model", choices=(*demo.MODELS, "both"), default="both", help="default: %(default)s")
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant-demo.png"), help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=10, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=20, help="images a scheme (default: %(default)s)")
+    parser.add_argument("--steps", type=_shared.positive, default=10, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--images", type=_shared.positive, help="images a scheme (default: 20, and 10 for digits-flux)")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     _shared.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw, write the picture, print the table."""
+    """Draw, write the picture, print a table for each model."""
     from ..demo import grid, show
 
-    names = demo.MODELS if args.model == "both" else (args.model,)
-    results = [show.run(name, steps=args.steps, images=args.images, progress=args.progress) for name in names]
+    _shared.refuse_target(args.out, (".png",))
+    results = []
+    for name in demo.MODELS if args.model == "both" else (args.model,):
+        results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
+        if not args.json:
+            print(render(results[-1]), end="\n\n", flush=True)
     grid.write(results, args.out)
     if args.json:
         _shared.print_json({"picture": str(args.out), "models": [result.to_dict() for result in results]})
-        return 0
-    for result in results:
-        rows = [
-            (
-                row.label,
-                _shared.size(row.bytes),
-                f"{row.bytes / row.bytes_bf16:.2f}",
-                f"{row.load_seconds:.2f} s",
-                f"{row.image_seconds * 1000:.0f} ms",
-                f"{row.right}/{row.images}",
-                "-" if row.psnr is None else f"{row.psnr:.1f} dB",
-            )
-            for row in result.rows
-        ]
-        print(
-            f"\n{result.model}: {args.steps} steps, judged by a classifier that is right on {result.judge:.1%} of real digits"
-        )
-        print(_shared.table(("scheme", "weights", "of bf16", "load", "image", "digits right", "PSNR"), rows))
-    print(f"\npicture: {args.out}")
+    else:
+        print(f"picture: {args.out}")
     return 0
+
+
+def render(result: Result) -> str:
+    """The table of one model as text."""
+    lines = [
+        f"{result.model}, {result.steps} steps; the judge is right on {result.judge:.1%} of real digits",
+        _shared.table(HEADER, [_cells(case) for case in result.cases], left=2),
+    ]
+    lines += [f"skipped: {case.label}: {case.why}. {case.fix}" for case in result.skipped]
+    return "\n".join(lines)
+
+
+def _cells(case: Row | Skipped) -> tuple[str, ...]:
+    from ..demo.show import Skipped
+
+    if isinstance(case, Skipped):
+        return (case.label, case.backend, "skipped", *("",) * (len(HEADER) - 3))
+    return (
+        case.label,
+        case.backend,
+        _shared.size(case.bytes),
+        f"{case.bytes / case.bytes_bf16:.2f}",
+        f"{case.packed / case.packed_bf16:.2f}" if case.packed_bf16 else "-",
+        f"{case.load_seconds:.2f} s",
+        f"{case.image_seconds * 1000:.0f} ms",
+        f"{case.right}/{case.images}",
+        "-" if case.psnr is None else "same" if case.psnr == float("inf") else f"{case.psnr:.1f} dB",
+    )

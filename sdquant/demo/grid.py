@@ -1,58 +1,122 @@
-"""The demo's picture: a row of digits for each scheme, with its name and size."""
+"""The demo's picture: a line for each scheme, a panel for each model, and the memory each scheme takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .show import Result, Row
+from . import path
+from .show import Result, Row, Skipped
 
-SCALE = 2  # a digit of 32 pixels is shown at 64
-LABEL = 300
-PAD = 6
+if TYPE_CHECKING:
+    from PIL import ImageDraw
+
 COLUMNS = 10
-INK, PAPER, SOFT = (20, 20, 24), (250, 250, 248), (110, 110, 120)
+CELL, GAP, LINE = 52, 4, 64  # pixels: a digit's side, between two digits, from line to line
+LABEL, FACTS, MARGIN, HEAD, FOOT = 176, 200, 28, 92, 56
+INK, SOFT, RULE, PAPER = (24, 26, 32), (112, 116, 126), (226, 227, 230), (252, 252, 250)
+TRACK, BAR, WRONG = (228, 230, 235), (54, 112, 178), (205, 52, 48)
+DIGITS = COLUMNS * (CELL + GAP) - GAP
+PANEL = DIGITS + 20 + FACTS
 
 
 def write(results: Sequence[Result], target: Path) -> None:
-    """Draw the grid and write it beside, then rename."""
+    """Draw the sheet and write it as PNG: beside the target first, then renamed."""
+    from ..commands._shared import beside
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with beside(target) as file:
+        sheet(results).save(file, format="PNG", optimize=True)
+
+
+def sheet(results: Sequence[Result]) -> Any:
+    """The picture as a PIL image. All results have the same cases in the same order."""
     from PIL import Image, ImageDraw, ImageFont
 
-    cell = results[0].rows[0].pictures[0].width * SCALE
-    line = cell + PAD
-    head = 44
-    width = LABEL + COLUMNS * line + PAD
-    height = sum(head + len(result.rows) * line for result in results) + PAD
-    sheet = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    large, small = ImageFont.load_default(20), ImageFont.load_default(14)
-    top = 0
-    for result in results:
-        pen.text((PAD * 2, top + 12), result.model, fill=INK, font=large)
-        top += head
-        for row in result.rows:
-            _label(pen, row, top, cell, small)
-            for column, picture in enumerate(row.pictures[:COLUMNS]):
-                big = picture.resize((cell, cell), Image.Resampling.NEAREST)
-                sheet.paste(big, (LABEL + column * line, top))
-            top += line
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".sdquant-{target.name}.tmp")
-    try:
-        sheet.save(beside, format="PNG")
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    lines = len(results[0].cases)
+    width = 2 * MARGIN + LABEL + len(results) * PANEL + (len(results) - 1) * MARGIN
+    height = HEAD + lines * LINE + FOOT
+    image = Image.new("RGB", (width, height), PAPER)
+    pen = ImageDraw.Draw(image)
+    fonts = {name: ImageFont.load_default(size) for name, size in {"title": 22, "text": 16, "small": 13}.items()}
+    draw = _Sheet(image, pen, fonts)
+    for number, case in enumerate(results[0].cases):
+        draw.label(case, HEAD + number * LINE)
+    for place, result in enumerate(results):
+        left = MARGIN + LABEL + place * (PANEL + MARGIN)
+        draw.head(result, left)
+        for number, case in enumerate(result.cases):
+            draw.line(case, left, HEAD + number * LINE)
+    draw.foot(results[0], height - FOOT)
+    return image
 
 
-def _label(pen: Any, row: Row, top: int, cell: int, font: Any) -> None:
-    mega = row.bytes / 1e6
-    share = row.bytes / row.bytes_bf16
-    pen.text((PAD * 2, top + cell // 2 - 20), row.label, fill=INK, font=font)
-    pen.text(
-        (PAD * 2, top + cell // 2),
-        f"{mega:.1f} MB, {share:.0%} of bf16, {row.right}/{row.images} right",
-        fill=SOFT,
-        font=font,
-    )
+class _Sheet:
+    """Draws the parts of the sheet."""
+
+    def __init__(self, image: Any, pen: ImageDraw.ImageDraw, fonts: dict[str, Any]) -> None:
+        self.image, self.pen, self.fonts = image, pen, fonts
+
+    def text(self, xy: tuple[float, float], text: str, font: str, fill: Any = INK, anchor: str = "lm") -> None:
+        self.pen.text(xy, text, fill=fill, font=self.fonts[font], anchor=anchor)
+
+    def head(self, result: Result, left: int) -> None:
+        """The model's name, what it is, and what the columns are."""
+        size = f", {result.rows[0].bytes_bf16 / 1e6:.1f} MB in bf16" if result.rows else ""
+        self.text((left, 30), result.model, "title")
+        self.text((left, 56), f"{_pipeline_class(result.model)}{size}, {result.steps} steps", "small", SOFT)
+        facts = left + DIGITS + 20
+        self.text((facts, 56), "weights in memory", "small", SOFT)
+        self.text((facts + FACTS, 56), "digits right", "small", SOFT, "rm")
+        self.pen.line((left, 74, left + PANEL, 74), fill=RULE)
+
+    def label(self, case: Row | Skipped, top: int) -> None:
+        """The scheme and its backend."""
+        middle = top + CELL // 2
+        self.text((MARGIN, middle - 10), case.label, "text")
+        self.text((MARGIN, middle + 11), case.backend, "small", SOFT)
+
+    def line(self, case: Row | Skipped, left: int, top: int) -> None:
+        """The digits of a case and its numbers; a case that could not run says so."""
+        middle = top + CELL // 2
+        if isinstance(case, Skipped):
+            self.text((left, middle), f"skipped: {case.fix.partition('. Or use')[0]}", "small", SOFT)
+            return
+        for column, picture in enumerate(case.pictures[:COLUMNS]):
+            self.digit(picture, left + column * (CELL + GAP), top, case.wanted[column] == case.seen[column])
+        facts, share = left + DIGITS + 20, case.bytes / case.bytes_bf16
+        self.text((facts, middle - 15), f"{case.bytes / 1e6:.1f} MB", "text")
+        self.text((facts + 68, middle - 15), f"{share:.0%}", "small", SOFT)
+        self.text((facts + FACTS, middle - 15), f"{case.right} / {case.images}", "text", anchor="rm")
+        self.pen.rounded_rectangle((facts, middle + 1, facts + FACTS, middle + 7), 3, fill=TRACK)
+        self.pen.rounded_rectangle((facts, middle + 1, facts + FACTS * min(share, 1), middle + 7), 3, fill=BAR)
+        if case.psnr is not None:
+            told = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
+            self.text((facts + FACTS, middle + 19), told, "small", SOFT, "rm")
+
+    def digit(self, picture: Any, left: int, top: int, right: bool) -> None:
+        from PIL import Image
+
+        self.image.paste(picture.convert("RGB").resize((CELL, CELL), Image.Resampling.BICUBIC), (left, top))
+        if not right:
+            self.pen.rectangle((left - 2, top - 2, left + CELL + 1, top + CELL + 1), outline=WRONG, width=3)
+
+    def foot(self, result: Result, top: int) -> None:
+        """What the frames and bars mean, and what was asked for."""
+        self.pen.rectangle((MARGIN, top + 22, MARGIN + 12, top + 34), outline=WRONG, width=3)
+        self.text(
+            (MARGIN + 22, top + 28),
+            f"read as another digit by a classifier that is right on {result.judge:.1%} of real ones.     "
+            "Bars: weights of the whole pipeline against bf16; the VAE is never quantized.     "
+            "Prompts: \u201ca handwritten zero\u201d to \u201ca handwritten nine\u201d, the same noise in every line.",
+            "small",
+            SOFT,
+        )
+
+
+def _pipeline_class(model: str) -> str:
+    import json
+
+    name: str = json.loads((path(model) / "model_index.json").read_text())["_class_name"]
+    return name

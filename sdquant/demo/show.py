@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import time
 from collections.abc import Sequence
@@ -9,57 +10,125 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import backends
+from ..errors import BackendUnavailableError
 from . import digits, path
+
+# Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
+IMAGES = {"digits-sd": 20, "digits-flux": 10}
+BATCH = 10  # images drawn at once
+EXTRA = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what the extra "demo" installs: module and package
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the demo: what is asked of `load_model`. `share` is the budget as a part of the model's bytes."""
+    """One line of the demo: what is asked of `load_model`.
 
-    label: str
+    Attributes:
+        quant: scheme; None for the model as it is.
+        share: the budget of balanced offload, as a part of the loaded weights' bytes.
+    """
+
     quant: str | None
     offload: str = "none"
     share: float | None = None
 
+    @property
+    def label(self) -> str:
+        """ "nf4, balanced"."""
+        name = self.quant or "bf16"
+        return name if self.offload == "none" else f"{name}, {self.offload}"
+
+    @property
+    def backend(self) -> str:
+        """The backend as people call it: "bitsandbytes"."""
+        return (
+            "not quantized" if self.quant is None else backends.of_scheme(backends.parse(self.quant).scheme.name).title
+        )
+
 
 CASES: tuple[Case, ...] = (
-    Case(label="bf16 (not quantized)", quant=None),
-    Case(label="bnb nf4", quant="nf4"),
-    Case(label="bnb nf4, balanced offload", quant="nf4", offload="balanced", share=0.6),
-    Case(label="bnb fp8", quant="fp8"),
-    Case(label="bnb int8", quant="bnb-int8"),
-    Case(label="quanto qint8", quant="qint8"),
-    Case(label="quanto qint4", quant="qint4"),
-    Case(label="quanto qint3", quant="qint3"),
-    Case(label="gguf q8_0", quant="q8_0"),
-    Case(label="gguf q4_k", quant="q4_k"),
-    Case(label="nncf int8", quant="int8"),
-    Case(label="nncf int4", quant="int4"),
-    Case(label="sdnq uint4", quant="sdnq-uint4"),
+    Case(quant=None),
+    Case(quant="nf4"),
+    Case(quant="nf4", offload="balanced", share=0.6),
+    Case(quant="fp8"),
+    Case(quant="bnb-int8"),
+    Case(quant="qint8"),
+    Case(quant="qint4"),
+    Case(quant="qint3"),
+    Case(quant="q8_0"),
+    Case(quant="q4_k"),
+    Case(quant="int8"),
+    Case(quant="int4"),
+    Case(quant="sdnq-uint4"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one case gave. Bytes are of all components' weights; seconds are wall time on this machine."""
+    """What one case gave.
+
+    Attributes:
+        bytes, bytes_bf16: of the whole pipeline's weights, as loaded and with every weight in bf16.
+        packed, packed_bf16: the same for the weights that are quantized; 0 where none is.
+        load_seconds: wall time of the load, after one load and one step that were not timed.
+        image_seconds: wall time of an image, drawn `BATCH` at a time.
+        wanted, seen: the digit asked for and the digit that the judge reads, by image.
+        psnr: against the first case's images, in dB; None for the first case, infinite where no pixel differs.
+        pictures: PIL images.
+    """
 
     label: str
+    backend: str
     quant: str | None
     offload: str
     bytes: int
     bytes_bf16: int
+    packed: int
+    packed_bf16: int
     load_seconds: float
     image_seconds: float
-    images: int
-    right: int
+    wanted: tuple[int, ...]
+    seen: tuple[int, ...]
     psnr: float | None
     pictures: tuple[Any, ...]
 
+    @property
+    def images(self) -> int:
+        """How many were drawn."""
+        return len(self.wanted)
+
+    @property
+    def right(self) -> int:
+        """How many show the digit that was asked for."""
+        return sum(asked == seen for asked, seen in zip(self.wanted, self.seen, strict=True))
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the pictures."""
+        """As JSON values, without the pictures. JSON has no infinity: `identical` says it, and psnr is null then."""
         values = asdict(self)
         values.pop("pictures")
-        return values
+        identical = self.psnr == float("inf")
+        return values | {
+            "psnr": None if identical else self.psnr,
+            "identical": identical,
+            "images": self.images,
+            "right": self.right,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A case that cannot run here: its package is missing, too old or not for this device."""
+
+    label: str
+    backend: str
+    quant: str
+    why: str
+    fix: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"skipped": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +138,17 @@ class Result:
     model: str
     steps: int
     judge: float
-    rows: tuple[Row, ...]
+    cases: tuple[Row | Skipped, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The cases that ran."""
+        return tuple(case for case in self.cases if isinstance(case, Row))
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The cases that did not."""
+        return tuple(case for case in self.cases if isinstance(case, Skipped))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -77,55 +156,91 @@ class Result:
             "model": self.model,
             "steps": self.steps,
             "judge": self.judge,
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": [case.to_dict() for case in self.cases],
         }
 
 
-def run(model: str, *, steps: int, images: int, progress: bool, cases: Sequence[Case] = CASES) -> Result:
-    """Load `model` in every case and draw `images` digits, 0 to 9 and again."""
+def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Sequence[Case] = CASES) -> Result:
+    """Load `model` in every case and draw `images` digits, 0 to 9 and again. The first case is what others are held to.
+
+    Raises:
+        BackendUnavailableError: scikit-learn or Pillow is missing.
+    """
+    need_extra()
     from tqdm import tqdm
 
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="sdquant-demo-") as work:
-        for case in tqdm(cases, desc=model, unit="scheme", disable=not progress, leave=False):
-            rows.append(_case(model, case, steps, images, rows[0] if rows else None, Path(work)))
-    return Result(model=model, steps=steps, judge=digits.judge().accuracy, rows=tuple(rows))
+    made: list[Row | Skipped] = []
+    reference: Row | None = None
+    with (
+        tempfile.TemporaryDirectory(prefix="sdquant-demo-") as work,
+        tqdm(total=len(cases), desc=model, unit="scheme", disable=not progress, leave=False) as bar,
+    ):
+        for case in cases:
+            bar.set_postfix_str(case.label)
+            try:
+                row = _case(model, case, steps, images or IMAGES[model], reference, Path(work))
+            except BackendUnavailableError as error:
+                if case.quant is None:
+                    raise
+                made.append(
+                    Skipped(label=case.label, backend=case.backend, quant=case.quant, why=error.why, fix=error.fix)
+                )
+            else:
+                reference = reference or row
+                made.append(row)
+            bar.update()
+    return Result(model=model, steps=steps, judge=digits.judge().accuracy, cases=tuple(made))
+
+
+def need_extra() -> None:
+    """Raise BackendUnavailableError if what the extra "demo" installs is not there."""
+    missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise BackendUnavailableError(
+            "The demo was asked for",
+            f"it needs {' and '.join(missing)} to draw and to judge, which is not installed",
+            'Run: pip install "sdquant[demo]"',
+        )
 
 
 def _case(model: str, case: Case, steps: int, images: int, reference: Row | None, work: Path) -> Row:
     from ..drawing import draw
+    from ..weights import weight_bytes
 
-    pipe, bytes_, seconds = load(model, case, work)
-    wanted = [i % 10 for i in range(images)]
+    pipe, seconds = load(model, case, work)
+    wanted = tuple(i % 10 for i in range(images))
     begin = time.perf_counter()
-    pictures = draw(pipe, [digits.prompt(d) for d in wanted], seeds=range(images), steps=steps)
+    pictures = draw(pipe, [digits.prompt(d) for d in wanted], seeds=range(images), steps=steps, batch=BATCH)
     drawing = (time.perf_counter() - begin) / images
-    right = sum(seen == asked for seen, asked in zip(digits.judge().read(pictures), wanted, strict=True))
     made = pipe.sdquant
     made.offload.remove()
+    parts = made.plan.components
     return Row(
         label=case.label,
+        backend=case.backend,
         quant=case.quant,
         offload=case.offload,
-        bytes=bytes_,
-        bytes_bf16=sum(part.bytes_bf16 for part in made.plan.components),
+        bytes=weight_bytes(pipe),
+        bytes_bf16=sum(part.bytes_bf16 for part in parts),
+        packed=sum(weight.bytes for part in parts for weight in part.weights),
+        packed_bf16=sum(weight.bytes_bf16 for part in parts for weight in part.weights),
         load_seconds=seconds,
         image_seconds=drawing,
-        images=images,
-        right=right,
+        wanted=wanted,
+        seen=tuple(digits.judge().read(pictures)),
         psnr=psnr(pictures, reference.pictures) if reference else None,
         pictures=tuple(pictures),
     )
 
 
-def load(model: str, case: Case, work: Path) -> tuple[Any, int, float]:
-    """The pipeline of a case, the bytes of its weights, and the seconds the load took.
+def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
+    """The pipeline of a case, and the seconds its load took.
 
-    A GGUF scheme is not for on-the-fly loading: its file is written first, and the load reads that.
+    It is loaded twice and draws one step in between, so that importing the backend's library, and what that compiles at
+    its first use, is not on the clock. A GGUF scheme is not for quantizing while loading: its file is written first.
     """
-    from .. import backends
+    from ..drawing import draw
     from ..loader import load_model, plan
-    from ..weights import weight_bytes
 
     source: Path = path(model)
     quant = case.quant
@@ -134,13 +249,17 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, int, float]:
 
         source = quantize_file(path(model), quant, work / f"{model}-{quant}", progress=False)
         quant = None
-    budget = None
-    if case.share is not None:
-        budget = int(case.share * plan(source, quant).bytes)
-    begin = time.perf_counter()
-    pipe = load_model(source, quant, case.offload, budget=budget, progress=False)
-    seconds = time.perf_counter() - begin
-    return pipe, weight_bytes(pipe), seconds
+    budget = None if case.share is None else int(case.share * plan(source, quant).bytes)
+    pipe: Any = None
+    seconds = 0.0
+    for warm in (False, True):
+        begin = time.perf_counter()
+        pipe = load_model(source, quant, case.offload, budget=budget, progress=False)
+        seconds = time.perf_counter() - begin
+        if not warm:
+            draw(pipe, [digits.prompt(0)], seeds=[0], steps=1)
+            pipe.sdquant.offload.remove()
+    return pipe, seconds
 
 
 def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:

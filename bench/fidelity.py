@@ -1,0 +1,324 @@
+"""How well every scheme draws: digits right, PSNR and one-step SNR against the unquantized model, bytes, peak memory.
+
+    python -m bench.fidelity                        every scheme on both models, 200 images each
+    python -m bench.fidelity --images 10 --only nf4
+
+Each scheme runs in a process of its own, so that its peak memory is its own, with one thread; `--jobs` run at a time.
+Image i shows digit i % 10 and starts from noise of seed i, at the pipeline's default sequence length. Results go into
+one JSON file after each scheme. A run that was cut off goes on where it stopped: a row is done if the model's weights,
+the steps, the images and the packages are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from sdquant import __version__, backends, demo
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "fidelity.json"
+CACHE = HERE / "results" / ".cache"  # the unquantized model's images and outputs, which the schemes are held to
+BATCH = 50
+LONG = 28  # steps of the second unquantized row
+PACKAGES = (
+    "torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "nncf", "sdnq", "libgguf",
+    "scikit-learn",
+)  # fmt: skip
+
+
+def schemes() -> list[str]:
+    """What is measured: all schemes but GGUF's plain floats, and nf4 and fp4 with double quantization."""
+    names = [row.name for row in backends.schemes() if row.bits < 16]
+    return names + [f"{row.name},double_quant" for row in backends.schemes() if "double_quant" in row.options]
+
+
+def digest(model: str) -> str:
+    """A short hash of the shipped model's weights and configs: results of another training are not results of this."""
+    total = hashlib.sha256()
+    for file in sorted(path for path in demo.path(model).rglob("*") if path.is_file()):
+        total.update(file.relative_to(demo.path(model)).as_posix().encode() + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """The packages that the numbers depend on."""
+    from importlib import metadata
+
+    return {"sdquant": __version__} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def machine() -> dict[str, Any]:
+    """Where the times were taken."""
+    from sdquant.machine import probe
+
+    here = probe()
+    return {
+        "platform": platform.platform(),
+        "python": here.python,
+        "device": here.best.name,
+        "cores": os.cpu_count(),
+        "threads": 1,
+    }
+
+
+# One scheme, in its own process.
+
+
+def measure(model: str, quant: str | None, steps: int, images: int, progress: bool) -> dict[str, Any]:
+    """Load, draw, judge, compare: one row. The unquantized model's arrays are kept for the others to be held to."""
+    import numpy as np
+    from tqdm import tqdm
+
+    from sdquant.demo import digits
+    from sdquant.drawing import draw
+    from sdquant.weights import weight_bytes
+
+    imported = _peak()
+    with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
+        source, scheme = _source(model, quant, Path(work))
+        begin = time.perf_counter()
+        pipe = load(source, scheme)
+        load_seconds = time.perf_counter() - begin
+    wanted = [i % 10 for i in range(images)]
+    pictures: list[Any] = []
+    begin = time.perf_counter()
+    for start in tqdm(range(0, images, BATCH), desc=f"{model} {quant}", unit="batch", disable=not progress):
+        part = range(start, min(start + BATCH, images))
+        pictures += draw(pipe, [digits.prompt(wanted[i]) for i in part], seeds=part, steps=steps, batch=BATCH)
+    image_seconds = (time.perf_counter() - begin) / images
+    pixels = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
+    output = one_step(pipe)
+    seen = digits.judge().read(pictures)
+    parts = pipe.sdquant.plan.components
+    packed = sum(weight.bytes for part in parts for weight in part.weights)
+    packed_bf16 = sum(weight.bytes_bf16 for part in parts for weight in part.weights)
+    row: dict[str, Any] = {
+        "model": model,
+        "scheme": quant,
+        "steps": steps,
+        "images": images,
+        "right": sum(a == b for a, b in zip(wanted, seen, strict=True)),
+        "judge": digits.judge().accuracy,
+        "packed_bytes": packed,
+        "packed_bytes_bf16": packed_bf16,
+        "ratio": round(packed / packed_bf16, 4) if packed_bf16 else None,
+        "quantized_weights": sum(len(part.weights) for part in parts),
+        "bytes": weight_bytes(pipe),
+        "bytes_bf16": sum(part.bytes_bf16 for part in parts),
+        "load_seconds": round(load_seconds, 3),
+        "image_seconds": round(image_seconds, 4),
+        "peak_rss": _peak(),
+        "peak_rss_before_loading": imported,
+        "psnr": None,
+        "snr": None,
+    }
+    if quant is None:
+        if steps != LONG:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            np.savez(reference_file(model, steps, images), pixels=pixels, output=output)
+        return row
+    with np.load(reference_file(model, steps, images)) as reference:
+        row["psnr"] = _finite(_db(255.0**2, ((pixels.astype(float) - reference["pixels"]) ** 2).mean()))
+        noise = ((output - reference["output"]) ** 2).mean()
+        row["snr"] = _finite(_db(float((reference["output"] ** 2).mean()), noise))
+    return row
+
+
+def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None]:
+    """What to load, and as what: a GGUF scheme is written to files first, and those are loaded as found."""
+    if quant is None or backends.parse(quant).scheme.on_the_fly:
+        return demo.path(model), quant
+    from sdquant.gguf_files import quantize_file
+
+    return quantize_file(demo.path(model), quant, work / "gguf", progress=False), None
+
+
+def load(source: Path, scheme: str | None) -> Any:
+    """The pipeline."""
+    from sdquant import load_model
+
+    return load_model(source, scheme, progress=False)
+
+
+def one_step(pipe: Any) -> Any:
+    """What the UNet or transformer puts out at the first step, float64 [...], for ten prompts and fixed noise."""
+    import numpy as np
+
+    from sdquant.components import main_part
+    from sdquant.demo import digits
+    from sdquant.drawing import draw
+
+    caught: list[Any] = []
+
+    def keep(_: Any, __: Any, result: Any) -> None:
+        caught.append((result[0] if isinstance(result, tuple) else result.sample).detach().float().cpu().numpy())
+
+    handle = main_part(pipe).register_forward_hook(keep)
+    try:
+        draw(pipe, [digits.prompt(d) for d in range(10)], seeds=range(10), steps=1)
+    finally:
+        handle.remove()
+    return caught[0].astype(np.float64)
+
+
+def reference_file(model: str, steps: int, images: int) -> Path:
+    """Where the unquantized model's arrays are kept."""
+    return CACHE / f"{model}-{digest(model)}-{steps}-{images}.npz"
+
+
+def _db(signal: float, noise: float) -> float:
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise)
+
+
+def _finite(value: float) -> float | None:
+    """Rounded; None for infinity (nothing differs), which JSON cannot say."""
+    return round(value, 2) if math.isfinite(value) else None
+
+
+def _peak() -> int:
+    """The most memory this process has had resident so far, in bytes."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# All of them.
+
+
+def todo(args: argparse.Namespace) -> list[tuple[str, str | None, int]]:
+    """Model, scheme and steps of every row, references first."""
+    models = [args.model] if args.model else list(demo.MODELS)
+    wanted = args.only or schemes()
+    rows: list[tuple[str, str | None, int]] = [(model, None, args.steps) for model in models]
+    if not args.only:
+        rows += [(model, None, LONG) for model in models if args.steps != LONG]
+    return rows + [(model, scheme, args.steps) for scheme in wanted for model in models]
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row is about: one of each is kept."""
+    return row["model"], row["scheme"], row["steps"]
+
+
+def fresh(row: dict[str, Any], digests: dict[str, str], images: int, packages: dict[str, str]) -> bool:
+    """Whether a stored row still holds."""
+    return bool(row["digest"] == digests[row["model"]] and row["images"] == images and row["versions"] == packages)
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Run what is missing, each in a process of its own, and write the file after each."""
+    from tqdm import tqdm
+
+    packages, digests = versions(), {model: digest(model) for model in demo.MODELS}
+    stored = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    done = {key(row): row for row in stored if fresh(row, digests, args.images, packages)}
+
+    def missing(row: tuple[str, str | None, int]) -> bool:
+        model, scheme, steps = row
+        lost = scheme is None and steps == args.steps and not reference_file(model, steps, args.images).exists()
+        return row not in done or lost
+
+    rows = [row for row in todo(args) if missing(row)]
+    lock = threading.Lock()
+
+    def keep(row: tuple[str, str | None, int]) -> None:
+        made = _in_process(*row, args.images)
+        with lock:
+            done[row] = made | {"digest": digests[row[0]], "versions": packages}
+            _write(args.out, list(done.values()), args, packages)
+
+    with tqdm(total=len(rows), unit="scheme", desc="Fidelity", disable=None) as bar:
+        # References first: the others are compared with them.
+        for stage in ([r for r in rows if r[1] is None], [r for r in rows if r[1] is not None]):
+            pool = ThreadPoolExecutor(args.jobs)
+            try:
+                for future in as_completed({pool.submit(keep, row): row for row in stage}):
+                    future.result()
+                    bar.update()
+            finally:
+                pool.shutdown(cancel_futures=True)
+    report(list(done.values()))
+
+
+def _in_process(model: str, scheme: str | None, steps: int, images: int) -> dict[str, Any]:
+    """`measure` in a fresh process with one thread."""
+    words = ["--one", model, scheme or "none", "--steps", str(steps), "--images", str(images)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.fidelity", *words],
+        cwd=HERE.parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{model} {scheme} failed:\n{done.stderr[-4000:]}")
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def _write(out: Path, rows: list[dict[str, Any]], args: argparse.Namespace, packages: dict[str, str]) -> None:
+    order = {name: number for number, name in enumerate([None, *schemes()])}
+    rows.sort(key=lambda row: (row["model"], order.get(row["scheme"], len(order)), row["steps"]))
+    values = {
+        "steps": args.steps,
+        "images": args.images,
+        "machine": machine(),
+        "versions": packages,
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f".{out.name}.tmp")
+    beside.write_text(json.dumps(values, indent=1) + "\n")
+    beside.replace(out)
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """The rows as a table."""
+    print(f"{'model':12}{'scheme':20}{'steps':>6}{'right':>10}{'ratio':>8}{'PSNR dB':>9}{'SNR dB':>8}{'s/image':>9}")
+    for row in rows:
+        ratio, psnr, snr = ("-" if row[name] is None else f"{row[name]:.2f}" for name in ("ratio", "psnr", "snr"))
+        right = f"{row['right']}/{row['images']}"
+        print(
+            f"{row['model']:12}{row['scheme'] or 'bf16':20}{row['steps']:6}{right:>10}{ratio:>8}{psnr:>9}{snr:>8}"
+            f"{row['image_seconds']:9.3f}"
+        )
+
+
+def main() -> None:
+    """Parse, and run one or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=200, help="images a scheme (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--only", action="append", metavar="SCHEME", help="only this scheme (repeat for several)")
+    parser.add_argument("--model", choices=demo.MODELS, help="only this model")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (default: %(default)s)"
+    )
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "SCHEME"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        model, scheme = args.one
+        row = measure(model, None if scheme == "none" else scheme, args.steps, args.images, sys.stderr.isatty())
+        print(json.dumps(row))
+        return
+    run_all(args)
+
+
+if __name__ == "__main__":
+    main()
