@@ -8,6 +8,7 @@ the real break is seen with the guard lifted. Cells of a GPU are marked `gpu`.
 from __future__ import annotations
 
 import gc
+import importlib
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def _other(cell: Cell, **axes: str) -> Cell:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("matrix")
     # Offload collects garbage, which takes a second in a process with this many libraries: leave those out of it.
+    for library in ("bitsandbytes", "optimum.quanto", "nncf", "sdnq", "diffusers", "transformers", "sklearn.svm"):
+        importlib.import_module(library)
     gc.collect()
     gc.freeze()
     yield folder

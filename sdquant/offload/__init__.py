@@ -128,6 +128,10 @@ def apply(
         for part in parts.values():
             part.__dict__[_HANDLE] = handle
             handle.undo.callback(part.__dict__.pop, _HANDLE, None)
+        if mode != "none":
+            from .memory import give_back
+
+            give_back()
     except BaseException:
         handle.remove()
         raise

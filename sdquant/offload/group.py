@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import SettingsError
 from .entry import tidy
-from .memory import give_back
+from .memory import trim
 from .slots import slots, weight_bytes
 from .store import DiskStore
 
@@ -58,7 +58,7 @@ def apply(
         if path is not None:
             for group in _groups(part):
                 _own_after_onload(group)
-        give_back()
+        trim()
 
 
 def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) -> None:

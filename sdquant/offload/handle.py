@@ -73,6 +73,10 @@ class OffloadHandle:
         if self.active:
             self.active = False
             self.undo.close()
+            if self.mode != "none":
+                from .memory import give_back
+
+                give_back()
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
         """Copies of a model that is not offloaded share the handle: it has nothing to undo."""

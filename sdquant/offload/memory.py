@@ -51,6 +51,6 @@ def give_back() -> None:
 def trim() -> None:
     """Let the C library hand freed memory to the system; glibc keeps up to twice the model otherwise."""
     if sys.platform.startswith("linux"):
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(0)
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if malloc_trim is not None:
+            malloc_trim(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
-from .memory import give_back
+from .memory import trim
 from .slots import tensor_bytes
 from .store import DiskStore, PinnedStore, Store
 
@@ -65,7 +65,7 @@ class Residency:
         for component in self.components:
             for unit in component.units:
                 unit.stow(self.store)
-            give_back()
+            trim()
 
     def touch(self, component: Component) -> None:
         """The component is in use now."""
@@ -119,4 +119,4 @@ class Residency:
         for component in self.components:
             for unit in component.units:
                 unit.free(self.store)
-        give_back()
+        trim()

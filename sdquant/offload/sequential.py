@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .entry import tidy
-from .memory import give_back
+from .memory import trim
 from .residency import tier
 from .slots import is_opaque, slots, weight_bytes
 
@@ -40,7 +40,7 @@ def apply(
             "kept": "stored; fetched leaf by leaf",
         }
         _offload(part, store, handle, device)
-        give_back()
+        trim()
 
 
 def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch.device) -> None:
@@ -63,7 +63,7 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
         before.restore(weights)
         for module in part.modules():
             tidy(module)
-        give_back()
+        trim()
 
     handle.undo.callback(undo)
     cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
