@@ -54,6 +54,8 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     values |= fixed
     if isinstance(values.get("quant"), list):
         values["quant"] = quant_of(values["quant"])
+    if "base" in values:
+        values["base"] = place(values["base"])
     return request(place(args.path), **values)
 
 
