@@ -68,6 +68,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory, loaded: Callable[..., Any]) 
     return save
 
 
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """foreign(name): a file or folder that another tool wrote, or writes in the same way; see `foreign.py`."""
+    from . import foreign as makers
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecations of diffusers' quantizers
+                made[name] = makers.ROWS[name].make(tmp_path_factory.mktemp("foreign"))
+        return made[name]
+
+    return get
+
+
 def header_length(path: Path) -> int:
     """Bytes of a safetensors file before its data."""
     with path.open("rb") as file:

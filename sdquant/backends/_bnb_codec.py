@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import BadFileError
+from ._bnb_find import key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
 
-    from .base import Found, Packed, PackedSpec, Part, QuantSpec
+    from .base import Found, Packed, Part, QuantSpec
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -37,11 +38,8 @@ class Codec(ABC):
     def from_library(self, module: nn.Module) -> Packed | None:
         return None
 
-    def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return f"{name}.{part}"
-
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        return {self.key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
+        return {key(name, part, packed.spec): tensor.contiguous() for part, tensor in packed.parts.items()}
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         raise NotImplementedError(f"{found.scheme} has no files of its own")

@@ -5,13 +5,11 @@ The codecs, which do, read what is found here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .base import Found, TensorInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from .base import Found, PackedSpec, TensorInfo
 
 STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4
 
@@ -28,6 +26,25 @@ def leaf(name: str, part: str) -> str:
     """The key of a neighbour of a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
     head, dot, _ = name.rpartition(".")
     return f"{head}{dot}{part}"
+
+
+# The file key of a part, by packing; {name} is the weight's, {stem} the same without its last word.
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "four-bit": {"codes": "{name}", "absmax": "{name}.absmax", "nested_absmax": "{name}.nested_absmax"},
+    "bnb-int8": {"codes": "{name}", "scb": "{stem}SCB"},
+    "blockwise": {"codes": "{name}.codes", "absmax": "{name}.absmax"},
+    "float8": {"codes": "{name}", "scale": "{stem}" + SCALES[0]},
+}
+
+
+def packing_of(scheme: str, packing: str | None) -> str:
+    """The packing of a scheme: what its description says, else the only one it has."""
+    return packing or ("four-bit" if scheme in ("nf4", "fp4") else scheme)
+
+
+def key(name: str, part: str, spec: PackedSpec) -> str:
+    """See `Backend.key`."""
+    return _KEYS[packing_of(spec.scheme, spec.details.get("packing"))][part].format(name=name, stem=leaf(name, ""))
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:

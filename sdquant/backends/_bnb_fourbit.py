@@ -129,9 +129,6 @@ class FourBit(Codec):
         shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype)
 
-    def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return name if part == "codes" else f"{name}.{part}"
-
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         extra = _state(packed).as_dict(packed=True)
         return {name: packed.parts["codes"].contiguous()} | {

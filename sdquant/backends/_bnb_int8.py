@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_find import leaf
 from ._bnb_library import FLOATS, library, tile
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
@@ -82,9 +81,6 @@ class Int8(Codec):
             spec=PackedSpec(scheme="bnb-int8", shape=tuple(codes.shape), dtype=dtype),
             parts={"codes": codes, "scb": scb},
         )
-
-    def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return name if part == "codes" else leaf(name, "SCB")
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}

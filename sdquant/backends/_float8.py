@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES, leaf
+from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES
 from ._bnb_library import FLOATS, tile
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
@@ -63,9 +63,6 @@ class Float8(Codec):
             if scale is not None:
                 values.mul_(scale if scale.shape[0] == 1 else scale[rows])
             out[rows].copy_(values)
-
-    def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return name if part == "codes" else leaf(name, SCALES[0])
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         _refuse_unknown(found, get)

@@ -114,7 +114,7 @@ class Bnb(Backend):
         return next((one for one in packed if one is not None), None)
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
-        return _codec_of(spec).key(name, part, spec)
+        return _bnb_find.key(name, part, spec)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         return _codec_of(packed.spec).write(name, packed)
@@ -141,7 +141,7 @@ def _codecs() -> Mapping[str, Codec]:
 
 
 def _codec(scheme: str, packing: str | None) -> Codec:
-    return _codecs()[packing or ("four-bit" if scheme in ("nf4", "fp4") else scheme)]
+    return _codecs()[_bnb_find.packing_of(scheme, packing)]
 
 
 def _codec_of(spec: PackedSpec) -> Codec:

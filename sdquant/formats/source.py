@@ -18,6 +18,13 @@ from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
 if TYPE_CHECKING:
     from .base import TensorFile
 
+# JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
+_SIDE: Mapping[str, str] = {
+    "quanto_qmap": "quantization_map",
+    "quantization_map": "quantization_map",
+    "quantization_config": "quantization_config",
+}
+
 __all__ = ["FORMAT_VERSION", "METADATA_KEY", "Source", "component_folder", "is_gguf", "open_file", "single_file"]
 
 
@@ -125,8 +132,8 @@ def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
         )
     side = {"quantization_config": quantization}
-    for name in ("quantization_map", "quantization_config"):
-        side |= {name: found} if (found := _json_in(folder, name)) is not None else {}
+    for name in _SIDE:
+        side |= {_SIDE[name]: found} if (found := _json_in(folder, name)) is not None else {}
     return config, side
 
 
