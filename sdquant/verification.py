@@ -109,19 +109,20 @@ class _Contents:
         told = replace(found, details={"dtype": spec.dtype, **found.details})
         packed = Packed(spec=spec, parts={part: self._get(key) for part, key in found.keys.items()})
         try:
-            seen = backend.read(told, spec.shape, self._get).spec
+            seen = backend.read(told, spec.shape, self._get)
         except NotImplementedError:
-            if not _has_layout(spec, packed):
-                sizes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in packed.parts.items())
-                raise self._bad(
-                    found.name, f"its parts ({sizes}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
-                ) from None
+            sound = _has_layout(spec, packed)
         else:
-            for name in spec.details.keys() & seen.details.keys():
-                said, shown = spec.details[name], seen.details[name]
+            sound = _forms(seen) == _forms(packed)
+            for name in spec.details.keys() & seen.spec.details.keys():
+                said, shown = spec.details[name], seen.spec.details[name]
                 if said != shown:
                     why = f"sdquant's metadata says {name}={said!r}, its tensors say {shown!r}"
                     raise self._bad(found.name, why)
+        if not sound:
+            parts = ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, shape) in _forms(packed).items())
+            why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
+            raise self._bad(found.name, why)
         return packed
 
     def _finite(self, name: str, tensor: Tensor) -> None:
@@ -163,6 +164,11 @@ def _shapes(src: Source) -> Callable[[str], tuple[int, ...] | None]:
     return shape
 
 
+def _forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtype and shape of each part."""
+    return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
+
+
 def _has_layout(spec: PackedSpec, packed: Packed) -> bool:
     """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
     row = backends.scheme(spec.scheme)
@@ -171,14 +177,13 @@ def _has_layout(spec: PackedSpec, packed: Packed) -> bool:
         (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
         for name, option in row.options.items()
     ]
-    have = {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
     for chosen in itertools.product(*values):
         asked = QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))
         try:
             layout = backend.layout(asked, spec.shape, spec.dtype)
         except Unfit:
             continue
-        if have == {part: (row.dtype, row.shape) for part, row in layout.items()}:
+        if _forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}:
             return True
     return False
 

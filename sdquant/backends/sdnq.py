@@ -220,11 +220,11 @@ class SDNQ(Backend):
             parts["weight"] = parts["weight"].view(shape)
             for part in {"scale", "zero_point"} & parts.keys():
                 parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))
-        code, scale = CODES[found.scheme], parts["scale"]
-        codes = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
-        fits = scale.shape[0] == shape[0] and scale.ndim in (len(shape), len(shape) + 1)
-        if codes != math.prod(shape) or not fits or code.zero_point != ("zero_point" in parts):
-            shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
+        if not _belong_together(CODES[found.scheme], shape, parts):
+            shapes = ", ".join(
+                f"{part} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+                for part, tensor in parts.items()
+            )
             raise BadFileError(
                 f"{found.name} was to be read as {found.scheme}",
                 f"its parts ({shapes}) do not make a weight of {list(shape)}",
@@ -351,6 +351,33 @@ def _matches(weight: str, patterns: Iterable[str]) -> bool:
         if hit:
             return True
     return False
+
+
+def _belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
+    """Whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
+    weight, scale = parts["weight"], parts["scale"]
+    if len(shape) < 2 or str(weight.dtype) != f"torch.{code.dtype}" or code.zero_point != ("zero_point" in parts):
+        return False
+    groups = scale.shape[1] if scale.ndim == len(shape) + 1 else 1
+    kernel = scale.shape[3:] if groups > 1 else scale.shape[2:]
+    # A scale for each row and group; for a convolution, also for each kernel position or for all of them.
+    if scale.ndim != len(shape) + (groups > 1) or scale.shape[0] != shape[0] or shape[1] % groups:
+        return False
+    if scale.shape[2 if groups > 1 else 1] != 1 or any(n not in (1, k) for n, k in zip(kernel, shape[2:], strict=True)):
+        return False
+    units = math.prod(shape) // (len(code.fields) or 1)
+    split = (shape[0], groups, shape[1] // groups, *shape[2:])
+    stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
+    if tuple(weight.shape) not in stored:
+        return False
+    zeros, up, down = parts.get("zero_point"), parts.get("svd_up"), parts.get("svd_down")
+    if (zeros is not None and zeros.shape != scale.shape) or (up is None) != (down is None):
+        return False
+    if up is not None and down is not None:
+        row = math.prod(shape[1:])
+        if up.ndim != 2 or tuple(down.shape) != (up.shape[1], row) or up.shape[0] != shape[0]:
+            return False
+    return all(tensor.is_floating_point() for part, tensor in parts.items() if part != "weight")
 
 
 def _shape(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:

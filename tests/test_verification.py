@@ -1,0 +1,341 @@
+"""`verify` passes what is sound and names what is not: tensor, file, and fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import sdquant
+from sdquant import backends
+from sdquant.errors import BadFileError, SdquantError
+from sdquant.formats import own
+
+from .foreign import ROWS as FOREIGN
+from .foreign import WEIGHTS
+
+ON_THE_FLY = [row.name for row in backends.schemes() if row.on_the_fly]
+STATE = ".quant_state.bitsandbytes__nf4"
+
+
+class TestSound:
+    def test_the_shipped_models(self, sd: Path, flux: Path) -> None:
+        for path in (sd, flux, sd / "unet", sd / "unet" / WEIGHTS):
+            assert sdquant.verify(path) == sdquant.detect(path)
+
+    @pytest.mark.parametrize(
+        "scheme", [*ON_THE_FLY, "nf4,double_quant", "fp8,packing=float8", "q8_0", "q4_k_m", "bf16"]
+    )
+    def test_everything_that_sdquant_writes(self, scheme: str, saved: Callable[..., Path]) -> None:
+        path = saved(scheme)
+        seen = sdquant.verify(path)
+        assert seen == sdquant.detect(path) and seen.warnings == []
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_everything_that_others_write(self, name: str, foreign: Callable[[str], Path]) -> None:
+        seen = sdquant.verify(foreign(name))
+        assert seen.quant == FOREIGN[name].quant
+        if name == "lone qint4":  # its groups do not say which rows they were cut from
+            (line,) = seen.warnings
+            assert "118 weights" in line and "only in part" in line and seen.to_dict()["warnings"] == [line]
+        else:
+            assert seen.warnings == []
+
+    def test_what_could_not_be_checked_is_said_of_the_part_too(
+        self, foreign: Callable[[str], Path], sd: Path, tmp_path: Path
+    ) -> None:
+        pipe = Path(shutil.copytree(sd, tmp_path / "pipe"))
+        shutil.copy(foreign("lone qint4"), pipe / "unet" / WEIGHTS)
+        (pipe / "unet" / "config.json").write_text('{"_class_name": "UNetOfTomorrow"}')
+        seen = sdquant.verify(pipe)
+        (line,) = seen.parts["unet"].warnings
+        assert seen.warnings == [f"unet: {line}"] and "only in part" in line
+
+    def test_the_model_tells_the_shape_where_its_config_is_there(
+        self, foreign: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        """The same file beside its config is checked in full; beside another model's it is refused."""
+        folder = tmp_path / "unet"
+        shutil.copytree(foreign("quanto qint4"), folder)
+        (folder / "quantization_map.json").unlink()
+        assert sdquant.verify(folder).warnings == []
+        config = json.loads((folder / "config.json").read_text())
+        config["cross_attention_dim"] *= 2
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(BadFileError, match="attn2"):
+            sdquant.verify(folder)
+
+
+def _edit(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the tensors of a file; its metadata stays."""
+    with safe_open(str(path), framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path, metadata)
+
+
+def _fault(path: Path, *words: str, of: Path | None = None) -> BadFileError:
+    """The fault that `verify` finds must name the file and each of the words; `detect` alone does not see it."""
+    sdquant.detect(path)
+    with pytest.raises(BadFileError) as caught:
+        sdquant.verify(path)
+    error = caught.value
+    assert str(of or path) in error.what and error.why and error.fix
+    for word in words:
+        assert word in error.what + " " + error.why, str(error)
+    return error
+
+
+class TestDamaged:
+    @pytest.fixture
+    def unet(self, saved: Callable[..., Path], tmp_path: Path) -> Callable[[str], Path]:
+        """unet(scheme): a copy of the UNet in that scheme: its weight file, its config beside it."""
+
+        def copy(scheme: str) -> Path:
+            shutil.copytree(saved(scheme) / "unet", tmp_path / "unet", dirs_exist_ok=True)
+            return next(path for path in (tmp_path / "unet").iterdir() if path.suffix in (".safetensors", ".gguf"))
+
+        return copy
+
+    @pytest.mark.parametrize("scheme", ON_THE_FLY)
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_a_scale_that_is_not_finite(self, value: float, scheme: str, unet: Callable[[str], Path]) -> None:
+        path = unet(scheme)
+        found = sdquant.detect(path).sources["."].found
+        scales = [key for row in found.values() for part, key in row.keys.items() if part in ("scale", "absmax", "scb")]
+        key = scales[len(scales) // 2]
+
+        def change(tensors: dict[str, Tensor]) -> None:
+            tensors[key].view(-1)[-1] = value
+
+        _edit(path, change)
+        _fault(path, key)
+
+    @pytest.mark.parametrize("scheme", ON_THE_FLY)
+    @pytest.mark.parametrize("what", ["longer", "shorter", "a dimension more", "another dtype"])
+    def test_a_part_of_the_wrong_size(self, what: str, scheme: str, unet: Callable[[str], Path]) -> None:
+        """Of the codes, and of the scales, the same: nothing is read in a way that its writer did not mean."""
+        for part in (0, 1):
+            path = unet(scheme)
+            found = list(sdquant.detect(path).sources["."].found.values())
+            row = found[len(found) // 2]
+            key = list(row.keys.values())[part]
+
+            def change(tensors: dict[str, Tensor], key: str = key) -> None:
+                tensor = tensors[key]
+                tensors[key] = {
+                    "longer": lambda: torch.cat([tensor, tensor[-1:]]),
+                    "shorter": lambda: tensor[:-1].clone(),
+                    "a dimension more": lambda: tensor[None].clone(),
+                    "another dtype": lambda: tensor.to(torch.int16),
+                }[what]()
+
+            _edit(path, change)
+            with pytest.raises(BadFileError) as caught:  # `detect` may see it as well, by the header
+                sdquant.verify(path)
+            assert str(path) in caught.value.what and row.name.removesuffix("weight") in str(caught.value)
+
+    @pytest.mark.parametrize("scheme", ["nf4", "qint8", "int4", "q8_0"])
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    def test_a_plain_weight_that_is_not_finite(self, value: float, scheme: str, sd: Path, tmp_path: Path) -> None:
+        unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
+
+        def change(tensors: dict[str, Tensor]) -> None:
+            tensors["mid_block.resnets.0.conv1.weight"][3, 2, 1, 0] = value
+
+        _edit(unet / WEIGHTS, change)
+        _fault(unet, "'mid_block.resnets.0.conv1.weight'", "not finite", of=unet / WEIGHTS)
+
+    @pytest.mark.parametrize("scheme", ["nf4", "q8_0"])
+    def test_a_plain_weight_beside_quantized_ones(self, scheme: str, unet: Callable[[str], Path]) -> None:
+        path = unet(scheme)
+        src = sdquant.detect(path).sources["."]
+        if scheme == "nf4":
+
+            def change(tensors: dict[str, Tensor]) -> None:
+                tensors["conv_norm_out.bias"][1] = float("nan")
+
+            _edit(path, change)
+        else:
+            info: Any = src.tensors["conv_norm_out.bias"]
+            with path.open("r+b") as file:
+                file.seek(info.offset)
+                file.write(b"\xff\xff" * (info.nbytes // 2))
+        _fault(path, "'conv_norm_out.bias'", "not finite")
+
+    def test_a_scale_inside_a_gguf_block(self, unet: Callable[[str], Path]) -> None:
+        path = unet("q8_0")
+        src = sdquant.detect(path).sources["."]
+        name = sorted(src.found)[5]
+        info: Any = src.tensors[name]
+        with path.open("r+b") as file:
+            file.seek(info.offset + 34)  # the scale of the second block
+            file.write(b"\x00\x7e")  # NaN in half precision
+        _fault(path, name, "not finite")
+
+    @pytest.mark.parametrize("short", [1, 1000])
+    def test_a_truncated_file(self, short: int, sd: Path, saved: Callable[..., Path], tmp_path: Path) -> None:
+        for number, source in enumerate((sd, saved("nf4"), saved("q8_0"))):
+            pipe = Path(shutil.copytree(source, tmp_path / str(number)))
+            path = next(path for path in (pipe / "unet").iterdir() if path.suffix in (".safetensors", ".gguf"))
+            os.truncate(path, path.stat().st_size - short)
+            for each in (pipe, pipe / "unet", path):
+                with pytest.raises(BadFileError) as caught:
+                    sdquant.verify(each)
+                assert str(path) in caught.value.what and f"{short} bytes short" in caught.value.why
+
+
+class TestLies:
+    """Files in bitsandbytes' format whose words do not fit their tensors: ours, beside a config, and alone."""
+
+    @pytest.fixture(params=["own", "folder", "lone"])
+    def path(
+        self, request: pytest.FixtureRequest, saved: Callable[..., Path], foreign: Callable[[str], Path], tmp_path: Path
+    ) -> Path:
+        if request.param == "own":
+            folder = Path(shutil.copytree(saved("nf4", "digits-flux") / "transformer", tmp_path / "transformer"))
+        elif request.param == "folder":
+            folder = Path(shutil.copytree(foreign("diffusers nf4"), tmp_path / "transformer"))
+        else:
+            return Path(shutil.copy(foreign("lone nf4"), tmp_path / "model.safetensors"))
+        return folder / WEIGHTS
+
+    NAME = "transformer_blocks.0.attn.to_q.weight"
+
+    def _says(self, path: Path, **changes: Any) -> None:
+        """Change what the quant_state says of one weight."""
+
+        def change(tensors: dict[str, Tensor]) -> None:
+            state = json.loads(bytes(tensors[self.NAME + STATE].tolist())) | changes
+            tensors[self.NAME + STATE] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+        _edit(path, change)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"shape": [128, 512]}, {"shape": [-256, -256]}, {"shape": [256, 0]}, {"shape": None}, {"shape": "big"},
+            {"shape": [True, 65536]}, {"shape": [256.0, 256]}, {"shape": [1 << 40, 1 << 40]}, {"blocksize": 128},
+            {"blocksize": 0}, {"blocksize": -64}, {"blocksize": "64"}, {"quant_type": "fp4"}, {"dtype": "float8"},
+            {"dtype": "__class__"}, {"nested_offset": 0.1},
+        ],
+    )  # fmt: skip
+    def test_a_state_that_does_not_fit(self, changes: dict[str, Any], path: Path) -> None:
+        if changes == {"shape": [128, 512]} and path.name != WEIGHTS:
+            self._says(path, shape=[128, 500])  # of a lone file only a shape of another size shows
+        else:
+            self._says(path, **changes)
+        _fault(path, self.NAME)
+
+    @pytest.mark.parametrize("text", [b"{", b"", b"[]", b"\xff\xff", b"null", b"[" * 4000])
+    def test_a_state_that_is_no_table(self, text: bytes, path: Path) -> None:
+        def change(tensors: dict[str, Tensor]) -> None:
+            tensors[self.NAME + STATE] = torch.tensor(list(text), dtype=torch.uint8)
+
+        _edit(path, change)
+        _fault(path, self.NAME)
+
+    def test_another_code_table(self, path: Path) -> None:
+        def change(tensors: dict[str, Tensor]) -> None:
+            tensors[self.NAME + ".quant_map"] = tensors[self.NAME + ".quant_map"].flip(0)
+
+        _edit(path, change)
+        _fault(path, f"{self.NAME}.quant_map", "code table")
+
+    def test_a_code_table_with_a_nan(self, path: Path) -> None:
+        def change(tensors: dict[str, Tensor]) -> None:
+            tensors[self.NAME + ".quant_map"][0] = float("nan")
+
+        _edit(path, change)
+        _fault(path, f"{self.NAME}.quant_map")
+
+    @pytest.mark.parametrize("part", ["", ".absmax", ".quant_map"])
+    def test_a_missing_part(self, part: str, path: Path) -> None:
+        _edit(path, lambda tensors: tensors.pop(self.NAME + part))
+        with pytest.raises(BadFileError) as caught:
+            sdquant.verify(path)
+        assert str(path) in caught.value.what and self.NAME in str(caught.value)
+
+    def test_a_missing_part_of_others(self, foreign: Callable[[str], Path], tmp_path: Path) -> None:
+        for name, ending in (("quanto qint4", "._shift"), ("lone qint4", "._scale"), ("sdnq", "zero_point")):
+            target = tmp_path / name
+            if foreign(name).is_dir():
+                shutil.copytree(foreign(name), target)
+                file = target / WEIGHTS
+            else:
+                target.mkdir()
+                file = Path(shutil.copy(foreign(name), target / "model.safetensors"))
+            gone = next(key for key in load_file(file) if key.endswith(ending))
+            _edit(file, lambda tensors, gone=gone: tensors.pop(gone))  # type: ignore[misc]
+            error = _fault(file if file.name == "model.safetensors" else target, of=file)
+            assert gone.removesuffix(ending).rstrip(".") in str(error)
+
+
+class TestOwnMetadataAgainstTheTensors:
+    @pytest.mark.parametrize(
+        ("scheme", "details"),
+        [("nf4", {"block_size": 128}), ("nf4,double_quant", {"offset": 0.5}), ("qint4", {"group_size": 32})],
+    )
+    def test_a_contradiction(
+        self, scheme: str, details: dict[str, Any], saved: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(saved(scheme) / "unet", tmp_path / "unet"))
+        path = folder / WEIGHTS
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata()
+        said = json.loads(metadata[own.METADATA_KEY])
+        name = sorted(said["weights"])[7]
+        said["weights"][name]["details"] |= details
+        save_file(load_file(path), path, metadata | {own.METADATA_KEY: json.dumps(said)})
+        _fault(folder, name, of=path)
+
+    @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8", "nf4", "qint8", "qint3", "sdnq-uint4", "bnb-int8"])
+    def test_a_shape_that_is_not_that_of_the_parts(
+        self, scheme: str, saved: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(saved(scheme) / "unet", tmp_path / "unet"))
+        path = folder / WEIGHTS
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata()
+        said = json.loads(metadata[own.METADATA_KEY])
+        name = next(name for name, row in said["weights"].items() if "attn1.to_q" in name)
+        out, columns = said["weights"][name]["shape"]
+        said["weights"][name]["shape"] = [out - 8, columns]
+        save_file(load_file(path), path, metadata | {own.METADATA_KEY: json.dumps(said)})
+        _fault(folder, name, of=path)
+
+
+def test_the_command_says_what_was_found(sd: Path, tmp_path: Path, capsys: Any) -> None:
+    from sdquant.cli import main
+
+    unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
+    assert main(["inspect", "--verify", "--json", str(unet)]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is True
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["conv_in.bias"][0] = float("nan")
+
+    _edit(unet / WEIGHTS, change)
+    assert main(["inspect", "--verify", str(unet)]) == 2
+    said = capsys.readouterr().err
+    assert "'conv_in.bias'" in said and str(unet / WEIGHTS) in said and "Traceback" not in said
+
+
+def test_what_no_class_knows_is_no_fault(foreign: Callable[[str], Path], tmp_path: Path) -> None:
+    """A model class of a later diffusers: the file is believed, as it would be without a config."""
+    folder = Path(shutil.copytree(foreign("diffusers nf4"), tmp_path / "transformer"))
+    config = json.loads((folder / "config.json").read_text()) | {"_class_name": "TransformerOfTomorrow"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert sdquant.verify(folder).quant == "nf4"
+    with pytest.raises(SdquantError):
+        sdquant.load_model(folder, progress=False)
