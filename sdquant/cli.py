@@ -1,6 +1,7 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
-Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run), 2 refused or bad input, 130 interrupted.
+Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run), 2 refused or bad input, 130 interrupted,
+143 terminated.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -48,12 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.stderr.isatty():
         args.progress = False  # bars are for terminals
     try:
-        with _voices(args.verbose):
+        with _voices(args.verbose), _terminable():
             code = int(args.run(args))
         sys.stdout.flush()
         return code
     except SdquantError as error:
         return _refused(error, args)
+    except _Terminated:
+        print("sdquant: terminated", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("sdquant: interrupted", file=sys.stderr)
         return 130
@@ -107,6 +113,27 @@ def _voices(verbose: bool) -> Iterator[None]:
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: what is half-written goes, as after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds the stack and so cleans up; by itself it would end the process at once."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 class _Line(logging.Formatter):

@@ -1,0 +1,383 @@
+"""The command line: most of it in this process, what concerns processes in real ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sdquant
+from sdquant import cli
+from sdquant.commands import _shared
+from sdquant.errors import BackendUnavailableError, SettingsError
+
+Capture = pytest.CaptureFixture[str]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def run(capsys: Capture, *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command in this process."""
+    code = cli.main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def process(*words: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """One command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *python, "-m", "sdquant", *words],
+        env=ONE_THREAD, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What is in a folder and was not meant to stay."""
+    return [path.name for path in folder.rglob("*") if path.name.startswith(".")]
+
+
+# What is imported.
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--version",), ("--help",), ("inspect", "digits-sd"), ("matrix", "--device", "cuda", "--scheme", "nf4")],
+    ids=lambda words: words[0],
+)
+def test_these_import_no_torch(words: tuple[str, ...]) -> None:
+    done = process(*words, python=("-X", "importtime"))
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and done.stdout
+    assert "sdquant.cli" in names
+    assert not names & {"torch", "numpy", "diffusers", "transformers"}
+
+
+# What each command says.
+
+
+def test_help_names_every_command(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert all(f"  {name} " in out for name in cli.COMMANDS)
+
+
+def test_plan_shows_bytes_and_what_stays(capsys: Capture, sd: Path) -> None:
+    code, out, _ = run(capsys, "plan", "digits-sd", "-q", "nf4")
+    made = sdquant.plan(sd, "nf4")
+    unet = next(part for part in made.components if part.name == "unet")
+    assert code == 0
+    assert f"{len(unet.weights)} weights" in out
+    assert _shared.size(made.bytes) in out
+    # Many weights that stay for one reason are one entry, not one line each.
+    assert f"and {len(unet.kept) - 2} more" in out
+    assert len(out.splitlines()) < 20
+
+
+def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
+    code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
+    assert code == 0
+    assert json.loads(out) == sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"}).to_dict()
+
+
+def test_inspect_as_json_is_detected(capsys: Capture, flux: Path) -> None:
+    code, out, _ = run(capsys, "inspect", "digits-flux", "--json")
+    assert code == 0
+    assert json.loads(out) == sdquant.detect(flux).to_dict() | {"verified": False}
+
+
+def test_inspect_shows_components_and_evidence(capsys: Capture, saved: Any) -> None:
+    code, out, _ = run(capsys, "inspect", "--verify", saved("int8"))
+    lines = out.splitlines()
+    assert code == 0
+    assert any(line.startswith("unet ") and "int8 (nncf)" in line for line in lines)
+    assert any("sdquant's own metadata says int8" in line for line in lines)
+    assert lines[-1] == "verified: every tensor was read and is sound"
+
+
+def test_matrix_as_json_is_the_matrix(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "matrix", "--device", "cuda", "--scheme", "NF4", "--verdict", "breaks", "--json")
+    cells = [cell for cell in sdquant.compat.matrix(device="cuda", schemes=["nf4"]) if cell.verdict == "breaks"]
+    assert code == 0
+    assert cells
+    assert json.loads(out) == [cell.to_dict() for cell in cells]
+
+
+def test_matrix_says_why(capsys: Capture) -> None:
+    _, out, _ = run(capsys, "matrix", "--device", "cuda", "--scheme", "nf4")
+    assert "Blockwise quantization only supports 16/32-bit floats" in out
+
+
+def test_doctor(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "doctor", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert {row["name"] for row in report["backends"]} == set(sdquant.backends.names())
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert "bitsandbytes" in out
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("plan", "digits-sd", "-q", "nf5"), "UnknownQuantError"),
+        (("plan", "digits-sd", "-q", "nf4,blocksize=3"), "SettingsError"),
+        (("plan", "digits-sd", "-q", "nf4", "-q", "int8"), "SettingsError"),
+        (("plan", "digits-sd", "-q", "unet=nf4", "-q", "unet=int8"), "SettingsError"),
+        (("plan", "digits-sd", "--offload", "balanced", "--budget", "nonsense"), "SettingsError"),
+        (("plan", "digits-sd", "--device", "abacus"), "SettingsError"),
+        (("plan", "digits-sd", "-q", "nf4", "--offload", "sequential"), "IncompatibleError"),
+        (("plan", "digits-sd", "-q", "q4_k"), "IncompatibleError"),
+        (("plan", "no/such/place"), "MissingComponentError"),
+        (("inspect", "no/such/place"), "MissingComponentError"),
+        (("matrix", "--device", "abacus"), "SettingsError"),
+        (("matrix", "--scheme", "nf5", "--device", "cpu"), "UnknownQuantError"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_refusal_is_three_lines_and_code_2(capsys: Capture, words: tuple[str, ...], kind: str) -> None:
+    code, out, err = run(capsys, *words, "--json")
+    error = json.loads(out)["error"]
+    assert code == 2
+    assert error["kind"] == kind
+    assert err.splitlines() == [f"sdquant: {error['what']}", f"   why: {error['why']}", f"   fix: {error['fix']}"]
+    assert run(capsys, *words)[:2] == (2, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "digits-sd", "--offload", "balanze"),
+        ("generate", "digits-sd", "x", "--steps", "0"),
+        ("generate", "digits-sd", "x", "--steps", "many"),
+        ("generate", "digits-sd", "x", "--seed", "-1"),
+        ("generate", "digits-sd", "x", "--seed", str(2**63)),
+        ("demo", "--images", "½"),
+        ("demo", "--model", "digits-xl"),
+        ("paint",),
+        (),
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_cannot_be_is_code_2(capsys: Capture, words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(words))
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "digits-sd", "x", "-o", "picture.txt"),
+        ("demo", "-o", "picture.jpg"),
+        ("demo", "-o", "folder.png"),
+        ("demo", "-o", "file/picture.png"),
+        ("quantize", "digits-sd", "-q", "nf4", "-o", "file/model"),
+        ("quantize", "digits-sd", "-q", "nf4", "-o", "model.gguf"),
+        ("quantize", "digits-sd", "-q", "nf4", "-o", "file"),
+        ("quantize", "digits-sd", "-o", "model"),
+        ("quantize", "digits-sd", "-q", "unet=q4_k", "-q", "text_encoder=nf4", "-o", "model"),
+    ],
+    ids=" ".join,
+)
+def test_a_target_that_cannot_be_is_refused_before_the_work(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.png").mkdir()
+    begin = time.process_time()
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("sdquant: ")
+    assert time.process_time() - begin < 1
+    assert (tmp_path / "file").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.png"]
+
+
+def test_verbose_shows_where_it_happened(capsys: Capture) -> None:
+    code, _, err = run(capsys, "-v", "plan", "digits-sd", "-q", "nf5")
+    assert code == 2
+    assert "Traceback" in err and "UnknownQuantError" in err
+
+
+def test_a_system_error_is_a_sentence_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "/disk/model.safetensors")
+
+    monkeypatch.setattr("sdquant.loader.prepare", full)
+    code, _, err = run(capsys, "plan", "digits-sd")
+    assert code == 2
+    assert err.splitlines()[:2] == [
+        "sdquant: /disk/model.safetensors was to be read or written",
+        "   why: No space left on device",
+    ]
+
+
+def test_repeated_quants() -> None:
+    assert _shared.quant_of(["nf4"]) == "nf4"
+    assert _shared.quant_of(["int4,group_size=32"]) == "int4,group_size=32"
+    assert _shared.quant_of(["unet=int4,group_size=32"]) == {"unet": "int4,group_size=32"}
+    assert _shared.quant_of(["int8", "unet=nf4"]) == {"*": "int8", "unet": "nf4"}
+    with pytest.raises(SettingsError, match="one scheme"):
+        _shared.quant_of(["int8", "nf4"])
+
+
+def test_sizes() -> None:
+    assert [_shared.size(n) for n in (0, 999, 1000, 2_512_345, 7.6e9, 2e12)] == [
+        "0 B", "999 B", "1.0 kB", "2.5 MB", "7.60 GB", "2000.00 GB",
+    ]  # fmt: skip
+
+
+# Who may speak.
+
+
+def speak(args: Any) -> int:
+    """A command that logs and warns as libraries do."""
+    logging.getLogger("transformers.something").warning("a remark")
+    logging.getLogger("transformers.something").error("a failure")
+    logging.getLogger("sdquant.loader").warning("a word of ours")
+    warnings.warn("a deprecation", FutureWarning, stacklevel=1)
+    warnings.warn("untested", sdquant.compat.UntestedWarning, stacklevel=1)
+    return 0
+
+
+def test_only_sdquant_and_errors_are_heard(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdquant.commands.plan.run", speak)
+    handlers = list(logging.getLogger().handlers)
+    _, _, err = run(capsys, "plan", "digits-sd")
+    assert err.splitlines() == [
+        "transformers: error: a failure",
+        "sdquant: warning: a word of ours",
+        "sdquant: warning: untested",
+    ]
+    assert logging.getLogger().handlers == handlers
+
+
+def test_verbose_lets_all_speak(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdquant.commands.plan.run", speak)
+    _, _, err = run(capsys, "-v", "plan", "digits-sd")
+    assert "transformers: warning: a remark" in err
+
+
+# Work.
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "name"),
+    [
+        ("digits-sd", ("-q", "unet=nf4", "-q", "text_encoder=int8"), "both"),
+        ("digits-flux", ("-q", "q4_k"), "folder"),
+        ("digits-flux", ("-q", "q4_k_m"), "flux.gguf"),
+        ("digits-sd", ("-q", "int4"), "unet-int4.safetensors"),
+    ],
+)
+def test_quantize_then_generate(capsys: Capture, tmp_path: Path, model: str, words: tuple[str, ...], name: str) -> None:
+    from PIL import Image
+
+    target, picture = tmp_path / "new" / name, tmp_path / "pictures" / "seven.png"
+    code, out, err = run(capsys, "quantize", model, *words, "-o", target, "--no-progress")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{target}: ")
+    base = ("--base", model) if target.suffix else ()
+    code, out, err = run(
+        capsys, "generate", target, "a handwritten seven", *base, "-o", picture, "--steps", "2", "--count", "2"
+    )  # fmt: skip
+    made = [picture.with_stem("seven-0"), picture.with_stem("seven-1")]
+    assert (code, out.split(), err) == (0, [str(path) for path in made], "")
+    assert all(Image.open(path).size == (32, 32) for path in made)
+    assert run(capsys, "quantize", model, *words, "-o", target)[0] == 2
+    assert not leftovers(tmp_path)
+
+
+def test_a_component_takes_no_prompt(capsys: Capture, sd: Path, tmp_path: Path) -> None:
+    code, _, err = run(capsys, "generate", sd / "unet", "a handwritten seven", "-o", tmp_path / "a.png")
+    assert code == 2
+    assert "cannot draw" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_real_process_is_quiet(tmp_path: Path) -> None:
+    done = process(
+        "generate", "digits-sd", "a handwritten two", "--quant", "nf4", "--steps", "1", "-o", str(tmp_path / "a.png")
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_output_that_nobody_reads() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "sdquant", "matrix", "--device", "cuda", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ONE_THREAD,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.wait(60) == 0
+        assert child.stderr.read() == b""
+
+
+# Interrupts: nothing half-written stays.
+
+
+def interrupted(tmp_path: Path, signal_: int, *words: str, at: Path) -> tuple[int, str]:
+    """Start a command, send the signal as soon as something hidden stands in `at`; exit code and stderr."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "sdquant", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=ONE_THREAD | {"TMPDIR": str(tmp_path / "tmp")},
+    ) as child:  # fmt: skip
+        until = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < until and not any(at.glob("*sdquant-*")):
+            time.sleep(0.002)
+        child.send_signal(signal_)
+        _, err = child.communicate(timeout=60)
+    return child.returncode, err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C reaches a child process otherwise on Windows")
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_quantize(tmp_path: Path, signal_: int, code: int) -> None:
+    (tmp_path / "tmp").mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
+    words = ("quantize", "digits-flux", "-q", "q3_k", "-o", str(out / "model"))
+    got, err = interrupted(tmp_path, signal_, *words, at=out)
+    assert got == code
+    assert err.startswith("sdquant: ") and "Traceback" not in err
+    assert not list(out.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C reaches a child process otherwise on Windows")
+def test_interrupted_demo(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    words = ("demo", "--model", "digits-sd", "-o", str(tmp_path / "grid.png"))
+    got, err = interrupted(tmp_path, signal.SIGINT, *words, at=tmp_path / "tmp")
+    assert (got, err) == (130, "sdquant: interrupted\n")
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
+
+
+# The demo's skipped lines are tested in test_demo.py; here, that a missing extra is a sentence.
+
+
+def test_the_demo_without_its_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sdquant.demo import show
+
+    monkeypatch.setattr(show, "EXTRA", {"no_such_module": "scikit-learn"})
+    code, _, err = run(capsys, "demo", "-o", tmp_path / "grid.png")
+    assert code == 2
+    assert "scikit-learn" in err and 'pip install "sdquant[demo]"' in err
+    with pytest.raises(BackendUnavailableError):
+        show.need_extra()

@@ -1,0 +1,202 @@
+"""The demo: its numbers, its picture, its missing packages; and the drawing beneath it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import sdquant
+from sdquant import cli
+from sdquant.commands import demo as command
+from sdquant.demo import digits, grid, show
+from sdquant.drawing import draw, native_size
+from sdquant.errors import SettingsError
+
+CASES = (show.Case(quant=None), show.Case(quant="int8", offload="balanced", share=0.8))
+SEED = 12
+
+
+@pytest.fixture(scope="module")
+def result() -> show.Result:
+    """Two cases on digits-sd, two images each."""
+    return show.run("digits-sd", steps=2, images=2, progress=False, cases=CASES)
+
+
+def picture(level: int) -> Any:
+    """A grey image of 32 x 32."""
+    return Image.new("RGB", (32, 32), (level, level, level))
+
+
+def test_every_case_is_a_known_scheme() -> None:
+    schemes = {sdquant.backends.scheme(case.quant).name for case in show.CASES if case.quant}
+    assert {sdquant.backends.scheme(name).backend for name in schemes} == set(sdquant.backends.names())
+    assert any(case.offload == "balanced" for case in show.CASES)
+    assert show.CASES[0].quant is None
+    assert len({case.label for case in show.CASES}) == len(show.CASES)
+
+
+def test_rows_are_measured(result: show.Result, sd: Path) -> None:
+    plain, packed = result.rows
+    made = sdquant.plan(sd, "int8")
+    weights = [weight for part in made.components for weight in part.weights]
+    assert (plain.bytes, packed.bytes) == (sdquant.detect(sd).bytes, made.bytes)
+    assert (packed.packed, packed.packed_bf16) == (sum(w.bytes for w in weights), sum(w.bytes_bf16 for w in weights))
+    assert (plain.packed, plain.packed_bf16, plain.psnr) == (0, 0, None)
+    assert packed.psnr is not None and 20 < packed.psnr < 80
+    assert (plain.backend, packed.backend) == ("not quantized", "NNCF")
+    assert packed.label == "int8, balanced"
+    assert all(row.wanted == (0, 1) and len(row.seen) == 2 and len(row.pictures) == 2 for row in result.rows)
+    assert all(row.load_seconds > 0 and row.image_seconds > 0 for row in result.rows)
+
+
+def test_to_dict_is_json(result: show.Result) -> None:
+    values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert [row["label"] for row in values["rows"]] == ["bf16", "int8, balanced"]
+    assert values["rows"][1]["right"] == result.rows[1].right
+    assert "pictures" not in values["rows"][0]
+
+
+def test_the_same_pixels_are_json_too(result: show.Result) -> None:
+    row = show.Row(**{**vars(result.rows[1]), "psnr": float("inf")})
+    assert row.to_dict()["psnr"] is None and row.to_dict()["identical"]
+    assert command._cells(row)[-1] == "same"
+
+
+def missing(result: show.Result) -> show.Result:
+    """The result with a line that could not run."""
+    line = show.Skipped(
+        label="qint8", backend="optimum-quanto", quant="qint8", why="it is not installed", fix="Run: pip"
+    )
+    return show.Result(model=result.model, steps=2, judge=result.judge, cases=(*result.cases, line))
+
+
+def test_the_table(result: show.Result) -> None:
+    lines = command.render(missing(result)).splitlines()
+    assert lines[1].split()[0] == "scheme"
+    assert lines[3].startswith("bf16") and lines[4].startswith("int8, balanced")
+    assert lines[5].split() == ["qint8", "optimum-quanto", "skipped"]
+    assert lines[6] == "skipped: qint8: it is not installed. Run: pip"
+
+
+def test_the_picture(result: show.Result, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "grid.png"
+    grid.write([missing(result)] * 2, target)
+    with Image.open(target) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.width == 2 * grid.MARGIN + grid.LABEL + 2 * grid.PANEL + grid.MARGIN
+        assert image.height == grid.HEAD + 3 * grid.LINE + grid.FOOT
+    assert [path.name for path in target.parent.iterdir()] == ["grid.png"]
+
+
+def test_a_wrong_digit_is_framed(result: show.Result) -> None:
+    def framed(seen: tuple[int, ...]) -> int:
+        row = show.Row(**{**vars(result.rows[0]), "seen": seen})
+        image = grid.sheet([show.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
+        body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
+        return sum(count for count, colour in body.getcolors(1 << 20) if colour == grid.WRONG)
+
+    assert framed((0, 1)) == 0
+    assert framed((0, 7)) > 300
+
+
+def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    with pytest.raises(OSError, match="No space"):
+        grid.write([result], tmp_path / "grid.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = sdquant.compat.machines.versions()
+    versions.pop("nncf")
+    monkeypatch.setattr("sdquant.machine.versions", lambda: dict(versions))
+    found = show.run(
+        "digits-sd", steps=1, images=1, progress=False, cases=(show.Case(quant=None), show.Case(quant="int8"))
+    )
+    (line,) = found.skipped
+    assert len(found.rows) == 1
+    assert line.label == "int8" and "nncf" in line.why and 'pip install "sdquant[nncf]"' in line.fix
+    assert line.to_dict()["skipped"]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show.run, "__kwdefaults__", show.run.__kwdefaults__ | {"cases": CASES[:1]})
+    target = tmp_path / "grid.png"
+    words = ["demo", "--model", "digits-sd", "--images", "1", "--steps", "1", "-o", str(target)]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == f"picture: {target}" and err == ""
+    assert cli.main([*words, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["picture"] == str(target)
+    assert [row["label"] for row in values["models"][0]["rows"]] == ["bf16"]
+
+
+def test_psnr() -> None:
+    assert show.psnr([picture(10)], [picture(10)]) == float("inf")
+    assert show.psnr([picture(0)], [picture(255)]) == pytest.approx(0)
+    assert show.psnr([picture(100)], [picture(101)]) == pytest.approx(48.13, abs=0.01)
+    # Over all pixels of all images: one wrong image of two is 3 dB better than two.
+    assert show.psnr([picture(100)] * 2, [picture(101), picture(100)]) == pytest.approx(51.14, abs=0.01)
+
+
+# Drawing.
+
+
+@pytest.fixture(scope="module")
+def pipe(sd: Path) -> Any:
+    """digits-sd as it is."""
+    return sdquant.load_model(sd, progress=False)
+
+
+def test_the_judge_reads_what_was_drawn(pipe: Any) -> None:
+    images = draw(pipe, [digits.prompt(d) for d in range(10)], seeds=range(10), steps=10)
+    assert sum(seen == asked for asked, seen in enumerate(digits.judge().read(images))) >= 9
+
+
+def test_a_seed_is_an_image_whatever_the_batch(pipe: Any) -> None:
+    prompts, seeds = [digits.prompt(d) for d in (3, 4, 5)], (7, SEED, 9)
+    together = draw(pipe, prompts, seeds=seeds, steps=2, batch=3)
+    one_by_one = draw(pipe, prompts, seeds=seeds, steps=2, batch=1)
+    assert show.psnr(together, one_by_one) > 35
+    assert show.psnr(together, draw(pipe, prompts, seeds=(8, 13, 10), steps=2, batch=3)) < 30
+
+
+def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
+    assert native_size(pipe) == 32
+    assert native_size(sdquant.load_model(flux, progress=False)) == 32
+    (image,) = draw(pipe, ["three"], seeds=[0], steps=1, width=48, height=40)
+    assert image.size == (48, 40)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "seeds", "values", "word"),
+    [
+        ([7], [0], {}, "prompts are strings"),
+        (["seven"], [0, 1], {}, "each image has its own"),
+        (["seven"], [0], {"width": 36}, "divisible by 8"),
+    ],
+)
+def test_faults(pipe: Any, prompts: Sequence[Any], seeds: Sequence[int], values: dict[str, int], word: str) -> None:
+    with pytest.raises(SettingsError, match=word):
+        draw(pipe, prompts, seeds=seeds, steps=1, **values)
+
+
+def test_a_size_that_the_model_rounds_is_told(flux: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (image,) = draw(sdquant.load_model(flux, progress=False), ["seven"], seeds=[0], steps=1, width=36)
+    assert image.size == (32, 32)
+    assert "the images are 32x32" in caplog.text
+
+
+def test_a_component_cannot_draw(sd: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot draw"):
+        draw(sdquant.load_model(sd / "unet", progress=False), ["seven"], seeds=[0], steps=1)

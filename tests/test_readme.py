@@ -1,0 +1,99 @@
+"""README says what is so: its tables are the code's, its commands and examples run, its files exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sdquant import cli
+from tools import readme
+
+ROOT = Path(__file__).parent.parent
+TEXT = readme.README.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+SHELL = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+
+
+def test_generated_tables_are_up_to_date() -> None:
+    assert {match[2] for match in readme.BLOCK.finditer(TEXT)} == set(readme.TABLES)
+    assert readme.render(TEXT) == TEXT, "run python -m tools.readme"
+
+
+def test_a_changed_table_is_noticed() -> None:
+    changed = TEXT.replace("| `nf4` | bitsandbytes | 4-bit", "| `nf4` | bitsandbytes | 5-bit")
+    assert changed != TEXT
+    assert readme.render(changed) == TEXT
+
+
+def test_fidelity_without_a_measurement(tmp_path: Path) -> None:
+    assert "Not measured yet" in readme.fidelity(tmp_path)
+
+
+def test_fidelity_with_a_partial_measurement(tmp_path: Path) -> None:
+    file = tmp_path / readme.FIDELITY.relative_to(readme.ROOT)
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        '{"images": 200, "steps": 10, "rows": ['
+        '{"model": "a", "scheme": null, "steps": 10, "right": 199, "images": 200, "judge": 0.99, "ratio": null,'
+        ' "snr": null, "psnr": null},'
+        '{"model": "b", "scheme": "nf4", "steps": 10, "right": 198, "images": 200, "judge": 0.99, "ratio": 0.28125,'
+        ' "snr": 20.04, "psnr": 25.55}]}'
+    )
+    assert readme.fidelity(tmp_path).splitlines()[-2:] == [
+        "| bf16, 10 steps | 199/200 | - | - | - | - | - | - | - |",
+        "| `nf4` | - | - | - | - | 198/200 | 0.281 | 20.0 | 25.6 |",
+    ]
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (extract,) = re.findall(r"^tests=\$\((awk .*)\)$", script, flags=re.MULTILINE)
+    found = subprocess.run(["bash", "-c", extract], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == readme.command("test", TEXT)
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_the_two_commands(name: str) -> None:
+    line = readme.command(name, TEXT)
+    assert "\n" not in line
+    # The constraints file, and an extra that exists, so that a plain machine gets everything.
+    assert re.search(r"pip install -c constraints\.txt -e \"\.\[(all|test)\]\"", line)
+    assert (ROOT / "constraints.txt").exists()
+
+
+@pytest.mark.parametrize("line", [line for line in SHELL if line.startswith("sdquant ")])
+def test_commands_are_understood(line: str) -> None:
+    cli.parser().parse_args(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_examples_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PYTHON[number], f"README.md, example {number + 1}", "exec"), {})
+    assert any(tmp_path.iterdir())
+
+
+def test_files_exist() -> None:
+    named = re.findall(r"\]\(([\w./]+)\)", TEXT)
+    assert len(named) > 3
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_no_host_names_of_registries() -> None:
+    names = ["pypi" + ".org", "pythonhosted" + ".org", "download.pytorch" + ".org", "huggingface" + ".co"]
+    files = subprocess.run(
+        ["git", "grep", "-lIE", "|".join(re.escape(name) for name in names)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if files.returncode > 1:  # a copy without .git, as .ci/run makes: look through the texts that people install from
+        texts = [
+            ROOT / name for name in ("README.md", "CONTRIBUTING.md", "constraints.txt", "pyproject.toml", ".ci/run")
+        ]
+        assert not [path for path in texts if any(name in path.read_text(encoding="utf-8") for name in names)]
+        return
+    assert not files.stdout.splitlines()

@@ -1,0 +1,176 @@
+"""The generated tables of README.md.
+
+    python -m tools.readme            write them
+    python -m tools.readme --check    exit 1 if README.md does not hold what the code says
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. What it says about versions is said for those in
+constraints.txt, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdquant.backends import Scheme
+    from sdquant.compat import Cell
+    from sdquant.machine import Machine
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
+SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COMMAND = re.compile(r"<!-- command: (\w+) -->\n+```\w*\n(.*?)\n```", re.DOTALL)
+
+
+def render(text: str, root: Path = ROOT) -> str:
+    """README's text with every generated table made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](root)}\n\n{match[3]}"
+
+    return BLOCK.sub(fill, text)
+
+
+def command(name: str, text: str) -> str:
+    """The one-line command after `<!-- command: NAME -->`."""
+    return next(match[2] for match in COMMAND.finditer(text) if match[1] == name)
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> str:
+    """A table; the first `left` columns left-aligned, the rest right-aligned."""
+    header = list(header)
+    rule = [":--" if column < left else "--:" for column in range(len(header))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
+
+
+def schemes(_: Path) -> str:
+    """Every scheme with its size, by backend."""
+    from sdquant import backends
+
+    rows = []
+    for row in backends.schemes():
+        title = backends.get(row.backend).title
+        runtimes = "library, plain" if len(row.runtimes) > 1 else row.runtimes[0]
+        options = ", ".join(f"`{name}`" for name in row.options)
+        way = "on the fly" if row.on_the_fly else "files"
+        rows.append((f"`{row.name}`", title, row.summary, way, runtimes, options, _ratio(row)))
+    header = ("scheme", "backend", "what it is", "made", "runtimes", "options", "bytes / bf16")
+    return markdown(header, rows, left=6)
+
+
+def _ratio(row: Scheme) -> str:
+    """Bytes of a packed 3072 x 3072 weight against bf16; for a mix, of its base type, which most weights get."""
+    from sdquant import backends
+    from sdquant.backends._gguf_mixes import BASES
+    from sdquant.backends.base import Unfit
+
+    try:
+        layout = backends.get(row.backend).layout(backends.parse(row.name), SHAPE, "bfloat16")
+    except Unfit:
+        return "-"
+    ratio = sum(part.nbytes for part in layout.values()) / (2 * SHAPE[0] * SHAPE[1])
+    return f"{'≥ ' if row.name in BASES else ''}{ratio:.3f}"
+
+
+def matrix(root: Path) -> str:
+    """What can be combined, for a CPU and an NVIDIA GPU: schemes that agree share a line."""
+    from sdquant import backends, compat
+    from sdquant.request import OFFLOADS
+
+    parts = []
+    for kind, title in (("cuda", "NVIDIA GPU"), ("cpu", "CPU")):
+        cells = {
+            (cell.scheme, cell.mode, cell.offload, cell.runtime): cell
+            for cell in compat.matrix(device=kind, machine=pinned(root, kind))
+        }
+        lines: dict[tuple[str, ...], list[str]] = {}
+        for row in backends.schemes():
+            words = tuple(_word(row, offload, cells) for offload in OFFLOADS)
+            lines.setdefault((backends.get(row.backend).title, *words), []).append(f"`{row.name}`")
+        rows = [(title_, " ".join(names), *words) for (title_, *words), names in lines.items()]
+        parts.append(f"{title}:\n\n" + markdown(("backend", "schemes", *OFFLOADS), rows, left=7))
+    return "\n\n".join(parts)
+
+
+def _word(row: Scheme, offload: str, cells: Mapping[tuple[str, str, str, str], Cell]) -> str:
+    """The verdict on a scheme in its usual mode; "plain" where it takes `runtime="plain"`."""
+    mode = "pre" if row.on_the_fly else "found"
+    words = {"works": "yes", "slow": "slow", "untested": "untested", "breaks": "no"}
+    usual = words[cells[row.name, mode, offload, "default"].verdict]
+    plain = words[cells[row.name, mode, offload, "plain"].verdict] if "plain" in row.runtimes else usual
+    return "plain" if usual in ("no", "untested") and plain == "yes" else usual
+
+
+def pinned(root: Path, kind: str) -> Machine:
+    """A machine with the packages of constraints.txt and one device of a kind."""
+    from sdquant.machine import Device, Machine
+
+    pins = re.findall(r"^([\w-]+)==([\w.]+)", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    gib = 1 << 30
+    device = Device(kind=kind, index=0, name=kind, memory_total=24 * gib, memory_free=24 * gib)
+    return Machine(
+        platform="linux", wsl=False, python="3.11", devices=(device,), versions=dict(pins), ram_total=32 * gib,
+        ram_available=32 * gib, has_compiler=True, has_ninja=True, has_triton=False,
+    )  # fmt: skip
+
+
+def fidelity(root: Path) -> str:
+    """What `python -m bench.fidelity` measured."""
+    file = root / FIDELITY.relative_to(ROOT)
+    if not file.exists():
+        return "Not measured yet: `python -m bench.fidelity` does it."
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    models = list(dict.fromkeys(row["model"] for row in measured["rows"]))
+    lines: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in measured["rows"]:
+        name = f"`{row['scheme']}`" if row["scheme"] else f"bf16, {row['steps']} steps"
+        lines.setdefault((name, row["steps"]), {})[row["model"]] = row
+    header = ["scheme"]
+    for model in models:
+        header += [f"{model}: right", "bytes / bf16", "SNR", "PSNR"]
+    rows = [[name, *(cell for model in models for cell in _measured(by.get(model)))] for (name, _), by in lines.items()]
+    judge = max(row["judge"] for row in measured["rows"])
+    head = (
+        f"{measured['images']} images a scheme, {measured['steps']} steps, judged by a classifier that is right on "
+        f"{judge:.1%} of real digits. SNR is of the UNet's or transformer's output at the first step, PSNR of the "
+        "images, both in dB against the unquantized model; bytes are of the quantized layers."
+    )
+    return head + "\n\n" + markdown(header, rows)
+
+
+def _measured(row: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
+    if row is None:
+        return ("-", "-", "-", "-")
+    snr, psnr = ("-" if row[name] is None else f"{row[name]:.1f}" for name in ("snr", "psnr"))
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    return (f"{row['right']}/{row['images']}", ratio, snr, psnr)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {"schemes": schemes, "matrix": matrix, "fidelity": fidelity}
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
+    args = parser.parse_args()
+    old = README.read_text(encoding="utf-8")
+    new = render(old)
+    if args.check:
+        if old != new:
+            print("README.md is out of date: run python -m tools.readme", file=sys.stderr)
+        return int(old != new)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
