@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def run(capsys: Capture, *words: str) -> tuple[int, str, str]:
+def run(capsys: Capture, *words: str | Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of one command in this process."""
     code = cli.main([str(word) for word in words])
     out, err = capsys.readouterr()
@@ -248,8 +248,8 @@ def test_sizes() -> None:
 
 def speak(args: Any) -> int:
     """A command that logs and warns as libraries do."""
-    logging.getLogger("transformers.something").warning("a remark")
-    logging.getLogger("transformers.something").error("a failure")
+    logging.getLogger("otherlib.part").warning("a remark")
+    logging.getLogger("otherlib.part").error("a failure")
     logging.getLogger("sdquant.loader").warning("a word of ours")
     warnings.warn("a deprecation", FutureWarning, stacklevel=1)
     warnings.warn("untested", sdquant.compat.UntestedWarning, stacklevel=1)
@@ -261,7 +261,7 @@ def test_only_sdquant_and_errors_are_heard(capsys: Capture, monkeypatch: pytest.
     handlers = list(logging.getLogger().handlers)
     _, _, err = run(capsys, "plan", "digits-sd")
     assert err.splitlines() == [
-        "transformers: error: a failure",
+        "otherlib: error: a failure",
         "sdquant: warning: a word of ours",
         "sdquant: warning: untested",
     ]
@@ -270,8 +270,11 @@ def test_only_sdquant_and_errors_are_heard(capsys: Capture, monkeypatch: pytest.
 
 def test_verbose_lets_all_speak(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdquant.commands.plan.run", speak)
-    _, _, err = run(capsys, "-v", "plan", "digits-sd")
-    assert "transformers: warning: a remark" in err
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        _, _, err = run(capsys, "-v", "plan", "digits-sd")
+    assert "a deprecation" in err
+    assert "otherlib: warning: a remark" in err
 
 
 # Work.
@@ -299,7 +302,9 @@ def test_quantize_then_generate(capsys: Capture, tmp_path: Path, model: str, wor
     )  # fmt: skip
     made = [picture.with_stem("seven-0"), picture.with_stem("seven-1")]
     assert (code, out.split(), err) == (0, [str(path) for path in made], "")
-    assert all(Image.open(path).size == (32, 32) for path in made)
+    for path in made:
+        with Image.open(path) as image:
+            assert image.size == (32, 32)
     assert run(capsys, "quantize", model, *words, "-o", target)[0] == 2
     assert not leftovers(tmp_path)
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import cli
+from sdquant import cli, machine
 from sdquant.commands import demo as command
 from sdquant.demo import digits, grid, show
 from sdquant.drawing import draw, native_size
@@ -116,7 +116,7 @@ def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monk
 
 
 def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = sdquant.compat.machines.versions()
+    versions = machine.versions()
     versions.pop("nncf")
     monkeypatch.setattr("sdquant.machine.versions", lambda: dict(versions))
     found = show.run(
@@ -129,7 +129,7 @@ def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show.run, "__kwdefaults__", show.run.__kwdefaults__ | {"cases": CASES[:1]})
+    monkeypatch.setattr(show.run, "__kwdefaults__", {"cases": CASES[:1]})
     target = tmp_path / "grid.png"
     words = ["demo", "--model", "digits-sd", "--images", "1", "--steps", "1", "-o", str(target)]
     assert cli.main(words) == 0
@@ -186,7 +186,7 @@ def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
         (["seven"], [0], {"width": 36}, "divisible by 8"),
     ],
 )
-def test_faults(pipe: Any, prompts: Sequence[Any], seeds: Sequence[int], values: dict[str, int], word: str) -> None:
+def test_faults(pipe: Any, prompts: Sequence[Any], seeds: Sequence[int], values: dict[str, Any], word: str) -> None:
     with pytest.raises(SettingsError, match=word):
         draw(pipe, prompts, seeds=seeds, steps=1, **values)
 
