@@ -1,0 +1,102 @@
+"""The shipped models draw the digit they are asked for, quantized too.
+
+The full measurement, 200 images a scheme, is `python -m bench.fidelity`; its results are in bench/results/fidelity.json.
+Here a few images show that nothing is broken, and the recorded results are held to what the project promises.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sdquant
+from sdquant import backends
+from sdquant.demo import MODELS, digits
+from sdquant.drawing import draw
+from sdquant.weights import weight_bytes
+
+RESULTS = Path(__file__).parent.parent / "bench" / "results" / "fidelity.json"
+SHIPPED_BYTES = 20_000_000
+# How many digits of 200 a scheme may lose against the unquantized model.
+LOSS = {8: 2, 6: 6, 5: 6, 4: 6, 3: 20}
+RATIO = {8: 0.54, 4: 0.30}
+
+
+def right(pipe: Any, count: int, steps: int = 10) -> int:
+    """How many of `count` digits the judge reads as asked for."""
+    wanted = [i % 10 for i in range(count)]
+    seen = digits.judge().read(draw(pipe, [digits.prompt(d) for d in wanted], seeds=range(count), steps=steps))
+    return sum(a == b for a, b in zip(seen, wanted, strict=True))
+
+
+def test_the_judge_reads_real_digits() -> None:
+    assert digits.judge().accuracy > 0.98
+
+
+def test_the_shipped_models_are_small() -> None:
+    files = [path for name in MODELS for path in sdquant.demo.path(name).rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files) <= SHIPPED_BYTES
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unquantized(model: str) -> None:
+    assert right(sdquant.load_model(sdquant.demo.path(model), progress=False), 20) >= 19
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_headline(model: str) -> None:
+    path = sdquant.demo.path(model)
+    budget = int(0.7 * sdquant.plan(path, "nf4").bytes)
+    pipe = sdquant.load_model(path, quant="nf4", offload="balanced", budget=budget, progress=False)
+    assert right(pipe, 20) >= 19
+    assert pipe.sdquant.offload.report()["peak"] <= budget < weight_bytes(pipe)
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "bnb-int8", "qint8", "qint4", "qint3", "int8", "int4", "sdnq-uint4"])
+def test_quantized(scheme: str, sd: Path) -> None:
+    assert right(sdquant.load_model(sd, scheme, progress=False), 10) >= 9
+
+
+def recorded() -> dict[tuple[str, str | None, int], dict[str, Any]]:
+    """The recorded rows, by model, scheme and steps."""
+    rows = json.loads(RESULTS.read_text())["rows"]
+    return {(row["model"], row["scheme"], row["steps"]): row for row in rows}
+
+
+@pytest.mark.parametrize("model", MODELS)
+class TestRecorded:
+    """The recorded measurement of these very models keeps the promises."""
+
+    def test_is_of_the_shipped_weights(self, model: str) -> None:
+        from bench.fidelity import digest
+
+        assert {row["digest"] for key, row in recorded().items() if key[0] == model} == {digest(model)}
+
+    @pytest.mark.parametrize("steps", [10, 28])
+    def test_unquantized(self, model: str, steps: int) -> None:
+        row = recorded()[model, None, steps]
+        assert row["images"] == 200 and row["right"] >= 196
+
+    @pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if row.bits < 16])
+    def test_scheme(self, model: str, scheme: str) -> None:
+        rows = recorded()
+        row, reference = rows[model, scheme, 10], rows[model, None, 10]
+        bits = int(backends.scheme(scheme).bits)
+        assert row["images"] == 200
+        if bits in LOSS:
+            assert row["right"] >= reference["right"] - LOSS[bits]
+        if bits in RATIO and not scheme.endswith(("_s", "_m", "_l", "_1")):
+            assert row["ratio"] <= RATIO[bits]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if row.on_the_fly])
+def test_full(scheme: str, model: str) -> None:
+    path = sdquant.demo.path(model)
+    bits = int(backends.scheme(scheme).bits)
+    got = right(sdquant.load_model(path, scheme, progress=False), 200)
+    assert got >= (0 if bits not in LOSS else right(sdquant.load_model(path, progress=False), 200) - LOSS[bits])
