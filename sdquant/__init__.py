@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from . import backends, compat, demo
     from .compat import check
     from .detection import Detected, detect, suffix_hint
-    from .loader import load_model, plan
+    from .loader import load_model
     from .planner import Plan
+    from .preparation import plan
     from .quantizer import quantize
     from .saving import save
     from .verification import verify
@@ -45,7 +46,7 @@ _LAZY = {
     "check": "compat",
     "detect": "detection",
     "load_model": "loader",
-    "plan": "loader",
+    "plan": "preparation",
     "quantize": "quantizer",
     "save": "saving",
     "suffix_hint": "detection",

@@ -153,7 +153,12 @@ def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
 
 # Modules that cast their input to the dtype of a child's weight. In a library's module that may be the dtype of the
 # codes: T5's feed-forward turned its activations into uint8, and the text into noise, without an error.
-_PEEKING = {"T5DenseActDense": "wo", "T5DenseGatedActDense": "wo", "UMT5DenseActDense": "wo", "UMT5DenseGatedActDense": "wo"}
+_PEEKING = {
+    "T5DenseActDense": "wo",
+    "T5DenseGatedActDense": "wo",
+    "UMT5DenseActDense": "wo",
+    "UMT5DenseGatedActDense": "wo",
+}
 
 
 def weight_dtype_matters(model: nn.Module, path: str) -> bool:

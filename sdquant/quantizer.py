@@ -85,7 +85,7 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
-    from .loader import install_packed
+    from .install import install_packed
     from .offload.memory import trim
 
     backend = backends.get(spec.scheme.backend)

@@ -90,7 +90,7 @@ def offload_suspended(model: Any) -> Iterator[None]:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A folder beside the target, which takes the target's place at the end, or is removed if that end is not reached."""
+    """A folder beside the target, which takes its place at the end, or is removed if that end is not reached."""
     folder = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
     old = folder.with_suffix(".old")
     shutil.rmtree(folder, ignore_errors=True)

@@ -219,7 +219,7 @@ def test_a_system_error_is_a_sentence_too(capsys: Capture, monkeypatch: pytest.M
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "/disk/model.safetensors")
 
-    monkeypatch.setattr("sdquant.loader.prepare", full)
+    monkeypatch.setattr("sdquant.preparation.prepare", full)
     code, _, err = run(capsys, "plan", "digits-sd")
     assert code == 2
     assert err.splitlines()[:2] == [

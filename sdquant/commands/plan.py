@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
-    from ..loader import prepare
+    from ..preparation import prepare
 
     made = prepare(_shared.request_of(args))
     if args.json:

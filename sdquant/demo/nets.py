@@ -60,7 +60,7 @@ def unet(text_width: int) -> UNet2DConditionModel:
 
 
 def flux(text_width: int) -> FluxTransformer2DModel:
-    """A Flux transformer with one double and one single block, inner dimension 256 and, as Flux.1-dev, a guidance embedding."""
+    """A Flux transformer with one double and one single block, inner dimension 256 and a guidance embedding."""
     from diffusers import FluxTransformer2DModel
 
     return FluxTransformer2DModel(

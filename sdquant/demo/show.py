@@ -240,7 +240,8 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     its first use, is not on the clock. A GGUF scheme is not for quantizing while loading: its file is written first.
     """
     from ..drawing import draw
-    from ..loader import load_model, plan
+    from ..loader import load_model
+    from ..preparation import plan
 
     source: Path = path(model)
     quant = case.quant

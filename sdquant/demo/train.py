@@ -6,9 +6,10 @@ Three trainings, each with a fixed seed, a progress bar and a checkpoint it resu
 2. `sd`: the UNet and its CLIP text encoder together, v-prediction, with 10 % of the prompts dropped for classifier-free
    guidance. Noise is put on the encoder's weights at every step: a small encoder tells prompts apart by little, and
    one that was left at its random start lost half of the digits in 3 bits.
-3. `flux`: the transformer over encoders at their random start, first by flow matching, then by guidance distillation: a frozen copy of itself is the
-   teacher, and the student learns its guided velocity v_uncond + g (v_cond - v_uncond) for g in 1..4.
-   This is how Flux.1-dev came to its guidance embedding (arXiv:2210.03142), and why one pass a step draws the right digit.
+3. `flux`: the transformer over encoders at their random start, first by flow matching, then by guidance distillation:
+   a frozen copy of itself is the teacher, and the student learns its guided velocity
+   v_uncond + g (v_cond - v_uncond) for g in 1..4. This is how Flux.1-dev came to its guidance embedding
+   (arXiv:2210.03142), and why one pass a step draws the right digit.
 
 A few steps see up to 512 text tokens, because the pipeline pads to 512 without a mask.
 """
@@ -285,7 +286,7 @@ def _shaken(encoder: Any, generator: torch.Generator) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class FluxBatch:
-    """One training step's inputs for the transformer: tokens [b, 16, 16], noise alike, time [b] in 0..1, prompts [b]."""
+    """One step's inputs for the transformer: tokens [b, 16, 16], noise alike, time [b] in 0..1, prompts [b]."""
 
     clean: Tensor
     noise: Tensor

@@ -44,8 +44,8 @@ class QuantizedLayer(nn.Module):
     """What the quantized layers share. Comes before the `torch.nn` class in their bases.
 
     `weight` is a tensor on the meta device: it has the shape and dtype of the float weight, which is what code that
-    peeks at it wants to know (T5 casts its activations to `wo.weight.dtype`), and no values, so that code that would use
-    them fails loudly. `dequantize()` gives the values.
+    peeks at it wants to know (T5 casts its activations to `wo.weight.dtype`), and no values, so that code that would
+    use them fails loudly. `dequantize()` gives the values.
     """
 
     spec: PackedSpec
@@ -153,7 +153,7 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
 
 
 def quantized_layer(module: nn.Module, packed: Packed) -> QuantizedLayer:
-    """The quantized layer that stands for `module` (whose own weight may be on the meta device) with a packed weight."""
+    """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight."""
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
             made: Any = layer.__new__(layer)

@@ -1,0 +1,134 @@
+"""Puts weights into an empty model: plain tensors as they are, packed ones inside modules that can run them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import backends, components
+from .backends.base import Packed
+from .errors import BadFileError, UnsupportedFileError
+from .layers import kind_of, quantized_layer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .formats.source import Source
+
+log = logging.getLogger(__name__)
+
+
+class Installer:
+    """Puts tensors and packed weights into an empty model, and knows at the end whether all came."""
+
+    def __init__(self, model: nn.Module, runtime: str) -> None:
+        self.model, self.runtime = model, runtime
+        self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
+        self.ties = components.tied(model)
+        self.unexpected: list[str] = []
+
+    def plain(self, key: str, tensor: Tensor) -> None:
+        """A float (or other unquantized) tensor, and all parameters that are tied to it."""
+        name = components.model_name(key, self.known)
+        if name is None:
+            self.unexpected.append(key)
+            return
+        wanted = tuple(self.model.get_parameter(name).shape) if name in self.ties else tuple(tensor.shape)
+        if tuple(tensor.shape) != wanted:
+            if tuple(n for n in tensor.shape if n != 1) != tuple(n for n in wanted if n != 1):
+                raise BadFileError(
+                    f"Tensor {key!r} was to be loaded",
+                    f"it has shape {list(tensor.shape)}, the model wants {list(wanted)}",
+                    "Check that the weights and the config belong together",
+                )
+            tensor = tensor.reshape(wanted)
+        components.set_tensor(self.model, self.ties.get(name, (name,)), tensor)
+
+    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
+        """A float weight that is to be quantized now."""
+        name = components.model_name(key, self.known)
+        module = self._module(name) if name is not None else None
+        if name is None or module is None or kind_of(module) is None:
+            # Planned from the name and shape alone; the model says it is no linear or convolution layer.
+            log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, type(module).__name__)
+            self.plain(key, tensor)
+            return
+        packed = backends.get(spec.scheme.backend).encode(tensor.to(device), spec)
+        self.packed(name, packed, spec)
+
+    def found(self, found: backends.Found, src: Source, files: Mapping[Path, Any]) -> None:
+        """A weight that is quantized on disk."""
+        name = components.model_name(found.name, self.known)
+        if name is None:
+            self.unexpected.append(found.name)
+            return
+        backend = backends.of_scheme(found.scheme)
+
+        def get(key: str) -> Tensor:
+            tensor: Tensor = files[src.home[key]].get(key)
+            return tensor
+
+        spec = src.specs.get(found.name)
+        wanted = self.model.get_parameter(name)
+        if spec is not None:
+            packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
+        else:
+            packed = backend.read(found, tuple(wanted.shape), get)
+        if kind_of(self._module(name)) is None:
+            # A table of embeddings in float8, say: no layer of ours runs it packed.
+            log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
+            self.plain(name, backend.decode(packed, wanted.dtype))
+            return
+        self.packed(name, packed, None)
+
+    def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
+        """A packed weight: its module is replaced by one that can run it."""
+        install_packed(self.model, name, packed, self.runtime, spec)
+
+    def _module(self, name: str) -> nn.Module:
+        return self.model.get_submodule(name.rpartition(".")[0])
+
+    def finish(self, src: Source) -> None:
+        """Raise if a parameter got no value; tell of tensors that nobody wanted."""
+        missing = components.missing(self.model)
+        if missing:
+            raise BadFileError(
+                f"{src.path} was to be loaded",
+                f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+                "Check that the weights and the config belong together",
+            )
+        if self.unexpected:
+            log.warning(
+                "%s holds %d tensors that the model has no place for, the first is %r",
+                src.path,
+                len(self.unexpected),
+                self.unexpected[0],
+            )
+
+
+def install_packed(
+    model: nn.Module, name: str, packed: Packed, runtime: str, spec: backends.QuantSpec | None = None
+) -> None:
+    """Replace the module that owns weight `name` by one that runs the packed weight.
+
+    A weight of a kind that the library has no module for gets a plain layer: a file may hold more than it runs.
+    So does one whose owner reads the weight's dtype, which a plain layer answers with that of the float weight.
+    """
+    path = name.rpartition(".")[0]
+    module = model.get_submodule(path)
+    kind = kind_of(module)
+    row = backends.scheme(packed.spec.scheme)
+    if kind is None:
+        raise UnsupportedFileError(
+            f"Weight {name!r} is quantized to {row.name}",
+            f"it belongs to a {type(module).__name__}, which sdquant cannot run quantized",
+            "Quantize the model again without it (skip=)",
+        )
+    modules = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
+    if modules and not components.weight_dtype_matters(model, path):
+        made = backends.get(row.backend).to_library(module, packed, spec)
+    else:
+        made = quantized_layer(module, packed)
+    components.set_module(model, path, made)

@@ -1,0 +1,137 @@
+"""From a request to a plan: everything that can be refused is refused here, from headers at most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import compat, detection, machine, planner
+from .errors import BackendUnavailableError, MissingComponentError
+from .request import Request, request
+
+
+def plan(
+    path: str | Path,
+    quant: str | Mapping[str, str] | None = None,
+    offload: str = "none",
+    **values: Any,
+) -> planner.Plan:
+    """What `load_model` with the same arguments would do, and the bytes of it; headers are all that is read.
+
+    Raises:
+        SdquantError: what `load_model` would raise before reading weights.
+    """
+    return prepare(request(path, quant=quant, offload=offload, **values))
+
+
+def prepare(asked: Request) -> planner.Plan:
+    """Check and plan a request. Everything that can be refused is refused here, from headers at most.
+
+    The matrix is asked twice: first with what the request says, before any file is opened; then with what the files
+    hold. Only after that are the files held against their own headers.
+    """
+    here = machine.probe()
+    device = asked.device or machine.default_device(here)
+    kind = machine.device_kind(device, here)
+    if kind not in here.kinds:
+        raise BackendUnavailableError(
+            f"Device {device!r} was asked for",
+            f"torch sees {', '.join(here.kinds)} on this machine",
+            "Leave device out, or see `sdquant doctor` for what is missing",
+        )
+
+    def check(quant: Any, mode: str, source: str = "weights") -> None:
+        compat.check(
+            quant, asked.offload, mode=mode, runtime=asked.runtime, device=device, machine=here, source=source,
+            allow_incompatible=asked.allow_incompatible,
+        )  # fmt: skip
+
+    # A gguf scheme on a file that may hold it is not yet a refusal.
+    named = {name: str(spec) for name, spec in asked.specs().items() if spec is not None}
+    check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
+    place = resolve(asked)
+    asked = dataclasses.replace(asked, path=str(place))
+    seen = whole_of(asked, complete=False)
+    for scheme in sorted({part.quant for part in (seen.parts or {".": seen}).values() if part.quant}):
+        check(scheme, "found")
+    asked = dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
+    planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
+    return planner.make(asked, whole_of(asked, complete=True), device=device)
+
+
+def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
+    """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
+
+    That is so where a lone component joins the others of its base, and in GGUF files, which keep small tensors in F32.
+    The dtype with the most bytes decides: in the base, else in the file.
+    """
+    if asked.base is not None:
+        seen = detection.detect(asked.base, complete=False)
+    elif seen.container != "gguf":
+        return None
+    sizes: Counter[str] = Counter()
+    for src in seen.sources.values():
+        for info in src.plain.values():
+            if info.dtype in ("float32", "float16", "bfloat16"):
+                sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def resolve(asked: Request) -> Path:
+    """The file or folder of a request's path, downloaded if it is a hub id."""
+    place = Path(asked.path).expanduser()
+    if place.exists() or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
+        return place
+    from . import components
+
+    return components.hub_folder(asked.path, progress=asked.progress)
+
+
+def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
+    """What the path holds; with a base, the base's components with the lone one in its place."""
+    seen = detection.detect(asked.path, complete=complete)
+    if asked.base is None:
+        return seen
+    base = detection.detect(asked.base, complete=complete)
+    if seen.container == "pipeline" or base.container != "pipeline":
+        raise MissingComponentError(
+            f"{asked.path} was to be loaded with base={asked.base}",
+            "base is for a lone component, and must be a pipeline folder",
+            "Leave base out" if seen.container == "pipeline" else "Give the folder with the model_index.json",
+        )
+    name = _place(seen, base)
+    lone = seen.sources["."]
+    owner = base.sources[name]
+    lone = dataclasses.replace(
+        lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
+    )
+    parts = base.parts | {name: seen}
+    return dataclasses.replace(
+        base,
+        path=asked.path,
+        quant=seen.quant or base.quant,
+        backend=seen.backend or base.backend,
+        prequantized=seen.prequantized or base.prequantized,
+        evidence=[f"{name}: {line}" for line in seen.evidence],
+        warnings=[*base.warnings, *seen.warnings],
+        parts=parts,
+        sources={**base.sources, name: lone},
+    )
+
+
+def _place(seen: detection.Detected, base: detection.Detected) -> str:
+    """Which component of the base a lone one replaces: of the same kind, and with its tensor names."""
+    names = seen.sources["."].names
+    kind = seen.component or ""
+    for name, src in base.sources.items():
+        shared = len(src.names & names) / max(len(src.names), 1)
+        if shared > 0.9 or (kind and name == kind):
+            return name
+    raise MissingComponentError(
+        f"{seen.path} was to take its place in {base.path}",
+        f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}",
+        "Give the pipeline folder of the same model as base",
+    )
