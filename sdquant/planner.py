@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -130,10 +131,12 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
     parts = tuple(_component(name, src, asked_for(name, request), request) for name, src in sources.items())
     warnings = [*detected.warnings, *_without_effect(request, parts)]
     if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
+        reasons = Counter(reason for part in parts for reason in part.kept.values())
+        most = f": {reasons.most_common(1)[0][0]}" if reasons else ""
         raise IncompatibleError(
             f"{request.quant} was asked for on {request.path}",
-            "none of its components has a weight that would be quantized",
-            "Name the component with components=, or check skip=",
+            f"it has no weight that would be quantized{most}",
+            "Check components= and skip=" if most in ("", f": {SKIPPED}") else "Use another scheme or runtime",
         )
     return Plan(
         path=request.path,

@@ -15,10 +15,11 @@ from .backends.base import DTYPE_BITS, Unfit
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
 
-# Two-dimensional weights that are looked up, not multiplied: they stay as they are.
+# Two-dimensional weights that are looked up, not multiplied: they stay as they are. Modules by the last word of their
+# path, as diffusers and transformers call those that are an `nn.Embedding`.
 _TABLES = re.compile(
-    r"(^|\.)(shared|embed_tokens|embed_positions|relative_attention_bias|[a-z_]*token_embedding|position_embedding|"
-    r"word_embeddings|position_embeddings|class_embedding|pos_embed)\.weight$"
+    r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
+    r"embedding_table|style_embedder|wte|wpe)\.weight$"
 )
 SKIPPED = "skipped as asked"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -49,7 +50,7 @@ def select(
     backend = backends.get(spec.scheme.backend)
     kinds = spec.scheme.kinds(runtime)
     weights, kept = [], {}
-    for name, kind in _candidates(shapes):
+    for name, kind in candidates(shapes):
         shape, dtype = shapes[name]
         if skipped(name, skip):
             kept[name] = SKIPPED
@@ -67,11 +68,15 @@ def select(
     return tuple(weights), kept
 
 
-def _candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
+def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
     """Names and kinds of the weights of linear and convolution layers, as far as name and shape tell."""
     for name, (shape, dtype) in shapes.items():
-        if name.endswith(".weight") and dtype in FLOATS and len(shape) >= 2 and not _TABLES.search(name):
-            yield name, "linear" if len(shape) == 2 else "conv"
+        if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2:
+            continue
+        if len(shape) > 2:
+            yield name, "conv"
+        elif not _TABLES.search(name):
+            yield name, "linear"
 
 
 def skipped(name: str, skip: tuple[str, ...]) -> bool:
