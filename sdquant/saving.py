@@ -94,13 +94,15 @@ def beside(target: Path) -> Iterator[Path]:
     folder = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
     old = folder.with_suffix(".old")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     try:
+        folder.mkdir()
         yield folder
         if target.exists():
             target.rename(old)
         folder.rename(target)
     finally:
+        if old.exists() and not target.exists():  # stopped between the two renames
+            old.rename(target)
         shutil.rmtree(folder, ignore_errors=True)
         if old.is_dir():
             shutil.rmtree(old)
