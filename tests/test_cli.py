@@ -337,8 +337,8 @@ def test_an_output_that_nobody_reads() -> None:
 # Interrupts: nothing half-written stays.
 
 
-def interrupted(tmp_path: Path, signal_: int, *words: str, at: Path) -> tuple[int, str]:
-    """Start a command, send the signal as soon as something hidden stands in `at`; exit code and stderr."""
+def interrupted(tmp_path: Path, signal_: int, *words: str, at: Path, after: float = 0) -> tuple[int, str]:
+    """Start a command, send the signal `after` seconds from when its work stands in `at`; exit code and stderr."""
     with subprocess.Popen(
         [sys.executable, "-m", "sdquant", *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -347,6 +347,7 @@ def interrupted(tmp_path: Path, signal_: int, *words: str, at: Path) -> tuple[in
         until = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < until and not any(at.glob("*sdquant-*")):
             time.sleep(0.002)
+        time.sleep(after)
         child.send_signal(signal_)
         _, err = child.communicate(timeout=60)
     return child.returncode, err
@@ -369,7 +370,7 @@ def test_interrupted_quantize(tmp_path: Path, signal_: int, code: int) -> None:
 def test_interrupted_demo(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     words = ("demo", "--model", "digits-sd", "-o", str(tmp_path / "grid.png"))
-    got, err = interrupted(tmp_path, signal.SIGINT, *words, at=tmp_path / "tmp")
+    got, err = interrupted(tmp_path, signal.SIGINT, *words, at=tmp_path / "tmp", after=2)
     assert (got, err) == (130, "sdquant: interrupted\n")
     assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
 
