@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sdquant: terminated", file=sys.stderr)
         return 143
     except KeyboardInterrupt:
+        # CPython takes one that came inside an exec() of text for unhandled, however it is handled later, and would end
+        # by the signal instead of with our code. The next exec() makes it forget.
+        exec("")
         print("sdquant: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
