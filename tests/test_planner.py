@@ -90,7 +90,9 @@ class TestBytes:
 
     @pytest.mark.parametrize("name", FOREIGN)
     def test_of_what_others_wrote(self, name: str, foreign: Callable[[str], Path], sd: Path, flux: Path) -> None:
-        made_of = sd / "unet" if "quanto" in FOREIGN[name].evidence and "diffusers" not in name else flux / "transformer"
+        made_of = (
+            sd / "unet" if "quanto" in FOREIGN[name].evidence and "diffusers" not in name else flux / "transformer"
+        )
         base = None if FOREIGN[name].config else made_of.parent
         plan = sdquant.plan(foreign(name), base=base)
         assert plan.bytes == weight_bytes(sdquant.load_model(foreign(name), base=base, progress=False))
