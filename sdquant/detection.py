@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import backends
+from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import families, folder, source
 from .formats.source import METADATA_KEY, Source
@@ -184,7 +185,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 
 def _component(src: Source, path: str) -> Detected:
-    gguf = source.is_gguf(src.files[0])
+    gguf = src.container == "gguf"
     if gguf:
         _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
@@ -233,6 +234,12 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
         evidence.setdefault(found.scheme, found.evidence)
     if not weight:
         types = ", ".join(sorted({info.dtype for info in src.tensors.values()}))
+        if src.container == "gguf":  # a scheme of its own, though nothing in it is quantized
+            sizes: Counter[str] = Counter()
+            for info in src.tensors.values():
+                sizes[info.dtype] += info.nbytes
+            name = src.named_quant or dominant(sizes)
+            return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
     lines = [f"{evidence[scheme]} ({count[scheme]} weights)" for scheme, _ in weight.most_common()]
     return src.named_quant or weight.most_common(1)[0][0], lines

@@ -169,6 +169,8 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
     if src.found:
         _refuse_conflict(name, src, said, spec)
         return _found(name, src, request)
+    if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
+        spec = None  # a GGUF file of floats, asked for by its type: as found
     if spec is not None and not spec.scheme.on_the_fly:
         row = spec.scheme
         raise IncompatibleError(

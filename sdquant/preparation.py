@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,7 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     """
     if asked.base is not None:
         seen = detection.detect(asked.base, complete=False)
-    elif seen.container != "gguf":
+    elif not any(src.container == "gguf" for src in seen.sources.values()):
         return None
     sizes: Counter[str] = Counter()
     for src in seen.sources.values():
@@ -82,8 +83,9 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
 
 def resolve(asked: Request) -> Path:
     """The file or folder of a request's path, downloaded if it is a hub id."""
-    place = Path(asked.path).expanduser()
-    if place.exists() or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
+    # os.path's functions say no where Path's raise: a name that is too long, a user that does not exist.
+    place = Path(os.path.expanduser(asked.path))
+    if os.path.exists(place) or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
         return place
     from . import components
 

@@ -42,6 +42,7 @@ class Source:
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
         metadata: the metadata of the first file.
+        container: "safetensors" or "gguf".
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Source:
     library: str | None = None
     class_name: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    container: str = "safetensors"
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -184,6 +186,7 @@ def _source(
         library=library,
         class_name=class_name,
         metadata=metadata,
+        container="gguf" if is_gguf(files[0]) else "safetensors",
     )
 
 
