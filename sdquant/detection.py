@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,66 +15,12 @@ from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import families, folder, source
 from .formats.source import METADATA_KEY, Source
+from .suffixes import suffix_hint
+
+__all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
 # The main component of a pipeline, whose quantization names the pipeline's.
 MAIN = ("transformer", "unet", "transformer_2", "prior")
-
-# What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
-# header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
-_MARK, _END = r"(?:^|[-_. ])", r"(?=$|[-_. ])"
-_HINTS: tuple[tuple[str, str], ...] = (
-    (_MARK + r"q(?P<bits>[2-6])_?k(?:_?(?P<mix>s|m|l|xl))?" + _END, "<mix>"),
-    (_MARK + r"q(?P<bits>[458])_?(?P<form>[01])" + _END, "<legacy>"),
-    (_MARK + r"(?:(?P<b>b)f|fp?)(?P<bits>16|32)" + _END + r".*\.gguf$", "<float>"),
-    (r"sdnq[-_ ]?(?P<code>u?int\d|fp8)", "<sdnq>"),
-    (r"bnb[-_ ]?int8", "bnb-int8"),
-    (r"nf4", "nf4"),
-    (r"qint8", "qint8"),
-    (r"qint4", "qint4"),
-    (r"qint3", "qint3"),
-    (r"qint2", "qint2"),
-    (r"qint(?!\d)", "qint8"),
-    (r"qfloat8", "qfloat8"),
-    (r"(?<!mx)fp8|float8", "fp8"),
-    (r"(?<!mx)(?<!nv)fp4", "fp4"),
-    (r"(?<!u)int8[-_]sym", "int8_sym"),
-    (r"(?<!u)int4[-_]sym", "int4_sym"),
-    (r"(?<!u)int8", "int8"),
-    (r"(?<!u)int4", "int4"),
-)
-
-
-def suffix_hint(name: str) -> str | None:
-    """The scheme that a file's name promises, None if it promises none. The name alone; nothing is opened.
-
-    The mark nearest to the end counts: "nf4-model-fp8.safetensors" promises fp8.
-    """
-    base = Path(name).name.lower()
-    best: tuple[int, str] | None = None
-    for pattern, scheme in _HINTS:
-        for match in re.finditer(pattern, base):
-            # The whole match may go on to the end of the name; its mark ends where its last group does.
-            end = match.end(match.lastindex or 0)
-            hint = _hinted(scheme, match)
-            if hint is not None and (best is None or end > best[0]):
-                best = (end, hint)
-    return best[1] if best else None
-
-
-def _hinted(scheme: str, match: re.Match[str]) -> str | None:
-    if not scheme.startswith("<"):
-        return scheme
-    known = {row.name for row in backends.schemes()}
-    words = {name: text or "" for name, text in match.groupdict().items()}
-    if scheme == "<sdnq>":
-        names = [f"sdnq-{words['code']}"]
-    elif scheme == "<float>":
-        names = [f"{words['b']}f{words['bits']}"]
-    elif scheme == "<legacy>":
-        names = [f"q{words['bits']}_{words['form']}"]
-    else:
-        names = [f"q{words['bits']}_k_{words['mix']}", f"q{words['bits']}_k"]
-    return next((name for name in names if name in known), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +82,7 @@ def detect(path: str | Path, *, complete: bool = True) -> Detected:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
     try:
-        return _look(Path(path), str(path), complete)
+        return _look(Path(os.path.expanduser(path)), str(path), complete)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
 

@@ -148,6 +148,11 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _folder(value: Any) -> Any:
+    value = _path(value)
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
 def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
@@ -176,7 +181,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "runtime": _lower,
     "dtype": _torch_name,
     "device": _torch_name,
-    "base": _path,
+    "base": _folder,
     "components": _tuple,
     "skip": _skips,
 }

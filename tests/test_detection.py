@@ -175,6 +175,12 @@ class TestPlain:
             k: v for k, v in lone.to_dict().items() if k in same
         }
 
+    def test_a_path_from_home(self, sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "model").symlink_to(sd)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert sdquant.detect("~/model").bytes == sdquant.detect(sd).bytes
+        assert sdquant.plan(sd / "unet", base="~/model").bytes == sdquant.plan(sd).bytes
+
     def test_a_sharded_folder(self, sd: Path, tmp_path: Path) -> None:
         tensors = load_file(sd / "unet" / WEIGHTS)
         shutil.copy(sd / "unet" / "config.json", tmp_path)

@@ -112,6 +112,7 @@ class TestWhatCallersWrite:
         assert request(tmp_path).path == str(tmp_path)
         assert request(tmp_path, base=tmp_path / "base").base == str(tmp_path / "base")
         assert request("~/model", base="a/b").base == "a/b"
+        assert request("model", base="~/b").base == str(Path("~/b").expanduser())
 
     @pytest.mark.parametrize(
         ("dtype", "name"),

@@ -98,19 +98,19 @@ def _fault(path: Path, *words: str, of: Path | None = None) -> BadFileError:
 
 class TestDamaged:
     @pytest.fixture
-    def unet(self, saved: Callable[..., Path], tmp_path: Path) -> Callable[[str], Path]:
-        """unet(scheme): a copy of the UNet in that scheme: its weight file, its config beside it."""
+    def copy(self, saved: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+        """copy(scheme, part="unet"): a copy of that part in that scheme: its weight file, its config beside it."""
 
-        def copy(scheme: str) -> Path:
-            shutil.copytree(saved(scheme) / "unet", tmp_path / "unet", dirs_exist_ok=True)
-            return next(path for path in (tmp_path / "unet").iterdir() if path.suffix in (".safetensors", ".gguf"))
+        def make(scheme: str, part: str = "unet") -> Path:
+            folder = Path(shutil.copytree(saved(scheme) / part, tmp_path / part, dirs_exist_ok=True))
+            return next(path for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))
 
-        return copy
+        return make
 
     @pytest.mark.parametrize("scheme", ON_THE_FLY)
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_a_scale_that_is_not_finite(self, value: float, scheme: str, unet: Callable[[str], Path]) -> None:
-        path = unet(scheme)
+    def test_a_scale_that_is_not_finite(self, value: float, scheme: str, copy: Callable[..., Path]) -> None:
+        path = copy(scheme, "text_encoder")
         found = sdquant.detect(path).sources["."].found
         scales = [key for row in found.values() for part, key in row.keys.items() if part in ("scale", "absmax", "scb")]
         key = scales[len(scales) // 2]
@@ -123,10 +123,10 @@ class TestDamaged:
 
     @pytest.mark.parametrize("scheme", ON_THE_FLY)
     @pytest.mark.parametrize("what", ["longer", "shorter", "a dimension more", "another dtype"])
-    def test_a_part_of_the_wrong_size(self, what: str, scheme: str, unet: Callable[[str], Path]) -> None:
+    def test_a_part_of_the_wrong_size(self, what: str, scheme: str, copy: Callable[..., Path]) -> None:
         """Of the codes, and of the scales, the same: nothing is read in a way that its writer did not mean."""
         for part in (0, 1):
-            path = unet(scheme)
+            path = copy(scheme, "text_encoder")
             found = list(sdquant.detect(path).sources["."].found.values())
             row = found[len(found) // 2]
             key = list(row.keys.values())[part]
@@ -157,8 +157,8 @@ class TestDamaged:
         _fault(unet, "'mid_block.resnets.0.conv1.weight'", "not finite", of=unet / WEIGHTS)
 
     @pytest.mark.parametrize("scheme", ["nf4", "q8_0"])
-    def test_a_plain_weight_beside_quantized_ones(self, scheme: str, unet: Callable[[str], Path]) -> None:
-        path = unet(scheme)
+    def test_a_plain_weight_beside_quantized_ones(self, scheme: str, copy: Callable[..., Path]) -> None:
+        path = copy(scheme)
         src = sdquant.detect(path).sources["."]
         if scheme == "nf4":
 
@@ -173,8 +173,8 @@ class TestDamaged:
                 file.write(b"\xff\xff" * (info.nbytes // 2))
         _fault(path, "'conv_norm_out.bias'", "not finite")
 
-    def test_a_scale_inside_a_gguf_block(self, unet: Callable[[str], Path]) -> None:
-        path = unet("q8_0")
+    def test_a_scale_inside_a_gguf_block(self, copy: Callable[..., Path]) -> None:
+        path = copy("q8_0")
         src = sdquant.detect(path).sources["."]
         name = sorted(src.found)[5]
         info: Any = src.tensors[name]

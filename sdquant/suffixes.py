@@ -1,0 +1,65 @@
+"""What a file's name promises: the first hint, never trusted over the header. Nothing is opened."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from . import backends
+
+# What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
+# header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
+_MARK, _END = r"(?:^|[-_. ])", r"(?=$|[-_. ])"
+_HINTS: tuple[tuple[str, str], ...] = (
+    (_MARK + r"q(?P<bits>[2-6])_?k(?:_?(?P<mix>s|m|l|xl))?" + _END, "<mix>"),
+    (_MARK + r"q(?P<bits>[458])_?(?P<form>[01])" + _END, "<legacy>"),
+    (_MARK + r"(?:(?P<b>b)f|fp?)(?P<bits>16|32)" + _END + r".*\.gguf$", "<float>"),
+    (r"sdnq[-_ ]?(?P<code>u?int\d|fp8)", "<sdnq>"),
+    (r"bnb[-_ ]?int8", "bnb-int8"),
+    (r"nf4", "nf4"),
+    (r"qint8", "qint8"),
+    (r"qint4", "qint4"),
+    (r"qint3", "qint3"),
+    (r"qint2", "qint2"),
+    (r"qint(?!\d)", "qint8"),
+    (r"qfloat8", "qfloat8"),
+    (r"(?<!mx)fp8|float8", "fp8"),
+    (r"(?<!mx)(?<!nv)fp4", "fp4"),
+    (r"(?<!u)int8[-_]sym", "int8_sym"),
+    (r"(?<!u)int4[-_]sym", "int4_sym"),
+    (r"(?<!u)int8", "int8"),
+    (r"(?<!u)int4", "int4"),
+)
+
+
+def suffix_hint(name: str) -> str | None:
+    """The scheme that a file's name promises, None if it promises none. The name alone; nothing is opened.
+
+    The mark nearest to the end counts: "nf4-model-fp8.safetensors" promises fp8.
+    """
+    base = Path(name).name.lower()
+    best: tuple[int, str] | None = None
+    for pattern, scheme in _HINTS:
+        for match in re.finditer(pattern, base):
+            # The whole match may go on to the end of the name; its mark ends where its last group does.
+            end = match.end(match.lastindex or 0)
+            hint = _hinted(scheme, match)
+            if hint is not None and (best is None or end > best[0]):
+                best = (end, hint)
+    return best[1] if best else None
+
+
+def _hinted(scheme: str, match: re.Match[str]) -> str | None:
+    if not scheme.startswith("<"):
+        return scheme
+    known = {row.name for row in backends.schemes()}
+    words = {name: text or "" for name, text in match.groupdict().items()}
+    if scheme == "<sdnq>":
+        names = [f"sdnq-{words['code']}"]
+    elif scheme == "<float>":
+        names = [f"{words['b']}f{words['bits']}"]
+    elif scheme == "<legacy>":
+        names = [f"q{words['bits']}_{words['form']}"]
+    else:
+        names = [f"q{words['bits']}_k_{words['mix']}", f"q{words['bits']}_k"]
+    return next((name for name in names if name in known), None)
