@@ -18,6 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from . import __version__
 from .errors import SdquantError
@@ -50,31 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not sys.stderr.isatty():
         args.progress = False  # bars are for terminals
+    stop = _Stop()
     try:
-        with _voices(args.verbose), _terminable():
+        with _voices(args.verbose), stop:
             code = int(args.run(args))
         sys.stdout.flush()
         return code
-    except SdquantError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        return stop.say() if stop.signal is not None else _failed(error, args)
+
+
+def _failed(error: BaseException, args: argparse.Namespace) -> int:
+    """The exit code for an error that is somebody else's fault; ours are raised on."""
+    if isinstance(error, SdquantError):
         return _refused(error, args)
-    except _Terminated:
-        print("sdquant: terminated", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        # CPython takes one that came inside an exec() of text for unhandled, however it is handled later, and would end
-        # by the signal instead of with our code. The next exec() makes it forget.
-        exec("")
-        print("sdquant: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         # The reader of our output went away, as `| head` does. Python flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.filename is None:
-            raise
+    if isinstance(error, OSError) and error.filename is not None:
         what, why = f"{error.filename} was to be read or written", str(error.strerror or error)
         return _refused(SdquantError(what, why, "Check the path, its permissions and the space left"), args)
+    raise error
 
 
 def _refused(error: SdquantError, args: argparse.Namespace) -> int:
@@ -118,25 +116,36 @@ def _voices(verbose: bool) -> Iterator[None]:
         root.removeHandler(handler)
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: what is half-written goes, as after Ctrl-C."""
+class _Stop:
+    """Ctrl-C and SIGTERM while a command runs: the stack unwinds and what is half-written goes.
 
+    The signal is remembered, because a library that is interrupted in its import may swallow the interrupt, or stay
+    half-imported and fail with an error of another kind.
+    """
 
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds the stack and so cleans up; by itself it would end the process at once."""
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._old: dict[signal.Signals, Any] = {}
 
-    def stop(*_: object) -> None:
-        raise _Terminated
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # only that one may set handlers
+            self._old = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
-        yield
-        return
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        self.signal = number
+        raise KeyboardInterrupt
+
+    def say(self) -> int:
+        """What is said at the end, and the exit code."""
+        # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
+        # by the signal instead of with our code. The next exec() makes it forget.
+        exec("")
+        print(f"sdquant: {'terminated' if self.signal == signal.SIGTERM else 'interrupted'}", file=sys.stderr)
+        return 128 + int(self.signal or 0)
 
 
 class _Line(logging.Formatter):
