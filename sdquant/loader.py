@@ -41,7 +41,7 @@ class Loaded:
 
 def load_model(
     path: str | Path,
-    quant: str | Mapping[str, str] | None = None,
+    quant: str | Mapping[str, str | None] | None = None,
     offload: str = "none",
     *,
     mode: str = "auto",

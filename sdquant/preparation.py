@@ -16,7 +16,7 @@ from .request import Request, request
 
 def plan(
     path: str | Path,
-    quant: str | Mapping[str, str] | None = None,
+    quant: str | Mapping[str, str | None] | None = None,
     offload: str = "none",
     **values: Any,
 ) -> planner.Plan:
