@@ -11,6 +11,7 @@ from . import backends, components
 from .backends.base import Packed
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
+from .offload.memory import Trimmer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Installer:
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.tied(model)
         self.unexpected: list[str] = []
+        self.trimmer = Trimmer()
 
     def plain(self, key: str, tensor: Tensor) -> None:
         """A float (or other unquantized) tensor, and all parameters that are tied to it."""
@@ -57,6 +59,7 @@ class Installer:
             return
         packed = backends.get(spec.scheme.backend).encode(tensor.to(device), spec)
         self.packed(name, packed, spec)
+        self.trimmer.add(tensor.numel() * tensor.element_size())
 
     def found(self, found: backends.Found, src: Source, files: Mapping[Path, Any]) -> None:
         """A weight that is quantized on disk."""

@@ -86,14 +86,16 @@ def quantize_module(
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
     from .install import install_packed
-    from .offload.memory import trim
+    from .offload.memory import Trimmer, trim
 
     backend = backends.get(spec.scheme.backend)
+    trimmer = Trimmer()
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
         packed = backend.encode(weight.to(device or home), spec)
         install_packed(model, name, packed, runtime, spec)
+        trimmer.add(weight.numel() * weight.element_size())
         del weight, packed
         if tick is not None:
             tick(1)

@@ -48,6 +48,20 @@ def give_back() -> None:
     trim()
 
 
+class Trimmer:
+    """Calls `trim` whenever `step` bytes have been worked on: what was freed in between does not pile up."""
+
+    def __init__(self, step: int = 8 << 20) -> None:
+        self._step, self._since = step, 0
+
+    def add(self, nbytes: int) -> None:
+        """`nbytes` more were worked on."""
+        self._since += nbytes
+        if self._since >= self._step:
+            self._since = 0
+            trim()
+
+
 def trim() -> None:
     """Let the C library hand freed memory to the system; glibc keeps up to twice the model otherwise."""
     if sys.platform.startswith("linux"):
