@@ -1,6 +1,6 @@
 """The shipped models draw the digit they are asked for, quantized too.
 
-The full measurement, 200 images a scheme, is `python -m bench.fidelity`; its results are in bench/results/fidelity.json.
+The full measurement, 200 images a scheme, is `python -m bench.fidelity`; bench/results/fidelity.json has its results.
 Here a few images show that nothing is broken, and the recorded results are held to what the project promises.
 """
 
@@ -23,6 +23,12 @@ SHIPPED_BYTES = 20_000_000
 # How many digits of 200 a scheme may lose against the unquantized model.
 LOSS = {8: 2, 6: 6, 5: 6, 4: 6, 3: 20}
 RATIO = {8: 0.54, 4: 0.30}
+# Every scheme with a promise. GGUF's mixes lie between the types they are made of; SDNQ's others promise nothing.
+MEASURED = [
+    row.name
+    for row in backends.schemes()
+    if row.bits < 16 and not row.name.endswith(("_k_s", "_k_m", "_k_l")) and row.backend != "sdnq"
+] + ["sdnq-uint4", "sdnq-int8"]
 
 
 def right(pipe: Any, count: int, steps: int = 10) -> int:
@@ -80,7 +86,7 @@ class TestRecorded:
         row = recorded()[model, None, steps]
         assert row["images"] == 200 and row["right"] >= 196
 
-    @pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if row.bits < 16])
+    @pytest.mark.parametrize("scheme", MEASURED)
     def test_scheme(self, model: str, scheme: str) -> None:
         rows = recorded()
         row, reference = rows[model, scheme, 10], rows[model, None, 10]
@@ -88,7 +94,7 @@ class TestRecorded:
         assert row["images"] == 200
         if bits in LOSS:
             assert row["right"] >= reference["right"] - LOSS[bits]
-        if bits in RATIO and not scheme.endswith(("_s", "_m", "_l", "_1")):
+        if bits in RATIO and scheme != "q4_1":  # which has a minimum beside each scale: 5 bits a weight in all
             assert row["ratio"] <= RATIO[bits]
 
 

@@ -14,7 +14,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,10 +22,12 @@ import torch
 
 import sdquant
 from sdquant import backends, compat, gguf_files
-from sdquant.compat import Cell
 from sdquant.demo import MODELS, digits, path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.weights import quantized
+
+if TYPE_CHECKING:
+    from sdquant.compat import Cell
 
 STEPS = 1
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
@@ -51,7 +53,6 @@ def _source(model: str, cell: Cell, work: Path) -> tuple[Path, str | None]:
     if key not in _SAVED:
         target = work / f"{model}-{cell.scheme}"
         if backends.scheme(cell.scheme).on_the_fly:
-            # The plain runtime quantizes every kind of layer, the library's only its own: each reads what it would write.
             sdquant.save(sdquant.load_model(path(model), cell.scheme, progress=False), target)
         else:
             gguf_files.quantize_file(path(model), cell.scheme, target, progress=False)
@@ -192,6 +193,6 @@ def _refused(cell: Cell, model: str, work: Path) -> None:
     if cell.device == "cpu" and "library" in backends.scheme(cell.scheme).runtimes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", compat.IncompatibleWarning)
-            with pytest.raises(Exception) as broken:  # noqa: PT011 - each library breaks in words of its own
+            with pytest.raises(Exception) as broken:  # each library breaks in words of its own
                 _draw(_load(model, cell, work, allow=True))
         assert not isinstance(broken.value, SdquantError)

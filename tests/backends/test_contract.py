@@ -1,4 +1,4 @@
-"""What every scheme of every backend promises, built-in or not. Parametrized over the registry: a new scheme is tested by being there."""
+"""What every scheme of every backend promises, built-in or not: a new scheme is tested by being in the registry."""
 
 from __future__ import annotations
 
