@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from . import backends, components
 from .backends.base import Packed
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
+from .layouts import forms, has_layout
 from .offload.memory import Trimmer
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Installer:
             self.plain(key, tensor)
             return
         packed = backends.get(spec.scheme.backend).encode(tensor.to(device), spec)
-        self.packed(name, packed, spec)
+        self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
     def found(self, found: backends.Found, src: Source, files: Mapping[Path, Any]) -> None:
@@ -73,12 +74,12 @@ class Installer:
             tensor: Tensor = files[src.home[key]].get(key)
             return tensor
 
-        spec = src.specs.get(found.name)
         wanted = self.model.get_parameter(name)
-        if spec is not None:
-            packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
-        else:
-            packed = backend.read(found, tuple(wanted.shape), get)
+        try:
+            packed = _read(found, src, tuple(wanted.shape), get)
+        except BadFileError as error:
+            file = src.home[next(iter(found.keys.values()))]
+            raise BadFileError(f"{file} was to be loaded: {error.what}", error.why, error.fix) from error
         if kind_of(self._module(name)) is None:
             # A table of embeddings in float8, say: no layer of ours runs it packed.
             log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
@@ -109,6 +110,26 @@ class Installer:
                 len(self.unexpected),
                 self.unexpected[0],
             )
+
+
+def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    """A weight of `shape` that is quantized on disk, its parts held against each other.
+
+    Raises:
+        BadFileError: they do not belong together, or not to this model.
+    """
+    spec = src.specs.get(found.name)
+    if spec is None:
+        return backends.of_scheme(found.scheme).read(found, shape, get)
+    packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
+    if spec.shape != shape or not has_layout(packed):
+        parts = ", ".join(f"{part} {dtype} {list(size)}" for part, (dtype, size) in forms(packed).items())
+        raise BadFileError(
+            f"Weight {found.name!r} of {list(spec.shape)} in {spec.scheme}",
+            f"the model wants {list(shape)}, and the parts are {parts}",
+            "Quantize the model again",
+        )
+    return packed
 
 
 def install_packed(

@@ -93,7 +93,7 @@ def quantize_module(
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
-        packed = backend.encode(weight.to(device or home), spec)
+        packed = backend.encode(weight.to(device or home), spec).to(home)
         install_packed(model, name, packed, runtime, spec)
         trimmer.add(weight.numel() * weight.element_size())
         del weight, packed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .backends.base import Found, Packed, PackedSpec, QuantSpec, Unfit
+from .backends.base import Found, Packed, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
+from .layouts import forms, has_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,16 +111,16 @@ class _Contents:
         try:
             seen = backend.read(told, spec.shape, self._get)
         except NotImplementedError:
-            sound = _has_layout(spec, packed)
+            sound = has_layout(packed)
         else:
-            sound = _forms(seen) == _forms(packed)
+            sound = forms(seen) == forms(packed)
             for name in spec.details.keys() & seen.spec.details.keys():
                 said, shown = spec.details[name], seen.spec.details[name]
                 if said != shown:
                     why = f"sdquant's metadata says {name}={said!r}, its tensors say {shown!r}"
                     raise self._bad(found.name, why)
         if not sound:
-            parts = ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, shape) in _forms(packed).items())
+            parts = ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, shape) in forms(packed).items())
             why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
             raise self._bad(found.name, why)
         return packed
@@ -162,31 +162,3 @@ def _shapes(src: Source) -> Callable[[str], tuple[int, ...] | None]:
         return shapes[found] if found is not None else None
 
     return shape
-
-
-def _forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of each part."""
-    return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
-
-
-def _has_layout(spec: PackedSpec, packed: Packed) -> bool:
-    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
-    row = backends.scheme(spec.scheme)
-    backend = backends.get(row.backend)
-    values = [
-        (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
-        for name, option in row.options.items()
-    ]
-    for chosen in itertools.product(*values):
-        asked = QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))
-        try:
-            layout = backend.layout(asked, spec.shape, spec.dtype)
-        except Unfit:
-            continue
-        if _forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}:
-            return True
-    return False
-
-
-def _both(default: bool | int | str | None) -> tuple[bool | int | str | None, ...]:
-    return (False, True) if isinstance(default, bool) else (default,)

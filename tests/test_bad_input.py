@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -398,3 +399,22 @@ class TestRefusalsOfTheDesign:
         with pytest.raises(IncompatibleError):
             sdquant.check("q8_0", "none", mode="pre")
         sdquant.check("q8_0", "none")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "nf4", "qint8", "fp8"])
+def test_parts_of_another_size_are_not_loaded(scheme: str, saved: Callable[..., Path], tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    folder = tmp_path / "broken"
+    shutil.copytree(saved(scheme) / "unet", folder)
+    file = next(folder.glob("*.safetensors"))
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    name, found = next(iter(sdquant.detect(folder).sources["."].found.items()))
+    key = next(iter(found.keys.values()))
+    tensors[key] = torch.cat([tensors[key], tensors[key][:1]])
+    save_file(tensors, file, metadata=metadata)
+    with pytest.raises(BadFileError, match=re.escape(name)) as caught:
+        sdquant.load_model(folder, progress=False)
+    assert str(file) in caught.value.what

@@ -145,6 +145,10 @@ class Packed:
     spec: PackedSpec
     parts: Mapping[str, Tensor]
 
+    def to(self, device: torch.device) -> Packed:
+        """The same with its parts on `device`."""
+        return Packed(spec=self.spec, parts={name: part.to(device) for name, part in self.parts.items()})
+
     @property
     def nbytes(self) -> int:
         """Bytes of all parts: what the weight takes in memory."""

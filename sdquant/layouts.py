@@ -1,0 +1,41 @@
+"""Whether the parts of a packed weight are those that its scheme makes of such a weight."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from . import backends
+from .backends.base import QuantSpec, Unfit
+
+if TYPE_CHECKING:
+    from .backends.base import Packed
+
+
+def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtype and shape of each part."""
+    return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
+
+
+def has_layout(packed: Packed) -> bool:
+    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
+    spec = packed.spec
+    row = backends.scheme(spec.scheme)
+    backend = backends.get(row.backend)
+    values = [
+        (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
+        for name, option in row.options.items()
+    ]
+    for chosen in itertools.product(*values):
+        asked = QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))
+        try:
+            layout = backend.layout(asked, spec.shape, spec.dtype)
+        except Unfit:
+            continue
+        if forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}:
+            return True
+    return False
+
+
+def _both(default: bool | int | str | None) -> tuple[bool | int | str | None, ...]:
+    return (False, True) if isinstance(default, bool) else (default,)
