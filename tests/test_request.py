@@ -19,7 +19,7 @@ def _all(kind: type[SdquantError], *values: Any) -> list[tuple[Any, type[Sdquant
 
 
 BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
-    "path": _all(SettingsError, None, "", "  ", 5, b"model", ["model"], object()),
+    "path": _all(SettingsError, None, "", "  ", 5, b"model", ["model"], 3.5),
     "quant": [
         ("nf5", UnknownQuantError), ("", UnknownQuantError), ("quanto:nf4", UnknownQuantError),
         ("nobody:nf4", UnknownQuantError), ("nf4,blocks=3", SettingsError), ("nf4,block_size=7", SettingsError),
