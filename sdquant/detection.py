@@ -188,7 +188,10 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
             name = src.named_quant or dominant(sizes)
             return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
-    lines = [f"{evidence[scheme]} ({count[scheme]} weights)" for scheme, _ in weight.most_common()]
+    told: Counter[str] = Counter()  # several schemes may be shown by one and the same line
+    for scheme, _ in weight.most_common():
+        told[evidence[scheme]] += count[scheme]
+    lines = [f"{line} ({number} weights)" for line, number in told.items()]
     return src.named_quant or weight.most_common(1)[0][0], lines
 
 
