@@ -137,7 +137,8 @@ def _rows(
     import torch
 
     shapes = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
-    weights, _ = planner.select(shapes, backends.parse(FALLBACK), "plain", skip)
+    fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
+    weights, _ = planner.select(shapes, fallback, "plain", skip)
     fit = {weight.name for weight in weights}
     for key, info in src.tensors.items():
         kind = _type_of(key, info.shape, info.dtype, spec) if key in fit else _FLOAT_TYPES[info.dtype]

@@ -15,6 +15,7 @@ from .layouts import forms, has_layout
 from .offload.memory import Trimmer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from .formats.source import Source
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 class Installer:
     """Puts tensors and packed weights into an empty model, and knows at the end whether all came."""
 
-    def __init__(self, model: nn.Module, runtime: str) -> None:
-        self.model, self.runtime = model, runtime
+    def __init__(self, model: nn.Module, runtime: str, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: what floats are cast to; None leaves them as they are."""
+        self.model, self.runtime, self.dtype = model, runtime, dtype
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.tied(model)
         self.unexpected: list[str] = []
@@ -47,15 +49,16 @@ class Installer:
                     "Check that the weights and the config belong together",
                 )
             tensor = tensor.reshape(wanted)
-        components.set_tensor(self.model, self.ties.get(name, (name,)), tensor)
+        components.set_tensor(self.model, self._names(name), tensor)
 
     def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
         """A float weight that is to be quantized now."""
         name = components.model_name(key, self.known)
-        module = self._module(name) if name is not None else None
-        if name is None or module is None or kind_of(module) is None:
-            # Planned from the name and shape alone; the model says it is no linear or convolution layer.
-            log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, type(module).__name__)
+        kind = common_kind(self.model, self._names(name)) if name is not None else None
+        if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
+            # Planned from the name and shape alone; the model says that it is another kind of layer.
+            layer = type(self._module(name)).__name__ if name is not None else "none"
+            log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
             self.plain(key, tensor)
             return
         packed = backends.get(spec.scheme.backend).encode(tensor.to(device), spec)
@@ -80,8 +83,8 @@ class Installer:
         except BadFileError as error:
             file = src.home[next(iter(found.keys.values()))]
             raise BadFileError(f"{file} was to be loaded: {error.what}", error.why, error.fix) from error
-        if kind_of(self._module(name)) is None:
-            # A table of embeddings in float8, say: no layer of ours runs it packed.
+        if common_kind(self.model, self._names(name)) is None:
+            # A norm in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
             self.plain(name, backend.decode(packed, wanted.dtype))
             return
@@ -89,10 +92,14 @@ class Installer:
 
     def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
         """A packed weight: its module is replaced by one that can run it."""
-        install_packed(self.model, name, packed, self.runtime, spec)
+        install_packed(self.model, self._names(name), packed, self.runtime, spec, self.dtype)
 
     def _module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name.rpartition(".")[0])
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        """All names of the tensor called `name`."""
+        return self.ties.get(name, (name,))
 
     def finish(self, src: Source) -> None:
         """Raise if a parameter got no value; tell of tensors that nobody wanted."""
@@ -132,27 +139,44 @@ def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Calla
     return packed
 
 
+def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:
+    """The kind of the layers that own a weight (several where it is tied); None if one of them cannot run it packed,
+    or they differ, as a language model's head that is tied to its table of embeddings does."""
+    kinds = {kind_of(model.get_submodule(name.rpartition(".")[0])) for name in names}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
 def install_packed(
-    model: nn.Module, name: str, packed: Packed, runtime: str, spec: backends.QuantSpec | None = None
+    model: nn.Module,
+    names: tuple[str, ...],
+    packed: Packed,
+    runtime: str,
+    spec: backends.QuantSpec | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Replace the module that owns weight `name` by one that runs the packed weight.
+    """Replace the modules that own a weight (one, or several that are tied to it) by one that runs it packed.
 
     A weight of a kind that the library has no module for gets a plain layer: a file may hold more than it runs.
     So does one whose owner reads the weight's dtype, which a plain layer answers with that of the float weight.
+
+    Args:
+        names: the weight's names. dtype: what the layer is to compute in; None is the dtype of the float weight.
     """
-    path = name.rpartition(".")[0]
-    module = model.get_submodule(path)
-    kind = kind_of(module)
+    paths = [name.rpartition(".")[0] for name in names]
+    modules = [model.get_submodule(path) for path in paths]
+    kind = common_kind(model, names)
     row = backends.scheme(packed.spec.scheme)
     if kind is None:
         raise UnsupportedFileError(
-            f"Weight {name!r} is quantized to {row.name}",
-            f"it belongs to a {type(module).__name__}, which sdquant cannot run quantized",
+            f"Weight {names[0]!r} is quantized to {row.name}",
+            f"it belongs to a {' and a '.join(type(module).__name__ for module in modules)}, "
+            "which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",
         )
-    modules = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
-    if modules and not components.weight_dtype_matters(model, path):
-        made = backends.get(row.backend).to_library(module, packed, spec)
+    library = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
+    if library and not any(components.weight_dtype_matters(model, path) for path in paths):
+        made = backends.get(row.backend).to_library(modules[0], packed, spec)
     else:
-        made = quantized_layer(module, packed)
-    components.set_module(model, path, made)
+        made = quantized_layer(modules[0], packed, dtype)
+    for path in paths:
+        components.set_module(model, path, made)

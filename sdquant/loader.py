@@ -118,7 +118,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
 
     model = components.empty(*_class_of(src), src.config)
     encode = {weight.name for weight in part.weights} if part.action == "encode" and part.mode == "pre" else set()
-    install = Installer(model, part.runtime)
+    install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
     files = src.open()
     try:
         for key, info in src.plain.items():

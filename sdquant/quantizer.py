@@ -85,16 +85,17 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
+    from .components import tied
     from .install import install_packed
     from .offload.memory import Trimmer, trim
 
     backend = backends.get(spec.scheme.backend)
-    trimmer = Trimmer()
+    trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
         packed = backend.encode(weight.to(device or home), spec).to(home)
-        install_packed(model, name, packed, runtime, spec)
+        install_packed(model, ties.get(name, (name,)), packed, runtime, spec)
         trimmer.add(weight.numel() * weight.element_size())
         del weight, packed
         if tick is not None:
@@ -103,12 +104,15 @@ def quantize_module(
 
 
 def _weights(model: nn.Module, spec: QuantSpec, runtime: str | None, skip: tuple[str, ...]) -> set[str]:
-    from .layers import kind_of
+    from .components import tied
+    from .install import common_kind
 
+    ties = tied(model)
+    kinds = ("linear", "conv", "embedding") if spec.embeddings else ("linear", "conv")
     shapes = {
-        f"{path}.weight": (tuple(module.weight.shape), str(module.weight.dtype).removeprefix("torch."))
-        for path, module in model.named_modules()
-        if kind_of(module) is not None and path
+        names[0]: (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+        for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
+        if names[0].endswith(".weight") and common_kind(model, names) in kinds
     }
     weights, _ = planner.select(shapes, spec, runtime or spec.scheme.runtimes[0], skip)
     return {weight.name for weight in weights}

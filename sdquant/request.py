@@ -39,7 +39,9 @@ class Request:
     path: str = field(metadata=_about("pipeline folder, component folder, .safetensors, .gguf, or hub id"))
     quant: Quant = field(
         default=None,
-        metadata=_about("scheme, backend:scheme, scheme,option=value, or component=scheme (repeat)", metavar="S"),
+        metadata=_about(
+            "scheme, backend:scheme, scheme,option=value, scheme,embeddings, or component=scheme (repeat)", metavar="S"
+        ),
     )
     offload: str = field(default="none", metadata=_about("how weights share the fast memory", OFFLOADS))
     mode: str = field(

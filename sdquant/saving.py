@@ -163,8 +163,12 @@ def _library_config(model: nn.Module) -> Mapping[str, Any]:
 
     They can where every quantized weight is of one scheme with one set of details, and belongs to a linear layer.
     """
-    specs = [packed.spec for _, packed in quantized(model)]
-    if not specs or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
+    from torch import nn
+
+    rows = list(quantized(model))
+    specs = [packed.spec for _, packed in rows]
+    tables = any(isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding) for name, _ in rows)
+    if not specs or tables or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
         return {}
     backend = backends.of_scheme(specs[0].scheme)
     config = backend.config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
@@ -180,7 +184,11 @@ def _kept(model: nn.Module, *, names: bool) -> list[str]:
     """The layers that could hold a quantized weight and do not: full weight names, or module paths."""
     from .layers import kind_of, packed_of
 
-    paths = [path for path, module in model.named_modules() if kind_of(module) and packed_of(module) is None]
+    paths = [
+        path
+        for path, module in model.named_modules()
+        if kind_of(module) in ("linear", "conv") and packed_of(module) is None
+    ]
     return [f"{path}.weight" for path in paths] if names else paths
 
 

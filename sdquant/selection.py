@@ -15,8 +15,9 @@ from .backends.base import DTYPE_BITS, Unfit
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
 
-# Two-dimensional weights that are looked up, not multiplied: they stay as they are. Modules by the last word of their
-# path, as diffusers and transformers call those that are an `nn.Embedding`.
+# Two-dimensional weights that are looked up, not multiplied: they stay as they are unless it is asked for them
+# (`nf4,embeddings`). Modules by the last word of their path, as diffusers and transformers call those that are an
+# `nn.Embedding`.
 _TABLES = re.compile(
     r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
     r"embedding_table|style_embedder|wte|wpe)\.weight$"
@@ -51,10 +52,12 @@ def select(
     kinds = spec.scheme.kinds(runtime)
     weights, kept = [], {}
     for name, kind in candidates(shapes):
+        if kind == "embedding" and not spec.embeddings:
+            continue
         shape, dtype = shapes[name]
         if skipped(name, skip):
             kept[name] = SKIPPED
-        elif kind not in kinds:
+        elif kind != "embedding" and kind not in kinds:  # tables are plain layers in every runtime
             kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
         else:
             try:
@@ -69,14 +72,14 @@ def select(
 
 
 def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
-    """Names and kinds of the weights of linear and convolution layers, as far as name and shape tell."""
+    """Names and kinds of the weights of linear, convolution and embedding layers, as far as name and shape tell."""
     for name, (shape, dtype) in shapes.items():
         if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2:
             continue
         if len(shape) > 2:
             yield name, "conv"
-        elif not _TABLES.search(name):
-            yield name, "linear"
+        else:
+            yield name, "embedding" if _TABLES.search(name) else "linear"
 
 
 def skipped(name: str, skip: tuple[str, ...]) -> bool:

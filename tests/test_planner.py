@@ -259,7 +259,7 @@ class TestKept:
                     layers = {
                         f"{name}.weight"
                         for name, module in getattr(pipelines["digits-sd"], part.name).named_modules()
-                        if kind_of(module)
+                        if kind_of(module) in ("linear", "conv")
                     }
                     planned = {weight.name for weight in part.weights}
                     assert planned | set(part.kept) == (layers if part.action == "encode" else set())

@@ -81,6 +81,38 @@ def test_saved_and_reloaded_is_the_same(scheme: str, runtime: str, model: str, l
         assert np.array_equal(images(pre), images(back))
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("scheme", FLY)
+def test_embeddings_are_quantized_when_asked_for(scheme: str, model: str, loaded: Any, tmp_path: Path) -> None:
+    path, asked = sdquant.demo.path(model), f"{scheme},embeddings"
+    pre = sdquant.load_model(path, asked, progress=False)
+    added = set(_packed(pre)) - set(_packed(loaded(scheme, model)))
+    assert added  # T5's table is tied to another: one of the two names counts
+    for part, name in added:
+        module = weight_parts(pre)[part].get_submodule(name.removesuffix(".weight"))
+        assert isinstance(module, torch.nn.Embedding), name
+    assert ("text_encoder_2", "shared.weight") in added or model != "digits-flux"
+    assert [part.dtype for part in weight_parts(pre).values()] == [torch.bfloat16] * len(weight_parts(pre))
+    same_bits(pre, sdquant.quantize(sdquant.load_model(path, progress=False), asked, progress=False))
+    sdquant.save(pre, tmp_path / "out")
+    back = sdquant.load_model(tmp_path / "out", progress=False)
+    same_bits(pre, back)
+    assert sdquant.detect(tmp_path / "out").bytes == weight_bytes(pre) == pre.sdquant.plan.bytes
+    assert np.array_equal(images(pre), images(back))
+
+
+def test_embeddings_of_a_gguf_file_stay_packed(tmp_path: Path, flux: Path) -> None:
+    from sdquant.gguf_files import quantize_file
+
+    quantize_file(flux, "q8_0,embeddings", tmp_path / "out", progress=False)
+    pipe = sdquant.load_model(tmp_path / "out", progress=False)
+    table = pipe.text_encoder_2.shared
+    assert type(table).__name__ == "QuantizedEmbedding" and table.spec.scheme == "q8_0"
+    assert pipe.text_encoder_2.encoder.embed_tokens is table
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes == sdquant.detect(tmp_path / "out").bytes
+    assert np.isfinite(images(pipe)).all()
+
+
 @pytest.mark.parametrize("words", ["double_quant", "block_size=128", "double_quant,block_size=32"])
 def test_options_of_nf4_reach_the_bits(words: str, sd: Path, tmp_path: Path) -> None:
     scheme = f"nf4,{words}"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, UnknownQuantError
-from .base import Backend, Found, Option, QuantSpec, Scheme
+from .base import EMBEDDINGS, Backend, Found, Option, QuantSpec, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,8 +110,11 @@ def of_scheme(name: str) -> Backend:
     return _registry()[scheme(name).backend]
 
 
+_EMBEDDINGS = Option(default=False, help="quantize tables of embeddings too")
+
+
 def parse(text: str) -> QuantSpec:
-    """`scheme[,option[=value]]...` as a QuantSpec: "nf4", "bnb:nf4,double_quant", "int4,group_size=32".
+    """`scheme[,option[=value]]...` as a QuantSpec: "nf4", "bnb:nf4,double_quant", "int4,group_size=32,embeddings".
 
     Raises:
         UnknownQuantError: no such scheme.
@@ -120,16 +123,20 @@ def parse(text: str) -> QuantSpec:
     head, *words = [word.strip() for word in text.split(",")]
     row = scheme(head)
     options: dict[str, bool | int | str | None] = {}
+    embeddings = False
     for word in words:
         name, _, value = word.partition("=")
+        if name == EMBEDDINGS:
+            embeddings = _value(row, name, _EMBEDDINGS, value) is True
+            continue
         if name not in row.options:
             raise SettingsError(
                 f"Option {name!r} was given for {row.name}",
-                f"its options are {', '.join(row.options) or 'none'}",
-                _did_you_mean(name, tuple(row.options)) if row.options else "Leave the option out",
+                f"its options are {', '.join((*row.options, EMBEDDINGS))}",
+                _did_you_mean(name, (*row.options, EMBEDDINGS)),
             )
         options[name] = _value(row, name, row.options[name], value)
-    return QuantSpec(row, tuple(sorted(options.items())))
+    return QuantSpec(row, tuple(sorted(options.items())), embeddings)
 
 
 def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | str | None:

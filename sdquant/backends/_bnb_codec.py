@@ -32,6 +32,9 @@ class Codec(ABC):
     @abstractmethod
     def decode_into(self, packed: Packed, out: Tensor) -> None: ...
 
+    def by_row(self, packed: Packed) -> bool:
+        return False
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")
 

@@ -79,6 +79,10 @@ class FourBit(Codec):
             index = torch.stack((pair >> 4, pair & 15), 1).view(-1)[: flat.numel() - whole].int()
             flat[whole:].copy_(fourbit_code(kind, out.device)[index] * absmax[whole // block])
 
+    def by_row(self, packed: Packed) -> bool:
+        blocks_of_rows: bool = math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0
+        return blocks_of_rows and "nested_absmax" not in packed.parts
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         rows, columns = packed.spec.shape
         state, block = _state(packed), packed.spec.details["block_size"]
@@ -191,18 +195,19 @@ def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str) -> Pa
 
 
 def _state(packed: Packed) -> Any:
-    """bitsandbytes' QuantState over the same tensors."""
+    """bitsandbytes' QuantState over the same tensors, with code tables of its own: safetensors refuses to save shared
+    ones, and a tool that writes into one would change what all later weights mean."""
     absmax, details = packed.parts["absmax"], packed.spec.details
     new = library().functional.QuantState
     nested: dict[str, Any] = {}
     if "nested_absmax" in packed.parts:
-        code = dynamic_code(absmax.device)
+        code = dynamic_code(absmax.device).clone()
         outer = new(packed.parts["nested_absmax"], blocksize=NESTED_BLOCK, code=code, dtype=torch.float32)
         nested = {"offset": torch.tensor(details["offset"], device=absmax.device), "state2": outer}
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),
-        code=fourbit_code(packed.spec.scheme, absmax.device).clone(),  # safetensors refuses to save a shared one
+        code=fourbit_code(packed.spec.scheme, absmax.device).clone(),
         blocksize=details["block_size"],
         quant_type=packed.spec.scheme,
         dtype=_COMPUTE[packed.spec.dtype],

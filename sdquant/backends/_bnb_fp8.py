@@ -56,3 +56,6 @@ class Blockwise(Codec):
                 dtype=dtype,
             )
             flat[piece].copy_(functional.dequantize_blockwise(codes[piece], state))
+
+    def by_row(self, packed: Packed) -> bool:
+        return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0)

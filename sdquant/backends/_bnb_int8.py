@@ -53,6 +53,9 @@ class Int8(Codec):
             rows = slice(row, row + step)
             flat[rows].copy_(codes[rows].float().mul_(scb[rows]).mul_(_INVERSE_127))
 
+    def by_row(self, packed: Packed) -> bool:
+        return True
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         rows, columns = packed.spec.shape
         codes = packed.parts["codes"]

@@ -64,6 +64,9 @@ class Float8(Codec):
                 values.mul_(scale if scale.shape[0] == 1 else scale[rows])
             out[rows].copy_(values)
 
+    def by_row(self, packed: Packed) -> bool:
+        return True
+
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         _refuse_unknown(found, get)
         key, codes = require(found, "codes", get)

@@ -25,6 +25,10 @@ DTYPE_BITS: Mapping[str, int] = {
 }  # fmt: skip
 
 
+# The option of every scheme that asks for tables of embeddings to be quantized as well.
+EMBEDDINGS = "embeddings"
+
+
 class Unfit(Exception):
     """This scheme cannot hold this weight (its text says why); the weight stays as it is and the plan reports it."""
 
@@ -63,7 +67,7 @@ class Scheme:
         group: how many weights share a scale; None where a whole output row does.
         runtimes: what can run it, the default first: "library" (the library's own modules) or "plain" (sdquant's).
         library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
-            for both.
+            for these and for "embedding".
         on_the_fly: whether float weights can be quantized to it while or after loading.
         options: what the user may choose, by name.
         aliases: other names that mean this scheme.
@@ -87,10 +91,16 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """A scheme together with the options asked for: what `nf4,double_quant` is parsed into."""
+    """A scheme together with the options asked for: what `nf4,double_quant` is parsed into.
+
+    Attributes:
+        options: those of the scheme that were given.
+        embeddings: whether tables of embeddings are quantized too (`nf4,embeddings`); every scheme can be asked that.
+    """
 
     scheme: Scheme
     options: tuple[tuple[str, bool | int | str | None], ...] = ()
+    embeddings: bool = False
 
     def __getitem__(self, name: str) -> Any:
         """The value of option `name`: as asked, else its default."""
@@ -99,6 +109,7 @@ class QuantSpec:
     def __str__(self) -> str:
         words = [self.scheme.name]
         words += [name if value is True else f"{name}={value}" for name, value in self.options]
+        words += [EMBEDDINGS] if self.embeddings else []
         return ",".join(words)
 
 
@@ -148,6 +159,11 @@ class Packed:
     def to(self, device: torch.device) -> Packed:
         """The same with its parts on `device`."""
         return Packed(spec=self.spec, parts={name: part.to(device) for name, part in self.parts.items()})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parts are."""
+        return next(iter(self.parts.values())).device
 
     @property
     def nbytes(self) -> int:
@@ -225,6 +241,14 @@ class Backend(ABC):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """Decode into `out` ([*packed.spec.shape], any float dtype). Override where a fresh tensor can be saved."""
         out.copy_(self.decode(packed, out.dtype))
+
+    def by_row(self, packed: Packed) -> bool:
+        """Whether every part holds the weight's rows one after the other, or is one number for all of them.
+
+        Then the parts of some rows are the packed form of those rows, and a table of embeddings decodes only what is
+        looked up in it.
+        """
+        return False
 
     # The library's own modules, for schemes whose `runtimes` name "library".
 

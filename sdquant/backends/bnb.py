@@ -106,6 +106,9 @@ class Bnb(Backend):
         else:
             out.copy_(self.decode(packed, out.dtype))
 
+    def by_row(self, packed: Packed) -> bool:
+        return _codec_of(packed.spec).by_row(packed)
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         return _codec_of(packed.spec).to_library(module, packed, spec)
 

@@ -120,6 +120,9 @@ class GGUF(Backend):
         else:
             out.copy_(self.decode(packed, out.dtype))
 
+    def by_row(self, packed: Packed) -> bool:
+        return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
+
     # Files: a GGUF file has one tensor per weight, under the weight's own name.
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:

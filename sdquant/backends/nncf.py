@@ -153,6 +153,9 @@ class NNCF(Backend):
             grouped.mul_(scale[rows].unsqueeze(-1))
             out[rows].copy_(grouped.view(len(part), *shape[1:]))
 
+    def by_row(self, packed: Packed) -> bool:
+        return packed.spec.scheme != "int4" or packed.parts["scale"].shape[1] % 2 == 0  # two zero points in a byte
+
 
 def _group(spec: QuantSpec, row: int) -> int:
     """How many weights share a scale in rows of `row` weights."""

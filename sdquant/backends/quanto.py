@@ -9,11 +9,12 @@ quanto compiles a C++ extension when it first unpacks 4 or 2 bits; here it never
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _quanto_files as files
-from ._quanto_layout import check, group_of_all, group_of_row, parts_of
+from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class Quanto(Backend):
         from ._quanto_codec import decode_into
 
         decode_into(packed, out)
+
+    def by_row(self, packed: Packed) -> bool:
+        if packed.spec.scheme == "qint3":
+            return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["group_size"] == 0)
+        return BITS[packed.spec.scheme] == 8  # fewer bits: a byte holds codes of rows far apart
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         from ._quanto_modules import to_library

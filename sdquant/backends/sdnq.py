@@ -186,6 +186,10 @@ class SDNQ(Backend):
                     values.add_(torch.mm(up, down).view(shape))
             out[rows].copy_(values)
 
+    def by_row(self, packed: Packed) -> bool:
+        per_unit = len(CODES[packed.spec.scheme].fields) or 1
+        return math.prod(packed.spec.shape[1:]) % per_unit == 0 and "svd_up" not in packed.parts
+
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name.removesuffix("weight") + part
 

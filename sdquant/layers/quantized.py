@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,30 +15,29 @@ from ..backends.base import Backend, Packed, PackedSpec
 from .scratch import scratch
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
+# A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
+# model's `.dtype` is that of its first parameter of floats, which else could be one of scales; and it follows casts.
+LIKE = "like"
 
 _KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv1d: "conv",
     nn.Conv2d: "conv",
     nn.Conv3d: "conv",
+    nn.Embedding: "embedding",
 }
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """ "linear" or "conv" if the module's weight can be quantized, else None.
+    """ "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
 
-    Exact types and subclasses that keep `nn.Linear`'s or `nn.ConvNd`'s own forward count; a subclass with a forward of
-    its own would not see a packed weight.
+    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with a forward of its own would
+    not see a packed weight. An `nn.Embedding` with `max_norm` writes into its weight when it is used.
     """
     for base, kind in _KINDS.items():
         if isinstance(module, base) and type(module).forward is base.forward:
-            return kind
+            return None if getattr(module, "max_norm", None) is not None else kind
     return None
-
-
-def is_quantizable(module: nn.Module) -> bool:
-    """Whether `quantized_layer` can replace the module."""
-    return kind_of(module) is not None
 
 
 class QuantizedLayer(nn.Module):
@@ -51,7 +51,7 @@ class QuantizedLayer(nn.Module):
     spec: PackedSpec
     _backend: Backend
 
-    def _adopt(self, original: nn.Module, packed: Packed) -> None:
+    def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
         """Take over everything but the weight from `original`, and the weight from `packed`."""
         self.__dict__.update({k: v for k, v in original.__dict__.items() if not k.startswith("_")})
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -61,6 +61,9 @@ class QuantizedLayer(nn.Module):
         self.spec = packed.spec
         self._backend = backends.of_scheme(packed.spec.scheme)
         self.part_names = tuple(packed.parts)
+        if self._parameters.get("bias") is None:
+            like = torch.empty(0, dtype=dtype, device=packed.device)
+            self.register_parameter(LIKE, nn.Parameter(like, requires_grad=False))
         for name, tensor in packed.parts.items():
             self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
 
@@ -77,11 +80,10 @@ class QuantizedLayer(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype the layer was loaded for: that of its bias, else that of the weight that was encoded."""
+        """The dtype the layer is for: that of its bias, else that of the weight that was encoded, or what the layer was
+        cast to since."""
         bias = self._parameters.get("bias")
-        dtype = bias.dtype if bias is not None else getattr(torch, self.spec.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+        return self._parameters[LIKE].dtype if bias is None else bias.dtype  # type: ignore[union-attr]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float weight, in memory of its own."""
@@ -144,21 +146,56 @@ class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
         return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
 
 
+class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
+    """[...] of indices -> [..., width]. Decodes the rows that are looked up where the packing allows it."""
+
+    def forward(self, indices: Tensor) -> Tensor:
+        packed, dtype = self.packed, self.compute_dtype
+        if indices.numel() < self.num_embeddings and self._backend.by_row(packed):
+            rows = self._backend.decode(_take_rows(packed, indices.reshape(-1)), dtype)
+            return rows.view(*indices.shape, self.embedding_dim)
+        table = scratch(self.spec.shape, dtype, packed.device)
+        self._backend.decode_into(packed, table)
+        return F.embedding(indices, table)
+
+
+def _take_rows(packed: Packed, index: Tensor) -> Packed:
+    """The packed form of rows `index` [n] of a weight whose backend says that it is packed by row."""
+    rows, count = packed.spec.shape[0], len(index)
+
+    def take(part: Tensor) -> Tensor:
+        if part.numel() == 1 and rows > 1:  # one scale for all
+            return part
+        raw = part.contiguous().view(rows, -1).view(torch.uint8)  # not all float8 types can be indexed
+        taken = raw.index_select(0, index).view(part.dtype)
+        return taken.view(part.shape[0] * count // rows, *part.shape[1:])
+
+    return Packed(
+        spec=replace(packed.spec, shape=(count, *packed.spec.shape[1:])),
+        parts={name: take(part) for name, part in packed.parts.items()},
+    )
+
+
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
     nn.Linear: QuantizedLinear,
     nn.Conv1d: QuantizedConv1d,
     nn.Conv2d: QuantizedConv2d,
     nn.Conv3d: QuantizedConv3d,
+    nn.Embedding: QuantizedEmbedding,
 }
 
 
-def quantized_layer(module: nn.Module, packed: Packed) -> QuantizedLayer:
-    """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight."""
+def quantized_layer(module: nn.Module, packed: Packed, dtype: torch.dtype | None = None) -> QuantizedLayer:
+    """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
+
+    Args:
+        dtype: see `QuantizedLayer.compute_dtype`; None is that of the weight that was encoded.
+    """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
             made: Any = layer.__new__(layer)
             nn.Module.__init__(made)
-            made._adopt(module, packed)
+            made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
             assert isinstance(made, QuantizedLayer)
             return made
     raise TypeError(f"no quantized layer for {type(module).__name__}")

@@ -158,3 +158,33 @@ def test_library_module_holds_the_same_bits(name: str) -> None:
     assert back is not None and back.spec == packed.spec
     for part, tensor in packed.parts.items():
         assert torch.equal(tensor.view(torch.uint8), back.parts[part].view(torch.uint8)), part
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (77, 128), (50, 64)])
+@pytest.mark.parametrize("name", ROWS)
+def test_embedding_looks_up_the_decoded_rows(name: str, shape: tuple[int, int]) -> None:
+    table = nn.Embedding(*shape, dtype=torch.bfloat16)
+    backend = backends.of_scheme(name)
+    try:
+        packed = backend.encode(table.weight.data, backends.parse(name))
+    except Unfit as reason:
+        pytest.skip(f"{name} does not hold {shape}: {reason}")
+    layer = quantized_layer(table, packed)
+    whole = backend.decode(packed, torch.bfloat16)
+    torch.manual_seed(2)
+    for size in ((1,), (2, 9), (1, 48), (3, 100)):  # fewer than there are rows, and more
+        index = torch.randint(shape[0], size)
+        assert torch.equal(layer(index), whole[index]), size
+    assert next(p.dtype for p in layer.parameters() if p.is_floating_point()) == torch.bfloat16
+    assert layer.to(torch.float16)(index).dtype == torch.float16
+    with pytest.raises(IndexError):
+        layer(torch.tensor([shape[0]]))
+
+
+def test_some_scheme_of_each_backend_decodes_only_the_rows_looked_up() -> None:
+    by_row = set()
+    for name, row in ROWS.items():
+        packed = backends.of_scheme(name).encode(_weight((128, 256)), backends.parse(name))
+        if backends.of_scheme(name).by_row(packed):
+            by_row.add(row.backend)
+    assert by_row == set(backends.names())

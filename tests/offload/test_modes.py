@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sdquant import backends, offload
-from sdquant.layers import is_quantizable, quantized_layer
+from sdquant.layers import kind_of, quantized_layer
 
 from .conftest import draw, hooked, made, same_state, state_of
 
@@ -31,7 +31,7 @@ def quantize(pipe: Any, scheme: str, *, library: bool = False) -> Any:
     spec, backend = backends.parse(scheme), backends.of_scheme(scheme.partition(",")[0])
     for part in (getattr(pipe, "unet", None) or pipe.transformer, pipe.text_encoder):
         for name, module in list(part.named_modules()):
-            if not is_quantizable(module) or (library and not isinstance(module, torch.nn.Linear)):
+            if kind_of(module) is None or (library and not isinstance(module, torch.nn.Linear)):
                 continue
             weight: Any = module.weight
             try:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from sdquant import backends, offload
+from sdquant.backends.base import Packed
+from sdquant.backends.bnb import BACKEND
 from sdquant.layers import quantized_layer
 from sdquant.offload.slots import Slot, slots
 
@@ -96,6 +98,18 @@ class TestLibraries:
         assert packed is not None
         # What a scheme's constants and activation scales add is small.
         assert packed.nbytes + 4 * 128 <= offload.weight_bytes(module) <= packed.nbytes + 4 * 128 + 1200
+
+
+def test_code_tables_are_a_module_s_own() -> None:
+    """What spoils one module's tables does not reach those with which others are decoded."""
+    module = library("nf4,double_quant", linear())
+    before = BACKEND.decode(_doubly_quantized(), torch.float32)
+    move_all(module)
+    assert torch.equal(BACKEND.decode(_doubly_quantized(), torch.float32), before)
+
+
+def _doubly_quantized() -> Packed:
+    return BACKEND.encode(linear().weight.data, backends.parse("nf4,double_quant"))
 
 
 def test_the_codes_of_int8_stay_aliases() -> None:
