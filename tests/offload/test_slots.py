@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 from sdquant import backends, offload
-from sdquant.backends.base import Packed
 from sdquant.backends.bnb import BACKEND
 from sdquant.layers import quantized_layer
 from sdquant.offload.slots import Slot, slots
+
+if TYPE_CHECKING:
+    from sdquant.backends.base import Packed
 
 
 def library(name: str, module: nn.Module) -> nn.Module:
