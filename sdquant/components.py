@@ -54,6 +54,14 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
         }
 
 
+def single_file() -> tuple[Mapping[str, Any], Any]:
+    """diffusers' converters of single files: by class, {"checkpoint_mapping_fn": ...}, and the module they are in."""
+    with _quiet():
+        from diffusers.loaders import single_file_model, single_file_utils
+
+    return single_file_model.SINGLE_FILE_LOADABLE_CLASSES, single_file_utils
+
+
 def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
     """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
     from accelerate import init_empty_weights

@@ -175,8 +175,8 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
     weight: Counter[str] = Counter()
     count: Counter[str] = Counter()
     evidence: dict[str, str] = {}
-    for found in src.found.values():
-        weight[found.scheme] += sum(src.tensors[key].nbytes for key in found.keys.values())
+    for name, found in src.found.items():
+        weight[found.scheme] += src.found_bytes(name)
         count[found.scheme] += 1
         evidence.setdefault(found.scheme, found.evidence)
     if not weight:

@@ -13,6 +13,7 @@ from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .layouts import forms, has_layout
 from .offload.memory import Trimmer
+from .rows import cut
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +75,7 @@ class Installer:
         backend = backends.of_scheme(found.scheme)
 
         def get(key: str) -> Tensor:
-            tensor: Tensor = files[src.home[key]].get(key)
-            return tensor
+            return src.read(files, key)
 
         wanted = self.model.get_parameter(name)
         try:
@@ -126,6 +126,8 @@ def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Calla
         BadFileError: they do not belong together, or not to this model.
     """
     spec = src.specs.get(found.name)
+    if found.cut is not None:
+        return _read_cut(found, shape, get)
     if spec is None:
         return backends.of_scheme(found.scheme).read(found, shape, get)
     packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
@@ -135,6 +137,29 @@ def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Calla
             f"Weight {found.name!r} of {list(spec.shape)} in {spec.scheme}",
             f"the model wants {list(shape)}, and the parts are {parts}",
             "Quantize the model again",
+        )
+    return packed
+
+
+def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+    """Some rows of a weight that is quantized on disk."""
+    assert found.cut is not None
+    whole, backend = found.cut.of, backends.of_scheme(found.scheme)
+    if found.cut.rows == ((0, found.cut.shape[0]),):
+        return backend.read(whole, shape, get)
+    packed = backend.read(whole, found.cut.shape, get)
+    if not backend.by_row(packed):
+        raise UnsupportedFileError(
+            f"Weight {found.name!r} is some rows of {whole.name!r}",
+            f"that is quantized to {found.scheme} in blocks that reach over rows",
+            "Use the same model as a diffusers folder, or start from float weights",
+        )
+    packed = cut(packed, found.cut.rows)
+    if packed.spec.shape != shape:
+        raise BadFileError(
+            f"Weight {found.name!r} in {found.scheme}",
+            f"the file has {list(packed.spec.shape)} for it, and the model wants {list(shape)}",
+            "Check that base= is a pipeline of the same model",
         )
     return packed
 

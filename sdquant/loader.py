@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingComponentError, UnsupportedFileError
+from .errors import MissingComponentError
 from .formats import families
 from .preparation import prepare, resolve
 from .request import Request, request
@@ -122,23 +122,23 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
     files = src.open()
     try:
         for key, info in src.plain.items():
-            tensor = _cast(files[src.home[key]].get(key), made.dtype)
+            tensor = _cast(src.read(files, key), made.dtype)
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device)
             else:
                 install.plain(key, tensor)
             tick(info.nbytes)
-        for found in src.found.values():
+        for name, found in src.found.items():
             install.found(found, src, files)
-            tick(sum(src.tensors[key].nbytes for key in found.keys.values()))
+            tick(src.found_bytes(name))
     finally:
         for file in files.values():
             file.close()
     install.finish(src)
     if part.action == "encode" and part.mode == "post" and part.spec is not None:
-        quantize_module(
-            model, part.spec, runtime=part.runtime, only={weight.name for weight in part.weights}, device=made.device
-        )
+        named = (components.model_name(weight.name, install.known) for weight in part.weights)
+        only = {name for name in named if name is not None}
+        quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
     return model
 
 
@@ -146,12 +146,8 @@ def _class_of(src: Source) -> tuple[str | None, str]:
     if src.class_name is None or not src.config:
         row = families.recognise(src.names)
         what = f"a {row.family} {row.component}" if row else "of a model that its tensor names do not tell"
-        if row and row.layout not in ("diffusers", "transformers"):
-            raise UnsupportedFileError(
-                f"{src.path} was to be loaded",
-                f"it is {what} in the {row.layout} layout, and this version reads diffusers' layout",
-                "Use the same model as a diffusers folder",
-            )
+        if row is not None and row.foreign:
+            what += f" in the {row.layout} layout"
         raise MissingComponentError(
             f"{src.path} was to be loaded",
             f"it is {what}, without a config that gives its sizes",

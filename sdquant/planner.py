@@ -210,7 +210,7 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
 def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
     schemes = sorted({found.scheme for found in src.found.values()})
     held = src.named_quant or max(
-        schemes, key=lambda s: sum(_found_bytes(src, n) for n, f in src.found.items() if f.scheme == s)
+        schemes, key=lambda s: sum(src.found_bytes(n) for n, f in src.found.items() if f.scheme == s)
     )
     if said and (spec is None or not same_scheme(spec.scheme.name, held)):
         raise ConflictError(
@@ -220,13 +220,9 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
         )
 
 
-def _found_bytes(src: Source, name: str) -> int:
-    return sum(src.tensors[key].nbytes for key in src.found[name].keys.values())
-
-
 def _found(name: str, src: Source, request: Request) -> ComponentPlan:
     weights = tuple(
-        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=_bf16_bytes(src, key), bytes=_found_bytes(src, key))
+        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=_bf16_bytes(src, key), bytes=src.found_bytes(key))
         for key, row in src.found.items()
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
@@ -252,6 +248,8 @@ def _bf16_bytes(src: Source, name: str) -> int:
     if name in src.specs:
         return 2 * math.prod(src.specs[name].shape)
     found = src.found[name]
+    if found.cut is not None:
+        return 2 * math.prod(found.cut.shape[1:]) * found.cut.count
     codes = src.tensors[next(iter(found.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return 2 * math.prod(codes.shape)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import compat, detection, machine, planner
-from .errors import BackendUnavailableError, MissingComponentError
+from .errors import BackendUnavailableError, MissingComponentError, UnsupportedFileError
+from .formats import families
 from .request import Request, request
+
+if TYPE_CHECKING:
+    from .formats.source import Source
+
+log = logging.getLogger(__name__)
 
 
 def plan(
@@ -104,13 +111,17 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
             "base is for a lone component, and must be a pipeline folder",
             "Leave base out" if seen.container == "pipeline" else "Give the folder with the model_index.json",
         )
-    name = _place(seen, base)
     lone = seen.sources["."]
+    row = families.recognise(lone.names)
+    name = _place(seen, base)
     owner = base.sources[name]
-    lone = dataclasses.replace(
-        lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
-    )
-    parts = base.parts | {name: seen}
+    parts = {
+        name: dataclasses.replace(
+            lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
+        )
+    }
+    if complete and row is not None and row.foreign:
+        parts = _translated(lone, base, None if row.component == "checkpoint" else name)
     return dataclasses.replace(
         base,
         path=asked.path,
@@ -119,19 +130,45 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
         prequantized=seen.prequantized or base.prequantized,
         evidence=[f"{name}: {line}" for line in seen.evidence],
         warnings=[*base.warnings, *seen.warnings],
-        parts=parts,
-        sources={**base.sources, name: lone},
+        parts=base.parts | {name: seen},
+        sources={**base.sources, **parts},
     )
 
 
+def _translated(lone: Source, base: detection.Detected, only: str | None) -> dict[str, Source]:
+    """The components of a file in a foreign layout, under the names of the base's; of a checkpoint all that it has."""
+    from . import foreign
+
+    owners = base.sources if only is None else {only: base.sources[only]}
+    made = {name: foreign.convert(lone, name, owner) for name, owner in owners.items()}
+    parts = {name: src for name, src in made.items() if src is not None}
+    if not parts:
+        raise UnsupportedFileError(
+            f"{lone.path} was to take its place in {base.path}",
+            f"diffusers has no key map from its layout to {', '.join(str(src.class_name) for src in owners.values())}",
+            "Use the same model as a diffusers folder",
+        )
+    left = [name for name in foreign.unused(lone, parts.values()) if not foreign.idle(name)]
+    if left:
+        log.warning(
+            "%s holds %d tensors that no component has a place for, the first is %r", lone.path, len(left), left[0]
+        )
+    return parts
+
+
 def _place(seen: detection.Detected, base: detection.Detected) -> str:
-    """Which component of the base a lone one replaces: of the same kind, and with its tensor names."""
+    """Which component of the base a lone one replaces: that with its tensor names, or of the same kind. For a
+    checkpoint of several, the main one."""
     names = seen.sources["."].names
+    shared = {name: len(src.names & names) / max(len(src.names), 1) for name, src in base.sources.items()}
+    best = max(shared, key=lambda name: shared[name])
+    if shared[best] > 0.9:
+        return best
     kind = seen.component or ""
-    for name, src in base.sources.items():
-        shared = len(src.names & names) / max(len(src.names), 1)
-        if shared > 0.9 or (kind and name == kind):
-            return name
+    if kind in base.sources:
+        return kind
+    if kind == "checkpoint":
+        return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
     raise MissingComponentError(
         f"{seen.path} was to take its place in {base.path}",
         f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}",

@@ -136,9 +136,10 @@ class TestPaths:
         assert "do not tell" in _refused(MissingComponentError, tmp_path / "strange.safetensors").why
 
     def test_a_foreign_layout(self, tmp_path: Path) -> None:
-        name = "model.diffusion_model.input_blocks.0.0.weight"
-        save_file({name: torch.ones(2)}, tmp_path / "v1-5.safetensors")
-        assert "ldm layout" in _refused(UnsupportedFileError, tmp_path / "v1-5.safetensors").why
+        names = ("input_blocks.0.0.weight", "time_embed.0.weight")
+        save_file({f"model.diffusion_model.{name}": torch.ones(2) for name in names}, tmp_path / "v1-5.safetensors")
+        error = _refused(MissingComponentError, tmp_path / "v1-5.safetensors")
+        assert "ldm layout" in error.why and "base=" in error.fix
 
 
 class TestDamagedFiles:

@@ -191,6 +191,7 @@ class Found:
         extra: file keys that belong to the weight but are not weights (code tables, descriptions).
         evidence: what in the header shows it, in words, the same for all weights of one format.
         details: what the header already says for `PackedSpec.details`.
+        cut: set where the weight is only some rows of what the file holds; the fields above are those of the whole.
     """
 
     name: str
@@ -199,6 +200,21 @@ class Found:
     evidence: str
     extra: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Some rows of a quantized weight of a file: `of` of float shape `shape`, ranges of its first dimension."""
+
+    of: Found
+    shape: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return sum(end - begin for begin, end in self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,11 @@ class Family:
     names: tuple[str, ...]
     class_name: str | None = None
 
+    @property
+    def foreign(self) -> bool:
+        """Whether the names are not those of diffusers or transformers."""
+        return self.layout not in ("diffusers", "transformers")
+
 
 _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
 _LDM = "model.diffusion_model."
@@ -87,23 +92,16 @@ ROWS: tuple[Family, ...] = (
         names=(_LDM + "input_blocks.0.0.weight", _LDM + "label_emb.0.0.weight", _FIRST_STAGE),
     ),
     Family(family="sd", component="checkpoint", layout="ldm", names=(_LDM + "input_blocks.0.0.weight", _FIRST_STAGE)),
-    Family(
-        family="flux", component="transformer", layout="bfl",
-        names=("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"),
+    *(
+        Family(family=family, component=component, layout=layout, names=tuple(prefix + name for name in names))
+        for prefix in (_LDM, "diffusion_model.", "")
+        for family, component, layout, names in (
+            ("flux", "transformer", "bfl", ("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight")),
+            ("sd3", "transformer", "sgm", ("joint_blocks.0.context_block.attn.qkv.weight",)),
+            ("sdxl", "unet", "sgm", ("input_blocks.0.0.weight", "label_emb.0.0.weight")),
+            ("sd", "unet", "ldm", ("input_blocks.0.0.weight", "time_embed.0.weight")),
+        )
     ),
-    Family(
-        family="flux", component="transformer", layout="bfl",
-        names=(_LDM + "double_blocks.0.img_attn.qkv.weight", _LDM + "single_blocks.0.linear1.weight"),
-    ),
-    Family(
-        family="sd3", component="transformer", layout="sgm",
-        names=(_LDM + "joint_blocks.0.context_block.attn.qkv.weight",),
-    ),
-    Family(
-        family="sdxl", component="unet", layout="sgm",
-        names=(_LDM + "input_blocks.0.0.weight", _LDM + "label_emb.0.0.weight"),
-    ),
-    Family(family="sd", component="unet", layout="ldm", names=(_LDM + "input_blocks.0.0.weight",)),
 )  # fmt: skip
 
 # Stable Diffusion versions by the width of the text that the UNet attends to.

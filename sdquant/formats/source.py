@@ -16,6 +16,9 @@ from . import safetensors
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..tracing import Recipe
     from .base import TensorFile
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
@@ -43,6 +46,7 @@ class Source:
         library, class_name: "diffusers" or "transformers" and the class, if known.
         metadata: the metadata of the first file.
         container: "safetensors" or "gguf".
+        made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
     """
 
     path: Path
@@ -56,6 +60,7 @@ class Source:
     class_name: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     container: str = "safetensors"
+    made: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -66,8 +71,13 @@ class Source:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
-        parts = (self.tensors[key] for found in self.found.values() for key in found.keys.values())
-        return safetensors.total(self.plain.values()) + safetensors.total(parts)
+        return safetensors.total(self.plain.values()) + sum(self.found_bytes(name) for name in self.found)
+
+    def found_bytes(self, name: str) -> int:
+        """Bytes of a quantized weight's parts."""
+        found = self.found[name]
+        size = sum(self.tensors[key].nbytes for key in found.keys.values())
+        return size if found.cut is None else size * found.cut.count // found.cut.shape[0]
 
     @property
     def names(self) -> frozenset[str]:
@@ -83,6 +93,17 @@ class Source:
     def open(self) -> dict[Path, TensorFile]:
         """All files, opened; close them when done."""
         return {path: open_file(path) for path in self.files}
+
+    def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
+        """A tensor out of the opened files: a plain one, or a part of a quantized weight."""
+        make = self.made.get(key)
+        if make is not None:
+            return make(lambda source: self._find(files, source))
+        return files[self.home[key]].get(key)
+
+    def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
+        """A tensor of a file, by the file's own name for it."""
+        return next(file for file in files.values() if key in file.tensors).get(key)
 
 
 def open_file(path: Path) -> TensorFile:

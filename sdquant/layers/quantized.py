@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Packed, PackedSpec
+from ..rows import take
 from .scratch import scratch
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
@@ -152,28 +152,11 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
     def forward(self, indices: Tensor) -> Tensor:
         packed, dtype = self.packed, self.compute_dtype
         if indices.numel() < self.num_embeddings and self._backend.by_row(packed):
-            rows = self._backend.decode(_take_rows(packed, indices.reshape(-1)), dtype)
+            rows = self._backend.decode(take(packed, indices.reshape(-1)), dtype)
             return rows.view(*indices.shape, self.embedding_dim)
         table = scratch(self.spec.shape, dtype, packed.device)
         self._backend.decode_into(packed, table)
         return F.embedding(indices, table)
-
-
-def _take_rows(packed: Packed, index: Tensor) -> Packed:
-    """The packed form of rows `index` [n] of a weight whose backend says that it is packed by row."""
-    rows, count = packed.spec.shape[0], len(index)
-
-    def take(part: Tensor) -> Tensor:
-        if part.numel() == 1 and rows > 1:  # one scale for all
-            return part
-        raw = part.contiguous().view(rows, -1).view(torch.uint8)  # not all float8 types can be indexed
-        taken = raw.index_select(0, index).view(part.dtype)
-        return taken.view(part.shape[0] * count // rows, *part.shape[1:])
-
-    return Packed(
-        spec=replace(packed.spec, shape=(count, *packed.spec.shape[1:])),
-        parts={name: take(part) for name, part in packed.parts.items()},
-    )
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {

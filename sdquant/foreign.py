@@ -1,0 +1,212 @@
+"""Single files in the layouts of the models' first authors, read under diffusers' names.
+
+diffusers has converters for whole state dicts. Here they are traced (see `tracing`), so that each tensor is made when
+it is its turn, and so that rows of a quantized weight (the q of a fused qkv) stay packed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from . import backends
+from .backends.base import Cut, Found, TensorInfo, Unfit
+from .errors import UnsupportedFileError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .backends.base import PackedSpec
+    from .formats.source import Source
+    from .tracing import Recipe
+
+log = logging.getLogger(__name__)
+
+Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+LDM = "model.diffusion_model."
+_PREFIXES = (LDM, "diffusion_model.")  # before the names of a UNet or transformer
+_VAE_PREFIXES = ("first_stage_model.", "vae.")
+# Where checkpoints keep text encoders, by the name that a pipeline gives them: prefixes, the layout behind each.
+_TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "text_encoder": (
+        ("cond_stage_model.transformer.", "clip"),
+        ("cond_stage_model.model.", "openclip"),
+        ("conditioner.embedders.0.transformer.", "clip"),
+        ("conditioner.embedders.0.model.", "openclip"),
+        ("text_encoders.clip_l.transformer.", "clip"),
+    ),
+    "text_encoder_2": (
+        ("conditioner.embedders.1.model.", "openclip"),
+        ("text_encoders.clip_g.transformer.", "clip"),
+        ("text_encoders.t5xxl.transformer.", "t5"),
+    ),
+    "text_encoder_3": (("text_encoders.t5xxl.transformer.", "t5"),),
+}
+# What a checkpoint holds beside the weights of a pipeline: training leftovers and constants that diffusers computes.
+_IDLE = ("model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas")
+
+
+def convert(src: Source, name: str, owner: Source) -> Source | None:
+    """A component out of a file in a foreign layout; None if the file does not hold it.
+
+    Args:
+        src: the file. name: the component's name in its pipeline. owner: that component of a pipeline of the same
+            model, which tells its class and config.
+
+    Raises:
+        UnsupportedFileError: a weight is quantized in a way in which it cannot be taken apart.
+    """
+    function = _converter(src.names, name, owner)
+    if function is None:
+        return None
+    from .tracing import trace
+
+    specs = _specs(src)
+    shapes = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
+    shapes |= {key: (spec.shape, _float(spec.dtype)) for key, spec in specs.items()}
+    try:
+        recipes = trace(function, shapes)
+    except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+        raise UnsupportedFileError(
+            f"{src.path} was to be loaded as a {owner.class_name}",
+            f"diffusers' key map for it does not fit the file: {error!r}",
+            "Check that base= is a pipeline of the same model",
+        ) from error
+    recipes = {key: recipe for key, recipe in recipes.items() if not key.endswith("position_ids")}
+    return _converted(src, owner, recipes, specs) if recipes else None
+
+
+def idle(name: str) -> bool:
+    """Whether a tensor of a checkpoint has no place in a diffusers pipeline and is known for it."""
+    return name.startswith(_IDLE) or name.endswith("position_ids")
+
+
+def unused(src: Source, parts: Iterable[Source]) -> list[str]:
+    """The file's tensors that none of the components is made of."""
+    used: set[str] = set()
+    for part in parts:
+        used |= {found.cut.of.name for found in part.found.values() if found.cut is not None}
+        used |= {name for made in part.made.values() for name in made.sources}
+    return sorted(src.names - used)
+
+
+def _converter(names: frozenset[str], name: str, owner: Source) -> Convert | None:
+    """What turns a state dict of the file into one of the component; None if the file has nothing for it."""
+    from .components import single_file
+
+    classes, functions = single_file()
+    kind = owner.class_name or ""
+    if name in _TEXT:
+        found = next((row for row in _TEXT[name] if any(key.startswith(row[0]) for key in names)), None)
+        return None if found is None or (found[1] == "t5") != kind.startswith("T5") else _text(*found, owner)
+    row = classes.get(kind)
+    if row is None:
+        return None
+    if kind == "AutoencoderKL":
+        prefix = next((p for p in _VAE_PREFIXES if any(key.startswith(p) for key in names)), None)
+        bare = "encoder.down.0.block.0.conv1.weight" in names
+        if prefix is None and not bare:
+            return None
+        return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
+    prefix = next((p for p in _PREFIXES if any(key.startswith(p) for key in names)), "")
+    # The one converter that wants the prefix and takes only what has it.
+    wanted = LDM if kind == "UNet2DConditionModel" else ""
+    apply = row["checkpoint_mapping_fn"]
+    return lambda state: apply(
+        {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
+    )
+
+
+def _text(prefix: str, layout: str, owner: Source) -> Convert:
+    from .components import single_file
+
+    if layout != "openclip":
+        return lambda state: _within(state, prefix)
+    _, functions = single_file()
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=owner.config.get("hidden_size")))
+    return lambda state: functions.convert_open_clip_checkpoint(model, state, prefix=prefix)
+
+
+def _within(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What lies behind a prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _specs(src: Source) -> dict[str, PackedSpec]:
+    """The descriptions of the quantized weights. Some formats keep them beside the codes, so the files are opened."""
+    specs: dict[str, PackedSpec] = {}
+    files = src.open() if src.found else {}
+    try:
+        for key, found in src.found.items():
+            specs[key] = _packed(src, found, files).spec
+    finally:
+        for file in files.values():
+            file.close()
+    return specs
+
+
+def _packed(src: Source, found: Found, files: Mapping[Any, Any]) -> backends.base.Packed:
+    try:
+        return backends.of_scheme(found.scheme).read(found, None, lambda key: src.read(files, key))
+    except (Unfit, NotImplementedError) as error:
+        raise UnsupportedFileError(
+            f"{src.path} was to be loaded",
+            f"weight {found.name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            "Use the same model as a diffusers folder",
+        ) from error
+
+
+def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], specs: Mapping[str, PackedSpec]) -> Source:
+    tensors: dict[str, TensorInfo] = {}
+    home = {}
+    found: dict[str, Found] = {}
+    made: dict[str, Recipe] = {}
+    for name, recipe in recipes.items():
+        packed = [source for source in recipe.sources if source in src.found]
+        if not packed:
+            dtype = str(recipe.dtype).removeprefix("torch.")
+            tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
+            home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
+            made[name] = recipe
+            continue
+        whole = src.found[packed[0]]
+        if recipe.rows is None:
+            raise UnsupportedFileError(
+                f"{src.path} was to be loaded",
+                f"its weight {whole.name!r} is quantized to {whole.scheme}, and {name!r} of diffusers is not some of "
+                "its rows",
+                "Use the same model as a diffusers folder, or start from float weights",
+            )
+        keys = (*whole.keys.values(), *whole.extra)
+        tensors |= {key: src.tensors[key] for key in keys}
+        home |= {key: src.home[key] for key in keys}
+        found[name] = replace(whole, name=name, cut=Cut(of=whole, shape=specs[whole.name].shape, rows=recipe.rows))
+    return replace(
+        src,
+        tensors=tensors,
+        home=home,
+        found=found,
+        specs={},
+        made=made,
+        config=owner.config,
+        library=owner.library,
+        class_name=owner.class_name,
+    )
+
+
+def _nbytes(recipe: Recipe) -> int:
+    size = recipe.dtype.itemsize
+    for n in recipe.shape:
+        size *= n
+    return size
+
+
+def _float(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,172 @@
+"""What a function does with a state dict, without the tensors: every result as a recipe over the tensors it came from.
+
+diffusers' converters of foreign layouts take and return whole state dicts. Run on tensors of the meta device that note
+what is done to them, they tell for each tensor of the result which tensors of the file it is made of and how, and then
+each can be made when it is needed, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .rows import Range, pieces
+
+Get = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a tensor is made of others.
+
+    Attributes:
+        sources: the names of those.
+        rows: ranges of rows of the only source, if the tensor is nothing but these; else None.
+        shape, dtype: of the result.
+        make: computes it; gets a function that gives a source by name.
+    """
+
+    sources: tuple[str, ...]
+    rows: tuple[Range, ...] | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[Get], Tensor]
+
+    def __call__(self, get: Get) -> Tensor:
+        """The tensor."""
+        if self.rows is not None:
+            return pieces(get(self.sources[0]), self.rows)
+        return self.make(get)
+
+
+def trace(
+    convert: Callable[[dict[str, Any]], Mapping[str, Any]], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> dict[str, Recipe]:
+    """Run `convert` on a state dict of these shapes, and give a recipe for each tensor of its result.
+
+    Results that are no function of the input (constants that the converter makes) have no sources.
+    """
+    traced: dict[str, Any] = {name: _source(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
+    return {name: _recipe(value) for name, value in convert(traced).items() if isinstance(value, Tensor)}
+
+
+class Traced(torch.Tensor):
+    """A tensor on the meta device that knows how it came about."""
+
+    recipe: Recipe
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _SPLITS:
+            args = _fitting(args)
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **kwargs)
+        if isinstance(made, Tensor):
+            return _traced(made, _noted(func, args, kwargs, None, made))
+        if isinstance(made, (tuple, list)) and made and all(isinstance(one, Tensor) for one in made):
+            return type(made)(_traced(one, _noted(func, args, kwargs, i, made)) for i, one in enumerate(made))
+        return made  # a size, a dtype
+
+
+def _source(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    rows = ((0, shape[0]),) if shape else None
+    recipe = Recipe((name,), rows, shape, dtype, lambda get: get(name))
+    return _traced(torch.empty(shape, dtype=dtype, device="meta"), recipe)
+
+
+def _traced(tensor: Tensor, recipe: Recipe) -> Tensor:
+    made = tensor.as_subclass(Traced)
+    made.recipe = recipe
+    return made
+
+
+def _recipe(value: Tensor) -> Recipe:
+    if isinstance(value, Traced):
+        return value.recipe
+    return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
+
+
+def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any) -> Recipe:
+    """The recipe of a result of `func`; of its `index`-th, where there are several."""
+    leaves, spec = tree_flatten((args, kwargs))
+    inputs = [leaf.recipe if isinstance(leaf, Traced) else leaf for leaf in leaves]
+    sources = tuple(dict.fromkeys(name for one in inputs if isinstance(one, Recipe) for name in one.sources))
+
+    def make(get: Get) -> Tensor:
+        values = [one(get) if isinstance(one, Recipe) else one for one in inputs]
+        again, words = tree_unflatten(values, spec)
+        result = func(*again, **words)
+        chosen: Tensor = result if index is None else result[index]
+        return chosen
+
+    one = made if index is None else made[index]
+    rows = _rows(func, args, kwargs, index, made) if len(sources) == 1 else None
+    return Recipe(sources, rows, tuple(one.shape), one.dtype, make)
+
+
+_SAME = {torch.Tensor.contiguous, torch.Tensor.clone, torch.clone, torch.Tensor.detach}
+_SPLITS = {torch.split, torch.Tensor.split}
+_PARTS = {torch.chunk, torch.Tensor.chunk, *_SPLITS}
+_JOINS = {torch.cat, torch.concat}
+
+
+def _rows(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any
+) -> tuple[Range, ...] | None:
+    """The ranges of rows of its source that a result is, if it is nothing else."""
+    first = args[0] if args else None
+    if func in _SAME and isinstance(first, Traced):
+        return first.recipe.rows
+    if func in _PARTS and isinstance(first, Traced) and _dim(args, kwargs, 2) == 0 and index is not None:
+        begin = sum(part.shape[0] for part in made[:index])
+        return _within(first.recipe.rows, begin, begin + made[index].shape[0])
+    if func is torch.Tensor.__getitem__ and isinstance(first, Traced):
+        which = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if all(isinstance(one, slice) and one.step in (None, 1) for one in which) and all(
+            one == slice(None) for one in which[1:]
+        ):
+            begin, end, _ = which[0].indices(first.shape[0])
+            return _within(first.recipe.rows, begin, max(begin, end))
+    if func in _JOINS and isinstance(first, (list, tuple)) and _dim(args, kwargs, 1) == 0:
+        each = [one.recipe.rows if isinstance(one, Traced) else None for one in first]
+        if None not in each:
+            return tuple(row for rows in each for row in rows or ())
+    return None
+
+
+def _dim(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int) -> Any:
+    return kwargs.get("dim", args[at] if len(args) > at else 0)
+
+
+def _within(rows: tuple[Range, ...] | None, begin: int, end: int) -> tuple[Range, ...] | None:
+    """Rows `begin` to `end` of what lies in `rows`."""
+    if rows is None:
+        return None
+    found, at = [], 0
+    for first, last in rows:
+        low, high = max(begin - at, 0), min(end - at, last - first)
+        if low < high:
+            found.append((first + low, first + high))
+        at += last - first
+    return tuple(found)
+
+
+def _fitting(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a split whose sizes fit the tensor. diffusers' converter for Flux has the widths of the full model
+    in it (3072 for a head's 24 parts of 128); a smaller model of the same proportions is split in the same proportions.
+    """
+    tensor, sizes, *rest = args
+    if not isinstance(sizes, (tuple, list)) or (rest and rest[0] != 0):
+        return args
+    total, rows = sum(sizes), tensor.shape[0]
+    if total == rows or any(size * rows % total for size in sizes):
+        return args
+    return (tensor, [size * rows // total for size in sizes], *rest)

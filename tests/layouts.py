@@ -1,0 +1,153 @@
+"""The shipped models in the layouts of Stable Diffusion's and Flux's first authors: state dicts, written from the rules
+of those layouts, not with the converters that read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+_RESNET = (
+    ("norm1.", "in_layers.0."), ("conv1.", "in_layers.2."), ("norm2.", "out_layers.0."), ("conv2.", "out_layers.3."),
+    ("time_emb_proj.", "emb_layers.1."), ("conv_shortcut.", "skip_connection."),
+)  # fmt: skip
+_UNET_ENDS = {
+    "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2",
+}  # fmt: skip
+
+
+def unet(state: State, config: dict[str, Any]) -> State:
+    """A UNet2DConditionModel's state as CompVis' `model.diffusion_model`, without that prefix."""
+    per = config["layers_per_block"] + 1
+    attends = {name.rpartition(".attentions.")[0] for name in state if ".attentions." in name}
+    return {_unet_name(name, per, attends): tensor for name, tensor in state.items()}
+
+
+def _unet_name(name: str, per: int, attends: set[str]) -> str:
+    module, _, leaf = name.rpartition(".")
+    if module in _UNET_ENDS:
+        return f"{_UNET_ENDS[module]}.{leaf}"
+    side, *words = name.split(".")
+    if side == "mid_block":
+        kind, at, *rest = words
+        place = f"middle_block.{1 if kind == 'attentions' else 2 * int(at)}"
+        return f"{place}.{_resnet('.'.join(rest)) if kind == 'resnets' else '.'.join(rest)}"
+    block, kind, at, *rest = words
+    tail = ".".join(rest)
+    if side == "down_blocks":
+        first = 1 + int(block) * per
+        if kind == "downsamplers":
+            return f"input_blocks.{first + per - 1}.0.op.{rest[-1]}"
+        place = f"input_blocks.{first + int(at)}"
+    else:
+        first = int(block) * per
+        if kind == "upsamplers":
+            return f"output_blocks.{first + per - 1}.{2 if f'up_blocks.{block}' in attends else 1}.conv.{rest[-1]}"
+        place = f"output_blocks.{first + int(at)}"
+    return f"{place}.0.{_resnet(tail)}" if kind == "resnets" else f"{place}.1.{tail}"
+
+
+def _resnet(tail: str) -> str:
+    for ours, theirs in _RESNET:
+        if tail.startswith(ours):
+            return theirs + tail.removeprefix(ours)
+    raise KeyError(tail)
+
+
+def vae(state: State, config: dict[str, Any]) -> State:
+    """An AutoencoderKL's state as CompVis' `first_stage_model`, without that prefix."""
+    blocks = len(config["block_out_channels"])
+    return dict(_vae_row(name, tensor, blocks) for name, tensor in state.items())
+
+
+def _vae_row(name: str, tensor: Tensor, blocks: int) -> tuple[str, Tensor]:
+    side, *words = name.split(".")
+    tail = ".".join(words).replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
+    if words[0] == "mid_block":
+        kind, at, *rest = words[1:]
+        if kind == "resnets":
+            return f"{side}.mid.block_{int(at) + 1}.{'.'.join(rest).replace('conv_shortcut', 'nin_shortcut')}", tensor
+        names = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out": "proj_out"}
+        leaf = rest[-1]
+        # Attention is made of 1x1 convolutions there.
+        shaped = tensor[:, :, None, None] if leaf == "weight" and rest[0] != "group_norm" else tensor
+        return f"{side}.mid.attn_1.{names[rest[0]]}.{leaf}", shaped
+    if words[0] in ("down_blocks", "up_blocks"):
+        _, block, kind, at, *rest = words
+        end = ".".join(rest).replace("conv_shortcut", "nin_shortcut")
+        short = "down" if words[0] == "down_blocks" else "up"
+        number = int(block) if short == "down" else blocks - 1 - int(block)
+        if kind == "resnets":
+            return f"{side}.{short}.{number}.block.{at}.{end}", tensor
+        return f"{side}.{short}.{number}.{short}sample.{end}", tensor
+    return f"{side}.{tail}", tensor
+
+
+def bfl(state: State) -> State:
+    """A FluxTransformer2DModel's state as Black Forest Labs name it."""
+    made: State = {}
+    take = dict(state)
+
+    def move(ours: str, theirs: str) -> None:
+        for leaf in ("weight", "bias"):
+            if f"{ours}.{leaf}" in take:
+                made[f"{theirs}.{leaf}"] = take.pop(f"{ours}.{leaf}")
+
+    def fuse(ours: list[str], theirs: str) -> None:
+        for leaf in ("weight", "bias"):
+            made[f"{theirs}.{leaf}"] = torch.cat([take.pop(f"{name}.{leaf}") for name in ours])
+
+    for ours, theirs in (("timestep_embedder", "time_in"), ("text_embedder", "vector_in"),
+                         ("guidance_embedder", "guidance_in")):  # fmt: skip
+        for number, layer in (("1", "in_layer"), ("2", "out_layer")):
+            move(f"time_text_embed.{ours}.linear_{number}", f"{theirs}.{layer}")
+    move("context_embedder", "txt_in")
+    move("x_embedder", "img_in")
+    move("proj_out", "final_layer.linear")
+    for leaf in ("weight", "bias"):  # shift before scale there
+        scale, shift = take.pop(f"norm_out.linear.{leaf}").chunk(2)
+        made[f"final_layer.adaLN_modulation.1.{leaf}"] = torch.cat([shift, scale])
+    for i in range(_count(state, "transformer_blocks.")):
+        a, b = f"transformer_blocks.{i}", f"double_blocks.{i}"
+        for stream, norm, ff, out, to, query, key in (
+            ("img", "norm1", "ff", "to_out.0", "to_{}", "norm_q", "norm_k"),
+            ("txt", "norm1_context", "ff_context", "to_add_out", "add_{}_proj", "norm_added_q", "norm_added_k"),
+        ):
+            move(f"{a}.{norm}.linear", f"{b}.{stream}_mod.lin")
+            fuse([f"{a}.attn.{to.format(part)}" for part in "qkv"], f"{b}.{stream}_attn.qkv")
+            move(f"{a}.attn.{out}", f"{b}.{stream}_attn.proj")
+            move(f"{a}.{ff}.net.0.proj", f"{b}.{stream}_mlp.0")
+            move(f"{a}.{ff}.net.2", f"{b}.{stream}_mlp.2")
+            made[f"{b}.{stream}_attn.norm.query_norm.scale"] = take.pop(f"{a}.attn.{query}.weight")
+            made[f"{b}.{stream}_attn.norm.key_norm.scale"] = take.pop(f"{a}.attn.{key}.weight")
+    for i in range(_count(state, "single_transformer_blocks.")):
+        a, b = f"single_transformer_blocks.{i}", f"single_blocks.{i}"
+        move(f"{a}.norm.linear", f"{b}.modulation.lin")
+        fuse([f"{a}.attn.to_q", f"{a}.attn.to_k", f"{a}.attn.to_v", f"{a}.proj_mlp"], f"{b}.linear1")
+        move(f"{a}.proj_out", f"{b}.linear2")
+        made[f"{b}.norm.query_norm.scale"] = take.pop(f"{a}.attn.norm_q.weight")
+        made[f"{b}.norm.key_norm.scale"] = take.pop(f"{a}.attn.norm_k.weight")
+    assert not take, sorted(take)
+    return made
+
+
+def _count(state: State, prefix: str) -> int:
+    return len({name.split(".")[1] for name in state if name.startswith(prefix)})
+
+
+def prefixed(state: State, prefix: str) -> State:
+    """The same behind a prefix."""
+    return {prefix + name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def weights(folder: Path) -> State:
+    """The state dict in a component folder."""
+    (file,) = folder.glob("*.safetensors")
+    return load_file(file)

@@ -1,0 +1,185 @@
+"""Single files in foreign layouts give the same model as the diffusers folder, float or quantized, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import sdquant
+from sdquant import backends
+from sdquant.components import main_part, weight_parts
+from sdquant.errors import MissingComponentError, UnsupportedFileError
+from sdquant.formats import families
+from sdquant.weights import plain, quantized, weight_bytes
+
+from . import layouts
+from .test_three_ways import images, same_bits
+
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+@pytest.fixture(scope="module")
+def ldm(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """digits-sd as one checkpoint of Stable Diffusion 1's layout, with what training leaves in such files."""
+    state = layouts.prefixed(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), PREFIXES[0])
+    state |= layouts.prefixed(layouts.vae(layouts.weights(sd / "vae"), _config(sd / "vae")), "first_stage_model.")
+    text = {
+        f"text_model.{name.removeprefix('text_model.')}": t for name, t in layouts.weights(sd / "text_encoder").items()
+    }
+    state |= layouts.prefixed(text, "cond_stage_model.transformer.")
+    state["cond_stage_model.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
+    state["alphas_cumprod"] = torch.ones(1000)
+    path = tmp_path_factory.mktemp("ldm") / "digits-v1.safetensors"
+    save_file(state, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bfl(flux: Path) -> layouts.State:
+    return layouts.bfl(layouts.weights(flux / "transformer"))
+
+
+def _same_weights(one: Any, other: Any) -> None:
+    for name, part in weight_parts(one).items():
+        others = plain(weight_parts(other)[name])
+        mine = plain(part)
+        assert mine.keys() == others.keys()
+        assert all(torch.equal(tensor, others[key]) for key, tensor in mine.items())
+
+
+def test_checkpoint_is_recognised(ldm: Path) -> None:
+    seen = sdquant.detect(ldm)
+    assert (seen.family, seen.component, seen.prequantized) == ("sd", "checkpoint", False)
+    assert "ldm layout" in seen.evidence[0]
+
+
+def test_float_checkpoint_is_the_folder(ldm: Path, sd: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipe = sdquant.load_model(ldm, base=sd, progress=False)
+    _same_weights(pipe, sdquant.load_model(sd, progress=False))
+    assert not caplog.records
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+@pytest.mark.parametrize("mode", ["pre", "post"])
+@pytest.mark.parametrize("scheme", ["nf4", "int8", "qint4", "sdnq-uint4"])
+def test_checkpoint_quantizes_as_the_folder_does(scheme: str, mode: str, ldm: Path, sd: Path) -> None:
+    pipe = sdquant.load_model(ldm, scheme, base=sd, mode=mode, progress=False)
+    same_bits(pipe, sdquant.load_model(sd, scheme, progress=False))
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_lone_unet(prefix: str, sd: Path, tmp_path: Path) -> None:
+    file = tmp_path / "unet.safetensors"
+    save_file(layouts.prefixed(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), prefix), file)
+    assert sdquant.detect(file).component == "unet"
+    same_bits(sdquant.load_model(file, "nf4", base=sd, progress=False), sdquant.load_model(sd, "nf4", progress=False))
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("scheme", [None, "nf4", "int8", "qint8", "fp8"])
+def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    file = tmp_path / "flux.safetensors"
+    save_file(layouts.prefixed(bfl, prefix), file)
+    assert (sdquant.detect(file).family, sdquant.detect(file).component) == ("flux", "transformer")
+    pipe = sdquant.load_model(file, scheme, base=flux, progress=False)
+    whole = sdquant.load_model(flux, scheme, progress=False)
+    _same_weights(pipe, whole)
+    if scheme:
+        same_bits(pipe, whole)
+    else:
+        assert np.array_equal(images(pipe), images(whole))
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "fp4", "nf4,block_size=128", "bnb-int8", "fp8,packing=float8"])
+def test_quantized_flux_stays_packed_row_by_row(scheme: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    """Forge's and ComfyUI's files: the fused weights quantized whole, taken apart without being decoded."""
+    backend, spec = backends.of_scheme(scheme.partition(",")[0]), backends.parse(scheme)
+    state = {}
+    for name, tensor in bfl.items():
+        if tensor.ndim == 2:
+            state |= backend.write(name, backend.encode(tensor, spec))
+        else:
+            state[name] = tensor
+    file = tmp_path / f"flux-{spec.scheme.name}.safetensors"
+    save_file(layouts.prefixed(state, PREFIXES[0]), file)
+    assert sdquant.detect(file).quant == spec.scheme.name
+    pipe = sdquant.load_model(file, base=flux, progress=False)
+    whole = sdquant.load_model(flux, scheme, components=["transformer"], progress=False)
+    mine, others = dict(quantized(main_part(pipe))), dict(quantized(main_part(whole)))
+    assert mine.keys() == others.keys()
+    for name, packed in mine.items():
+        for part, tensor in packed.parts.items():
+            assert torch.equal(tensor.view(torch.uint8), others[name].parts[part].view(torch.uint8)), (name, part)
+    assert np.array_equal(images(pipe), images(whole))
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("model", ["digits-sd", "digits-flux"])
+def test_gguf_with_foreign_names(scheme: str, model: str, bfl: layouts.State, tmp_path: Path) -> None:
+    """As city96's tools write them: the reference names without a prefix, small tensors in F32."""
+    from sdquant.formats.gguf_write import write_gguf
+
+    path = sdquant.demo.path(model)
+    part = "unet" if model == "digits-sd" else "transformer"
+    state = layouts.unet(layouts.weights(path / part), _config(path / part)) if model == "digits-sd" else bfl
+    backend, spec = backends.get("gguf"), backends.parse(scheme)
+    rows = []
+    for name, tensor in state.items():
+        fits = tensor.ndim == 2 and tensor.shape[1] % 256 == 0
+        data = backend.encode(tensor, spec).parts["blocks"] if fits else tensor.float()
+        rows.append((name, tuple(tensor.shape), scheme if fits else "f32", lambda data=data: data))
+    file = tmp_path / f"{model}-{scheme}.gguf"
+    write_gguf(file, rows, {"general.architecture": "flux" if part == "transformer" else "sd1"})
+    pipe = sdquant.load_model(file, base=path, progress=False)
+    reference = sdquant.load_model(path, progress=False)
+    packed = dict(quantized(main_part(pipe)))
+    assert packed
+    for name, one in packed.items():
+        weight = main_part(reference).get_parameter(name)
+        again = backend.encode(weight.data, spec)
+        assert torch.equal(one.parts["blocks"], again.parts["blocks"]), name
+    assert np.isfinite(images(pipe)).all()
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
+
+
+def test_without_base_the_fix_is_named(ldm: Path) -> None:
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.load_model(ldm, progress=False)
+    assert "base=" in error.value.fix
+
+
+def test_base_of_another_model_is_refused(ldm: Path, flux: Path) -> None:
+    with pytest.raises((UnsupportedFileError, MissingComponentError)) as error:
+        sdquant.load_model(ldm, base=flux, progress=False)
+    assert str(ldm) in error.value.what
+
+
+def test_rows_that_cannot_be_taken_apart_are_refused(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    backend, spec = backends.get("bnb"), backends.parse("nf4,double_quant")
+    state = dict(bfl)
+    name = "double_blocks.0.img_attn.qkv.weight"
+    state |= backend.write(name, backend.encode(state.pop(name), spec))
+    save_file(state, tmp_path / "flux-nf4.safetensors")
+    with pytest.raises(UnsupportedFileError) as error:
+        sdquant.load_model(tmp_path / "flux-nf4.safetensors", base=flux, progress=False)
+    assert name in error.value.what
+
+
+def test_every_foreign_row_is_refused_or_placed() -> None:
+    foreign = [row for row in families.ROWS if row.foreign]
+    assert {row.layout for row in foreign} == {"bfl", "ldm", "sgm"}
+    assert all(row.component in ("checkpoint", "unet", "transformer") for row in foreign)
