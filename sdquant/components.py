@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -60,6 +61,13 @@ def single_file() -> tuple[Mapping[str, Any], Any]:
         from diffusers.loaders import single_file_model, single_file_utils
 
     return single_file_model.SINGLE_FILE_LOADABLE_CLASSES, single_file_utils
+
+
+def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The hub repository that diffusers takes a checkpoint's configs and tokenizers from, by names and shapes."""
+    _, functions = single_file()
+    kind = functions.infer_diffusers_model_type({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
+    return str(functions.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"])
 
 
 def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
@@ -215,8 +223,11 @@ def is_pipeline(model: Any) -> bool:
     return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
 
 
-def hub_folder(name: str, *, progress: bool) -> Path:
+def hub_folder(name: str, *, progress: bool, weights: bool = True) -> Path:
     """A hub repository's folder, downloaded if it is not in the cache: configs, tokenizers and safetensors only.
+
+    Args:
+        weights: False leaves the safetensors out.
 
     Raises:
         MissingComponentError: it cannot be had.
@@ -228,7 +239,7 @@ def hub_folder(name: str, *, progress: bool) -> Path:
         return Path(
             snapshot_download(
                 name,
-                allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors", "*.gguf"],
+                allow_patterns=["*.json", "*.txt", "*.model", *(("*.safetensors", "*.gguf") if weights else ())],
                 tqdm_class=None if progress else _no_bar(),
             )
         )

@@ -81,13 +81,22 @@ def detect(path: str | Path, *, complete: bool = True) -> Detected:
     Raises:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
+    return _seen(path, complete, partial=False)
+
+
+def detect_base(path: str | Path, *, complete: bool = True) -> Detected:
+    """The same for a pipeline that lends its parts: components may have a config and no weights."""
+    return _seen(path, complete, partial=True)
+
+
+def _seen(path: str | Path, complete: bool, *, partial: bool) -> Detected:
     try:
-        return _look(Path(os.path.expanduser(path)), str(path), complete)
+        return _look(Path(os.path.expanduser(path)), str(path), complete, partial)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
 
 
-def _look(place: Path, path: str, complete: bool) -> Detected:
+def _look(place: Path, path: str, complete: bool, partial: bool) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
     if not place.is_dir():
@@ -96,7 +105,7 @@ def _look(place: Path, path: str, complete: bool) -> Detected:
     if not index.exists():
         return _component(source.component_folder(place, complete=complete), path)
     parts = {
-        name: _component(source.component_folder(sub, complete=complete), str(sub))
+        name: _component(_part(sub, complete, partial), str(sub))
         for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
     }
     if not parts:
@@ -104,6 +113,12 @@ def _look(place: Path, path: str, complete: bool) -> Detected:
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
     return _pipeline(path, parts)
+
+
+def _part(folder_: Path, complete: bool, partial: bool) -> Source:
+    if partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
+        return source.without_weights(folder_)
+    return source.component_folder(folder_, complete=complete)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -142,7 +157,7 @@ def _component(src: Source, path: str) -> Detected:
     if row:
         evidence.insert(0, f"tensor names are those of {row.family} ({row.component}, {row.layout} layout)")
     # A folder's own name says more than the names that its library gives to all weight files.
-    named = next((name for name in (path, src.files[0].name) if suffix_hint(name)), path)
+    named = next((name for name in (path, *(file.name for file in src.files[:1])) if suffix_hint(name)), path)
     hint = suffix_hint(named)
     return Detected(
         path=path,

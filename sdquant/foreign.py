@@ -66,10 +66,10 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     from .tracing import trace
 
     specs = _specs(src)
-    shapes = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
-    shapes |= {key: (spec.shape, _float(spec.dtype)) for key, spec in specs.items()}
+    inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
+    inputs |= {key: (spec.shape, _float(spec.dtype)) for key, spec in specs.items()}
     try:
-        recipes = trace(function, shapes)
+        recipes = trace(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UnsupportedFileError(
             f"{src.path} was to be loaded as a {owner.class_name}",
@@ -78,6 +78,18 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
         ) from error
     recipes = {key: recipe for key, recipe in recipes.items() if not key.endswith("position_ids")}
     return _converted(src, owner, recipes, specs) if recipes else None
+
+
+def shapes(src: Source) -> dict[str, tuple[int, ...]]:
+    """The shapes of the float weights of a UNet or transformer, by name without a prefix."""
+    prefix = _prefix(src.names)
+    each = {key: info.shape for key, info in src.plain.items()}
+    each |= {key: spec.shape for key, spec in _specs(src).items()}
+    return {key.removeprefix(prefix): shape for key, shape in each.items()}
+
+
+def _prefix(names: Iterable[str]) -> str:
+    return next((prefix for prefix in _PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
 def idle(name: str) -> bool:
@@ -112,7 +124,7 @@ def _converter(names: frozenset[str], name: str, owner: Source) -> Convert | Non
         if prefix is None and not bare:
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
-    prefix = next((p for p in _PREFIXES if any(key.startswith(p) for key in names)), "")
+    prefix = _prefix(names)
     # The one converter that wants the prefix and takes only what has it.
     wanted = LDM if kind == "UNet2DConditionModel" else ""
     apply = row["checkpoint_mapping_fn"]

@@ -66,7 +66,8 @@ def load_model(
         mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
         components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
         skip: modules to leave as they are, by a part of their path or a pattern with `*`.
-        base: pipeline folder that has the rest, when `path` is a transformer or UNet alone.
+        base: pipeline folder that has the rest, when `path` is a transformer or UNet alone, or a checkpoint of several
+            models, which lacks configs and tokenizers. Of what the file holds, base needs no weights.
         runtime: "library" or "plain"; default the library's modules where it has some.
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
@@ -169,7 +170,7 @@ def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -
         return parts["model"]
     from . import components
 
-    folder = Path(asked.base) if asked.base is not None else resolve(asked)
+    folder = Path(made.base) if made.base is not None else resolve(asked)
     return components.pipeline(folder, parts)
 
 

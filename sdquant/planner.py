@@ -75,6 +75,7 @@ class Plan:
     """The whole load, before it happens."""
 
     path: str
+    base: str | None
     container: str
     family: str | None
     offload: str
@@ -94,6 +95,7 @@ class Plan:
         """As JSON values."""
         return {
             "path": self.path,
+            "base": self.base,
             "container": self.container,
             "family": self.family,
             "offload": self.offload,
@@ -140,6 +142,7 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
         )
     return Plan(
         path=request.path,
+        base=request.base,
         container=detected.container,
         family=detected.family,
         offload=request.offload,

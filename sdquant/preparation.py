@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import compat, detection, machine, planner
-from .errors import BackendUnavailableError, MissingComponentError, UnsupportedFileError
-from .formats import families
+from .errors import BackendUnavailableError
+from .gathering import whole_of, with_base
 from .request import Request, request
-
-if TYPE_CHECKING:
-    from .formats.source import Source
-
-log = logging.getLogger(__name__)
 
 
 def plan(
@@ -62,6 +56,7 @@ def prepare(asked: Request) -> planner.Plan:
     check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
     place = resolve(asked)
     asked = dataclasses.replace(asked, path=str(place))
+    asked = with_base(asked)
     seen = whole_of(asked, complete=False)
     for scheme in sorted({part.quant for part in (seen.parts or {".": seen}).values() if part.quant}):
         check(scheme, "found")
@@ -77,7 +72,7 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     The dtype with the most bytes decides: in the base, else in the file.
     """
     if asked.base is not None:
-        seen = detection.detect(asked.base, complete=False)
+        seen = detection.detect_base(asked.base, complete=False)
     elif not any(src.container == "gguf" for src in seen.sources.values()):
         return None
     sizes: Counter[str] = Counter()
@@ -97,80 +92,3 @@ def resolve(asked: Request) -> Path:
     from . import components
 
     return components.hub_folder(asked.path, progress=asked.progress)
-
-
-def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path holds; with a base, the base's components with the lone one in its place."""
-    seen = detection.detect(asked.path, complete=complete)
-    if asked.base is None:
-        return seen
-    base = detection.detect(asked.base, complete=complete)
-    if seen.container == "pipeline" or base.container != "pipeline":
-        raise MissingComponentError(
-            f"{asked.path} was to be loaded with base={asked.base}",
-            "base is for a lone component, and must be a pipeline folder",
-            "Leave base out" if seen.container == "pipeline" else "Give the folder with the model_index.json",
-        )
-    lone = seen.sources["."]
-    row = families.recognise(lone.names)
-    name = _place(seen, base)
-    owner = base.sources[name]
-    parts = {
-        name: dataclasses.replace(
-            lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
-        )
-    }
-    if complete and row is not None and row.foreign:
-        parts = _translated(lone, base, None if row.component == "checkpoint" else name)
-    return dataclasses.replace(
-        base,
-        path=asked.path,
-        quant=seen.quant or base.quant,
-        backend=seen.backend or base.backend,
-        prequantized=seen.prequantized or base.prequantized,
-        evidence=[f"{name}: {line}" for line in seen.evidence],
-        warnings=[*base.warnings, *seen.warnings],
-        parts=base.parts | {name: seen},
-        sources={**base.sources, **parts},
-    )
-
-
-def _translated(lone: Source, base: detection.Detected, only: str | None) -> dict[str, Source]:
-    """The components of a file in a foreign layout, under the names of the base's; of a checkpoint all that it has."""
-    from . import foreign
-
-    owners = base.sources if only is None else {only: base.sources[only]}
-    made = {name: foreign.convert(lone, name, owner) for name, owner in owners.items()}
-    parts = {name: src for name, src in made.items() if src is not None}
-    if not parts:
-        raise UnsupportedFileError(
-            f"{lone.path} was to take its place in {base.path}",
-            f"diffusers has no key map from its layout to {', '.join(str(src.class_name) for src in owners.values())}",
-            "Use the same model as a diffusers folder",
-        )
-    left = [name for name in foreign.unused(lone, parts.values()) if not foreign.idle(name)]
-    if left:
-        log.warning(
-            "%s holds %d tensors that no component has a place for, the first is %r", lone.path, len(left), left[0]
-        )
-    return parts
-
-
-def _place(seen: detection.Detected, base: detection.Detected) -> str:
-    """Which component of the base a lone one replaces: that with its tensor names, or of the same kind. For a
-    checkpoint of several, the main one."""
-    names = seen.sources["."].names
-    shared = {name: len(src.names & names) / max(len(src.names), 1) for name, src in base.sources.items()}
-    best = max(shared, key=lambda name: shared[name])
-    if shared[best] > 0.9:
-        return best
-    kind = seen.component or ""
-    if kind in base.sources:
-        return kind
-    if kind == "checkpoint":
-        return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
-    raise MissingComponentError(
-        f"{seen.path} was to take its place in {base.path}",
-        f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}",
-        "Give the pipeline folder of the same model as base",
-    )

@@ -57,7 +57,9 @@ class Request:
     rules: Any = field(default=None, metadata=_about("quantization rules"))
     base: str | None = field(
         default=None,
-        metadata=_about("pipeline folder that has the rest of a lone transformer or UNet", metavar="FOLDER"),
+        metadata=_about(
+            "pipeline folder that has the rest of a lone transformer, UNet or checkpoint", metavar="FOLDER"
+        ),
     )
     runtime: str | None = field(
         default=None, metadata=_about("the library's own modules, or sdquant's plain layers", RUNTIMES)

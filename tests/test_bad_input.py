@@ -243,8 +243,9 @@ class TestMissingPackages:
     def test_what_is_quantized_already_needs_it_too(
         self, without: Callable[..., None], saved: Callable[..., Path]
     ) -> None:
+        folder = saved("nf4")  # made while bitsandbytes is there
         without("bitsandbytes")
-        assert "bitsandbytes" in _refused(BackendUnavailableError, saved("nf4")).why
+        assert "bitsandbytes" in _refused(BackendUnavailableError, folder).why
 
 
 class TestBase:

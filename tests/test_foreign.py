@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +157,53 @@ def test_gguf_with_foreign_names(scheme: str, model: str, bfl: layouts.State, tm
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
-def test_without_base_the_fix_is_named(ldm: Path) -> None:
+def test_without_base_the_fix_is_named(ldm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(MissingComponentError) as error:
         sdquant.load_model(ldm, progress=False)
-    assert "base=" in error.value.fix
+    assert "base=" in error.value.fix and "stable-diffusion-v1-5" in error.value.why
+
+
+def test_configs_come_from_the_hub(ldm: Path, sd: Path, shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hub would give is stood in for: this machine cannot reach it."""
+    asked = []
+
+    def hub_folder(name: str, *, progress: bool, weights: bool = True) -> Path:
+        asked.append((name, weights))
+        return shell
+
+    monkeypatch.setattr("sdquant.components.hub_folder", hub_folder)
+    pipe = sdquant.load_model(ldm, "int8", progress=False)
+    assert asked == [("stable-diffusion-v1-5/stable-diffusion-v1-5", False)]
+    same_bits(pipe, sdquant.load_model(sd, "int8", progress=False))
 
 
 def test_base_of_another_model_is_refused(ldm: Path, flux: Path) -> None:
     with pytest.raises((UnsupportedFileError, MissingComponentError)) as error:
         sdquant.load_model(ldm, base=flux, progress=False)
     assert str(ldm) in error.value.what
+
+
+@pytest.fixture
+def shell(sd: Path, tmp_path: Path) -> Path:
+    """digits-sd without any weights: configs, tokenizer, scheduler."""
+    return Path(shutil.copytree(sd, tmp_path / "shell", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def test_a_checkpoint_needs_no_weights_in_its_base(ldm: Path, sd: Path, shell: Path) -> None:
+    pipe = sdquant.load_model(ldm, "nf4", "balanced", base=shell, progress=False)
+    same_bits(pipe, sdquant.load_model(sd, "nf4", progress=False))
+
+
+def test_missing_parts_are_named_with_their_places(sd: Path, shell: Path, tmp_path: Path) -> None:
+    file = tmp_path / "unet.safetensors"
+    save_file(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), file)
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.load_model(file, base=shell, progress=False)
+    assert "vae" in error.value.why and "text_encoder" in error.value.why and "unet" not in error.value.why
+    assert str(shell / "vae") in error.value.fix
 
 
 def test_rows_that_cannot_be_taken_apart_are_refused(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
@@ -183,3 +221,63 @@ def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "sgm"}
     assert all(row.component in ("checkpoint", "unet", "transformer") for row in foreign)
+
+
+def _lone(class_name: str, **config: Any) -> tuple[Any, dict[str, Any]]:
+    """A model on the meta device and its whole config."""
+    import diffusers
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        model = getattr(diffusers, class_name)(**config)
+    return model, dict(model.config)
+
+
+# At real width. Flux has 2 + 3 blocks here instead of 19 + 38.
+FULL = {
+    "sd1": ("UNet2DConditionModel", {"cross_attention_dim": 768}),
+    "sd2": (
+        "UNet2DConditionModel",
+        {"cross_attention_dim": 1024, "attention_head_dim": (5, 10, 20, 20), "use_linear_projection": True},
+    ),
+    "sdxl": (
+        "UNet2DConditionModel",
+        {
+            "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20), "use_linear_projection": True,
+            "block_out_channels": (320, 640, 1280), "transformer_layers_per_block": (1, 2, 10),
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+            "projection_class_embeddings_input_dim": 2816,
+        },
+    ),
+    "flux": ("FluxTransformer2DModel", {"num_layers": 2, "num_single_layers": 3, "guidance_embeds": True}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", PREFIXES[:2])
+@pytest.mark.parametrize("family", FULL)
+def test_full_size_without_base(family: str, prefix: str, tmp_path: Path) -> None:
+    """Every tensor that was written arrives, in the right place, with the config told by names and shapes alone."""
+    class_name, sizes = FULL[family]
+    model, config = _lone(class_name, **sizes)
+    state = {}
+    for seed, (name, parameter) in enumerate(model.state_dict().items()):
+        generator = torch.Generator().manual_seed(seed)
+        state[name] = torch.empty(parameter.shape, dtype=torch.bfloat16).uniform_(-1, 1, generator=generator)
+    foreign = layouts.bfl(state) if family == "flux" else layouts.unet(state, config)
+    file = tmp_path / "model.safetensors"
+    save_file(layouts.prefixed(foreign, prefix), file)
+    del foreign
+    assert sdquant.detect(file).family == family
+    loaded = sdquant.load_model(file, progress=False)
+    assert type(loaded).__name__ == class_name
+    arrived = loaded.state_dict()
+    assert arrived.keys() == state.keys()
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in state.items())
+    for name in ("cross_attention_dim", "attention_head_dim", "num_attention_heads", "addition_time_embed_dim"):
+        ours, theirs = loaded.config.get(name), config.get(name)
+        assert theirs is None or ours == theirs or list(ours) == list(theirs), name
+    quantized_one = sdquant.load_model(file, "int8", progress=False)
+    assert weight_bytes(quantized_one) == quantized_one.sdquant.plan.bytes

@@ -90,6 +90,11 @@ class Source:
         name = self.metadata.get(f"{METADATA_KEY}.quant")
         return name if name in {row.name for row in backends.get("gguf").schemes} else None
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is only a config, and no weights."""
+        return not self.tensors
+
     def open(self) -> dict[Path, TensorFile]:
         """All files, opened; close them when done."""
         return {path: open_file(path) for path in self.files}
@@ -133,6 +138,15 @@ def component_folder(folder: Path, *, complete: bool = True) -> Source:
     config, side = _configs(folder)
     files, index = folders.weights(folder)
     return _source(folder, files, config=config, side=side, complete=complete, index=index)
+
+
+def without_weights(folder: Path) -> Source:
+    """The component that a folder's config.json describes, without any weights: they are to come from elsewhere."""
+    config, _ = _configs(folder)
+    library, class_name = _class(config)
+    return Source(
+        path=folder, files=(), tensors={}, home={}, found={}, config=config, library=library, class_name=class_name
+    )
 
 
 def single_file(path: Path, *, complete: bool = True) -> Source:
