@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,14 @@ from .backends.base import Cut, Found, TensorInfo, Unfit
 from .errors import UnsupportedFileError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from .backends.base import PackedSpec
+    from .formats.base import TensorFile
     from .formats.source import Source
+    from .rows import Range
     from .tracing import Recipe
 
 log = logging.getLogger(__name__)
@@ -65,9 +69,9 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
         return None
     from .tracing import trace
 
-    specs = _specs(src)
+    packs = _packs(src)
     inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
-    inputs |= {key: (spec.shape, _float(spec.dtype)) for key, spec in specs.items()}
+    inputs |= {key: (pack.spec.shape, _float(pack.spec.dtype)) for key, pack in packs.items()}
     try:
         recipes = trace(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
@@ -77,14 +81,14 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
             "Check that base= is a pipeline of the same model",
         ) from error
     recipes = {key: recipe for key, recipe in recipes.items() if not key.endswith("position_ids")}
-    return _converted(src, owner, recipes, specs) if recipes else None
+    return _converted(src, owner, recipes, packs) if recipes else None
 
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
     """The shapes of the float weights of a UNet or transformer, by name without a prefix."""
     prefix = _prefix(src.names)
     each = {key: info.shape for key, info in src.plain.items()}
-    each |= {key: spec.shape for key, spec in _specs(src).items()}
+    each |= {key: pack.spec.shape for key, pack in _packs(src).items()}
     return {key.removeprefix(prefix): shape for key, shape in each.items()}
 
 
@@ -148,31 +152,62 @@ def _within(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
-def _specs(src: Source) -> dict[str, PackedSpec]:
-    """The descriptions of the quantized weights. Some formats keep them beside the codes, so the files are opened."""
-    specs: dict[str, PackedSpec] = {}
+@dataclass(frozen=True)
+class _Pack:
+    """What a quantized weight of the file is, without its tensors."""
+
+    spec: PackedSpec
+    nbytes: int
+    row_bytes: int | None  # None where rows cannot be taken from it
+    constant: int  # bytes of what is one number for all rows
+
+
+def _packs(src: Source) -> dict[str, _Pack]:
+    """Of each quantized weight. Some formats keep shapes beside the codes, so the files are opened."""
+    packs: dict[str, _Pack] = {}
     files = src.open() if src.found else {}
     try:
         for key, found in src.found.items():
-            specs[key] = _packed(src, found, files).spec
+            packs[key] = _pack(src, found, files)
     finally:
         for file in files.values():
             file.close()
-    return specs
+    return packs
 
 
-def _packed(src: Source, found: Found, files: Mapping[Any, Any]) -> backends.base.Packed:
+def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
+    backend = backends.of_scheme(found.scheme)
     try:
-        return backends.of_scheme(found.scheme).read(found, None, lambda key: src.read(files, key))
+        packed = backend.read(found, None, lambda key: src.read(files, key))
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"{src.path} was to be loaded",
             f"weight {found.name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
             "Use the same model as a diffusers folder",
         ) from error
+    by_row = backend.cuttable(packed)
+    # Of each part its share; one number for all rows is in every cut: see `rows`.
+    constant = sum(part.element_size() for part in by_row.parts.values() if part.numel() == 1)
+    each = (by_row.nbytes - constant) // packed.spec.shape[0] if backend.by_row(by_row) else None
+    return _Pack(packed.spec, packed.nbytes, each, constant)
 
 
-def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], specs: Mapping[str, PackedSpec]) -> Source:
+def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, ...]) -> Cut:
+    shape = pack.spec.shape
+    if rows == ((0, shape[0]),):
+        return Cut(of=whole, shape=shape, rows=(), nbytes=pack.nbytes)
+    if pack.row_bytes is None:
+        raise UnsupportedFileError(
+            f"{src.path} was to be loaded",
+            f"{name!r} is some rows of its {whole.name!r}, which is quantized to {whole.scheme} in blocks that reach "
+            "over rows",
+            "Use the same model as a diffusers folder, or start from float weights",
+        )
+    count = sum(end - begin for begin, end in rows)
+    return Cut(of=whole, shape=shape, rows=rows, nbytes=pack.row_bytes * count + pack.constant)
+
+
+def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs: Mapping[str, _Pack]) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home = {}
     found: dict[str, Found] = {}
@@ -193,10 +228,11 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], specs:
                 "its rows",
                 "Use the same model as a diffusers folder, or start from float weights",
             )
+        cut = _cut(src, name, whole, packs[whole.name], recipe.rows)
         keys = (*whole.keys.values(), *whole.extra)
         tensors |= {key: src.tensors[key] for key in keys}
         home |= {key: src.home[key] for key in keys}
-        found[name] = replace(whole, name=name, cut=Cut(of=whole, shape=specs[whole.name].shape, rows=recipe.rows))
+        found[name] = replace(whole, name=name, cut=cut)
     return replace(
         src,
         tensors=tensors,

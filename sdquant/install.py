@@ -145,16 +145,9 @@ def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str]
     """Some rows of a weight that is quantized on disk."""
     assert found.cut is not None
     whole, backend = found.cut.of, backends.of_scheme(found.scheme)
-    if found.cut.rows == ((0, found.cut.shape[0]),):
+    if not found.cut.rows:
         return backend.read(whole, shape, get)
-    packed = backend.read(whole, found.cut.shape, get)
-    if not backend.by_row(packed):
-        raise UnsupportedFileError(
-            f"Weight {found.name!r} is some rows of {whole.name!r}",
-            f"that is quantized to {found.scheme} in blocks that reach over rows",
-            "Use the same model as a diffusers folder, or start from float weights",
-        )
-    packed = cut(packed, found.cut.rows)
+    packed = cut(backend.cuttable(backend.read(whole, found.cut.shape, get)), found.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
             f"Weight {found.name!r} in {found.scheme}",

@@ -207,14 +207,27 @@ def test_missing_parts_are_named_with_their_places(sd: Path, shell: Path, tmp_pa
 
 
 def test_rows_that_cannot_be_taken_apart_are_refused(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
-    backend, spec = backends.get("bnb"), backends.parse("nf4,double_quant")
-    state = dict(bfl)
+    backend, spec = backends.get("bnb"), backends.parse("nf4,block_size=4096")
     name = "double_blocks.0.img_attn.qkv.weight"
-    state |= backend.write(name, backend.encode(state.pop(name), spec))
+    state = {key: tensor for key, tensor in bfl.items() if key != name}
+    state |= backend.write(name, backend.encode(bfl[name], spec))
     save_file(state, tmp_path / "flux-nf4.safetensors")
     with pytest.raises(UnsupportedFileError) as error:
-        sdquant.load_model(tmp_path / "flux-nf4.safetensors", base=flux, progress=False)
-    assert name in error.value.what
+        sdquant.plan(tmp_path / "flux-nf4.safetensors", base=flux)
+    assert name in error.value.why
+
+
+def test_doubly_quantized_scales_are_decoded_for_rows(bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    backend, spec = backends.get("bnb"), backends.parse("nf4,double_quant")
+    name = "double_blocks.0.img_attn.qkv.weight"
+    packed = backend.encode(bfl[name], spec)
+    state = {key: tensor for key, tensor in bfl.items() if key != name} | backend.write(name, packed)
+    save_file(state, tmp_path / "flux-nf4.safetensors")
+    pipe = sdquant.load_model(tmp_path / "flux-nf4.safetensors", base=flux, runtime="plain", progress=False)
+    attention = pipe.transformer.transformer_blocks[0].attn
+    rows = [layer.dequantize(torch.float32) for layer in (attention.to_q, attention.to_k, attention.to_v)]
+    assert torch.equal(torch.cat(rows), backend.decode(packed, torch.float32))
+    assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
 def test_every_foreign_row_is_refused_or_placed() -> None:

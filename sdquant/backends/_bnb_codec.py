@@ -35,6 +35,9 @@ class Codec(ABC):
     def by_row(self, packed: Packed) -> bool:
         return False
 
+    def cuttable(self, packed: Packed) -> Packed:
+        return packed
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,14 @@ class FourBit(Codec):
     def by_row(self, packed: Packed) -> bool:
         blocks_of_rows: bool = math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0
         return blocks_of_rows and "nested_absmax" not in packed.parts
+
+    def cuttable(self, packed: Packed) -> Packed:
+        """Without double quantization, whose blocks of 256 scales and common offset are of the whole weight."""
+        if "nested_absmax" not in packed.parts:
+            return packed
+        details = {key: value for key, value in packed.spec.details.items() if key != "offset"}
+        parts = {"codes": packed.parts["codes"], "absmax": _absmax(packed)}
+        return Packed(spec=replace(packed.spec, details=details), parts=parts)
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         rows, columns = packed.spec.shape

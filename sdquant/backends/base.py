@@ -205,16 +205,23 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Some rows of a quantized weight of a file: `of` of float shape `shape`, ranges of its first dimension."""
+    """Some rows of a quantized weight of a file.
+
+    Attributes:
+        of: the weight. shape: of the whole as floats.
+        rows: ranges of its first dimension; () for all of it.
+        nbytes: what these rows take in memory.
+    """
 
     of: Found
     shape: tuple[int, ...]
     rows: tuple[tuple[int, int], ...]
+    nbytes: int
 
     @property
     def count(self) -> int:
         """How many rows."""
-        return sum(end - begin for begin, end in self.rows)
+        return sum(end - begin for begin, end in self.rows) if self.rows else self.shape[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +272,10 @@ class Backend(ABC):
         looked up in it.
         """
         return False
+
+    def cuttable(self, packed: Packed) -> Packed:
+        """The same weight, decoding to the same bits, packed by row where it can be: rows of it are to be taken."""
+        return packed
 
     # The library's own modules, for schemes whose `runtimes` name "library".
 

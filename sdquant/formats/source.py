@@ -76,8 +76,7 @@ class Source:
     def found_bytes(self, name: str) -> int:
         """Bytes of a quantized weight's parts."""
         found = self.found[name]
-        size = sum(self.tensors[key].nbytes for key in found.keys.values())
-        return size if found.cut is None else size * found.cut.count // found.cut.shape[0]
+        return sum(self.tensors[key].nbytes for key in found.keys.values()) if found.cut is None else found.cut.nbytes
 
     @property
     def names(self) -> frozenset[str]:
