@@ -90,6 +90,31 @@ def _vae_row(name: str, tensor: Tensor, blocks: int) -> tuple[str, Tensor]:
     return f"{side}.{tail}", tensor
 
 
+_OPENCLIP = (
+    ("layer_norm1", "ln_1"), ("layer_norm2", "ln_2"), ("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"),
+    ("self_attn.out_proj", "attn.out_proj"),
+)  # fmt: skip
+
+
+def openclip(state: State) -> State:
+    """A CLIP text model's state as OpenCLIP names it; the projection lies the other way round there."""
+    take = {name.removeprefix("text_model."): tensor for name, tensor in state.items()}
+    made = {
+        "positional_embedding": take.pop("embeddings.position_embedding.weight"),
+        "token_embedding.weight": take.pop("embeddings.token_embedding.weight"),
+        "text_projection": take.pop("text_projection.weight").T,
+    }
+    made |= {f"ln_final.{leaf}": take.pop(f"final_layer_norm.{leaf}") for leaf in ("weight", "bias")}
+    for i in range(len({name.split(".")[2] for name in take})):
+        ours, theirs = f"encoder.layers.{i}", f"transformer.resblocks.{i}"
+        for leaf in ("weight", "bias"):
+            fused = [take.pop(f"{ours}.self_attn.{part}_proj.{leaf}") for part in "qkv"]
+            made[f"{theirs}.attn.in_proj_{leaf}"] = torch.cat(fused)
+            made |= {f"{theirs}.{b}.{leaf}": take.pop(f"{ours}.{a}.{leaf}").clone() for a, b in _OPENCLIP}
+    assert not take, sorted(take)
+    return made
+
+
 def bfl(state: State) -> State:
     """A FluxTransformer2DModel's state as Black Forest Labs name it."""
     made: State = {}
@@ -134,6 +159,49 @@ def bfl(state: State) -> State:
         move(f"{a}.proj_out", f"{b}.linear2")
         made[f"{b}.norm.query_norm.scale"] = take.pop(f"{a}.attn.norm_q.weight")
         made[f"{b}.norm.key_norm.scale"] = take.pop(f"{a}.attn.norm_k.weight")
+    assert not take, sorted(take)
+    return made
+
+
+def sd3(state: State) -> State:
+    """An SD3Transformer2DModel's state as Stability's `joint_blocks`."""
+    made: State = {}
+    take = dict(state)
+
+    def move(ours: str, theirs: str) -> None:
+        for leaf in ("weight", "bias"):
+            made[f"{theirs}.{leaf}"] = take.pop(f"{ours}.{leaf}")
+
+    def swap(ours: str, theirs: str) -> None:
+        for leaf in ("weight", "bias"):  # shift before scale there
+            scale, shift = take.pop(f"{ours}.{leaf}").chunk(2)
+            made[f"{theirs}.{leaf}"] = torch.cat([shift, scale])
+
+    made["pos_embed"] = take.pop("pos_embed.pos_embed")
+    move("pos_embed.proj", "x_embedder.proj")
+    move("context_embedder", "context_embedder")
+    move("proj_out", "final_layer.linear")
+    swap("norm_out.linear", "final_layer.adaLN_modulation.1")
+    for ours, theirs in (("timestep_embedder", "t_embedder"), ("text_embedder", "y_embedder")):
+        move(f"time_text_embed.{ours}.linear_1", f"{theirs}.mlp.0")
+        move(f"time_text_embed.{ours}.linear_2", f"{theirs}.mlp.2")
+    blocks = _count(state, "transformer_blocks.")
+    for i in range(blocks):
+        a, b, last = f"transformer_blocks.{i}", f"joint_blocks.{i}", i == blocks - 1
+        for block, to, norm, out, ff in (
+            ("x_block", "to_{}", "norm1", "to_out.0", "ff"),
+            ("context_block", "add_{}_proj", "norm1_context", "to_add_out", "ff_context"),
+        ):
+            for leaf in ("weight", "bias"):
+                fused = [take.pop(f"{a}.attn.{to.format(part)}.{leaf}") for part in "qkv"]
+                made[f"{b}.{block}.attn.qkv.{leaf}"] = torch.cat(fused)
+            if block == "context_block" and last:  # which ends there
+                swap(f"{a}.{norm}.linear", f"{b}.{block}.adaLN_modulation.1")
+                continue
+            move(f"{a}.{norm}.linear", f"{b}.{block}.adaLN_modulation.1")
+            move(f"{a}.attn.{out}", f"{b}.{block}.attn.proj")
+            move(f"{a}.{ff}.net.0.proj", f"{b}.{block}.mlp.fc1")
+            move(f"{a}.{ff}.net.2", f"{b}.{block}.mlp.fc2")
     assert not take, sorted(take)
     return made
 

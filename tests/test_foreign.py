@@ -230,6 +230,75 @@ def test_doubly_quantized_scales_are_decoded_for_rows(bfl: layouts.State, flux: 
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix", "layout"),
+    [
+        ("text_encoder", "cond_stage_model.model.", "openclip"),  # Stable Diffusion 2
+        ("text_encoder", "conditioner.embedders.0.transformer.", "clip"),  # XL, its first one
+        ("text_encoder_2", "conditioner.embedders.1.model.", "openclip"),  # XL, its second
+        ("text_encoder", "text_encoders.clip_l.transformer.", "clip"),  # SD3, and Flux as ComfyUI keeps it
+        ("text_encoder_2", "text_encoders.clip_g.transformer.", "clip"),
+    ],
+)
+def test_text_encoders_in_checkpoints(name: str, prefix: str, layout: str, tmp_path: Path) -> None:
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    from sdquant import foreign
+    from sdquant.formats import source
+
+    sizes = {"hidden_size": 64, "projection_dim": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    config = CLIPTextConfig(**sizes, num_attention_heads=4, vocab_size=99)
+    state = CLIPTextModelWithProjection(config).state_dict()
+    state = {key: tensor for key, tensor in state.items() if not key.endswith("position_ids")}
+    there = layouts.openclip(state) if layout == "openclip" else state
+    save_file(layouts.prefixed(there, prefix), tmp_path / "model.safetensors")
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "config.json").write_text(
+        config.to_json_string().replace("{", '{"architectures": ["CLIPTextModelWithProjection"],', 1)
+    )
+    owner = source.without_weights(tmp_path / "owner")
+    made = foreign.convert(source.single_file(tmp_path / "model.safetensors"), name, owner)
+    assert made is not None
+    files = made.open()
+    got = {key: made.read(files, key) for key in made.plain}
+    wanted = dict(state)
+    if prefix == "cond_stage_model.model.":  # diffusers leaves the projection of Stable Diffusion 2 out: unused there
+        wanted.pop("text_projection.weight")
+    assert {key.removeprefix("text_model.") for key in got} == {key.removeprefix("text_model.") for key in wanted}
+    for key, tensor in wanted.items():
+        arrived = got.get(key, got.get("text_model." + key.removeprefix("text_model.")))
+        assert arrived is not None and torch.equal(arrived, tensor), key
+    assert all(info.shape == tuple(got[key].shape) for key, info in made.plain.items())
+    assert foreign.unused(source.single_file(tmp_path / "model.safetensors"), [made]) in (
+        [],
+        [prefix + "text_projection"],
+    )
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_sd3_transformer(prefix: str, tmp_path: Path) -> None:
+    from diffusers import SD3Transformer2DModel
+
+    from sdquant import foreign
+    from sdquant.formats import source
+
+    torch.manual_seed(0)
+    model = SD3Transformer2DModel(
+        num_layers=3, num_attention_heads=2, attention_head_dim=32, caption_projection_dim=64, joint_attention_dim=48,
+        pooled_projection_dim=40, sample_size=8, pos_embed_max_size=8,
+    )  # fmt: skip
+    state = model.state_dict()
+    save_file(layouts.prefixed(layouts.sd3(state), prefix), tmp_path / "model.safetensors")
+    assert sdquant.detect(tmp_path / "model.safetensors").family == "sd3"
+    model.save_config(tmp_path / "owner")
+    owner = source.without_weights(tmp_path / "owner")
+    made = foreign.convert(source.single_file(tmp_path / "model.safetensors"), "transformer", owner)
+    assert made is not None
+    files = made.open()
+    assert made.plain.keys() == state.keys()
+    assert all(torch.equal(made.read(files, key), tensor) for key, tensor in state.items())
+
+
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "sgm"}
