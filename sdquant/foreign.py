@@ -86,13 +86,14 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
     """The shapes of the float weights of a UNet or transformer, by name without a prefix."""
-    prefix = _prefix(src.names)
+    prefix = prefix_of(src.names)
     each = {key: info.shape for key, info in src.plain.items()}
     each |= {key: pack.spec.shape for key, pack in _packs(src).items()}
     return {key.removeprefix(prefix): shape for key, shape in each.items()}
 
 
-def _prefix(names: Iterable[str]) -> str:
+def prefix_of(names: Iterable[str]) -> str:
+    """What stands before the names of a UNet or transformer in a file; "" if nothing does."""
     return next((prefix for prefix in _PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
@@ -128,7 +129,7 @@ def _converter(names: frozenset[str], name: str, owner: Source) -> Convert | Non
         if prefix is None and not bare:
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
-    prefix = _prefix(names)
+    prefix = prefix_of(names)
     # The one converter that wants the prefix and takes only what has it.
     wanted = LDM if kind == "UNet2DConditionModel" else ""
     apply = row["checkpoint_mapping_fn"]

@@ -39,7 +39,7 @@ def with_base(asked: Request) -> Request:
         raise MissingComponentError(
             f"{asked.path} was to be loaded",
             f"it is a checkpoint of {seen.family} in the {row.layout} layout, which has neither configs nor "
-            f"tokenizers, and those of {name} could not be had ({error.why})",
+            f"tokenizers, and those of {name} could not be had: {error.__cause__}".splitlines()[0],
             "Give base=<pipeline folder of the same model> (its weights are not needed), or connect to the hub once",
         ) from error
     return dataclasses.replace(asked, base=str(folder))

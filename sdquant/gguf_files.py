@@ -1,7 +1,9 @@
 """Write a model's float weights as GGUF: `sdquant quantize MODEL -q q4_k -o model.gguf`.
 
 A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
-Names are diffusers' own. The component's config goes into the file, under "sdquant", so that it loads without `base`.
+Names are those of the source without the prefix of checkpoints: diffusers' own from a diffusers folder, the authors'
+from a file in their layout, as other tools write them. The component's config, where there is one, goes into the file under
+"sdquant", so that it loads without `base`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,8 @@ from . import backends, planner
 from .backends.base import QuantSpec, Unfit
 from .detection import MAIN, Detected, detect
 from .errors import ConflictError, MissingComponentError, SettingsError
+from .foreign import LDM, prefix_of
+from .formats import families
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
@@ -84,7 +89,7 @@ def quantize_file(
 
 def _chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
     if set(seen.sources) == {"."}:
-        return dict(seen.sources)
+        return {".": main_only(seen.sources["."])}
     unknown = [name for name in named or () if name not in seen.sources]
     if unknown:
         raise SettingsError(
@@ -104,6 +109,15 @@ def _chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> d
     return {name: seen.sources[name] for name in names}
 
 
+def main_only(src: Source) -> Source:
+    """The UNet or transformer of a checkpoint of several models, which GGUF readers do not take; others as they are."""
+    row = families.recognise(src.names)
+    if row is None or row.component != "checkpoint":
+        return src
+    tensors = {key: info for key, info in src.tensors.items() if key.startswith(LDM)}
+    return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
+
+
 def write_component(
     src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any]
 ) -> None:
@@ -111,13 +125,17 @@ def write_component(
     from .formats.gguf_write import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
+    row = families.recognise(src.names)
+    family = families.sd_version({key: info.shape for key, info in src.tensors.items()})
+    # What readers of the reference layouts go by; with diffusers' names they would be wrong to.
+    foreign = (family if row.family == "sd" else row.family) if row is not None and row.foreign else None
     files = src.open()
     try:
         write_gguf(
             target,
             list(_rows(src, spec, skip, files)),
             {
-                "general.architecture": str(src.class_name or "diffusion"),
+                "general.architecture": str(src.class_name or foreign or "diffusion"),
                 "general.name": src.path.name,
                 "general.quantization_version": 2,
                 METADATA_KEY: json.dumps(own, sort_keys=True),
@@ -137,6 +155,7 @@ def _rows(
     import torch
 
     shapes = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
+    prefix = prefix_of(src.names)
     fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
     weights, _ = planner.select(shapes, fallback, "plain", skip)
     fit = {weight.name for weight in weights}
@@ -149,7 +168,7 @@ def _rows(
                 return tensor.to(getattr(torch, str(TYPES[kind].dtype)))
             return backends.get("gguf").encode(tensor, backends.parse(kind)).parts["blocks"]
 
-        yield key, info.shape, kind, data
+        yield key.removeprefix(prefix), info.shape, kind, data
 
 
 def _type_of(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> str:

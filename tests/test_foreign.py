@@ -299,6 +299,29 @@ def test_sd3_transformer(prefix: str, tmp_path: Path) -> None:
     assert all(torch.equal(made.read(files, key), tensor) for key, tensor in state.items())
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "unet", "flux"])
+def test_gguf_written_from_a_foreign_file(
+    kind: str, ldm: Path, bfl: layouts.State, sd: Path, flux: Path, tmp_path: Path
+) -> None:
+    """The authors' names, no prefix, the UNet or transformer alone: what ComfyUI's readers take."""
+    from sdquant.formats.gguf import read_header
+    from sdquant.gguf_files import quantize_file
+
+    path, base, source = tmp_path / "model.gguf", flux if kind == "flux" else sd, ldm
+    if kind != "checkpoint":
+        state = bfl if kind == "flux" else layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet"))
+        source = tmp_path / "model.safetensors"
+        save_file(layouts.prefixed(state, PREFIXES[0]), source)
+    quantize_file(source, "q8_0", path, progress=False)
+    header = read_header(path)
+    assert header.metadata["general.architecture"] == ("flux" if kind == "flux" else "sd")  # of no published width
+    assert all(name.split(".")[0] not in ("model", "first_stage_model", "cond_stage_model") for name in header.tensors)
+    pipe = sdquant.load_model(path, base=base, progress=False)
+    folder = tmp_path / "folder"
+    quantize_file(base, "q8_0", folder, components=["transformer" if kind == "flux" else "unet"], progress=False)
+    assert np.array_equal(images(pipe), images(sdquant.load_model(folder, progress=False)))
+
+
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "sgm"}

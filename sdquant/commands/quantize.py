@@ -9,7 +9,7 @@ from .. import backends
 from ..errors import SettingsError
 from . import _shared
 
-_FLAGS = ("quant", "components", "skip", "runtime", "device", "dtype", "progress", "mode")
+_FLAGS = ("quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
