@@ -2,8 +2,8 @@
 
 A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
 Names are those of the source without the prefix of checkpoints: diffusers' own from a diffusers folder, the authors'
-from a file in their layout, as other tools write them. The component's config, where there is one, goes into the file under
-"sdquant", so that it loads without `base`.
+from a file in their layout, as other tools write them. The component's config, where there is one, goes into the file
+under "sdquant", so that it loads without `base`.
 """
 
 from __future__ import annotations
