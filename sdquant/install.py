@@ -12,7 +12,7 @@ from .backends.base import Packed
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .layouts import forms, has_layout
-from .offload.memory import Trimmer
+from .memory import Trimmer
 from .rows import cut
 
 if TYPE_CHECKING:

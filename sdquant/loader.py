@@ -103,7 +103,7 @@ def load(asked: Request) -> Any:
         }
     whole = _assemble(asked, made, parts)
     from . import offload
-    from .offload.memory import trim
+    from .memory import trim
 
     trim()
     handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)

@@ -87,7 +87,7 @@ def quantize_module(
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
     from .components import tied
     from .install import install_packed
-    from .offload.memory import Trimmer, trim
+    from .memory import Trimmer, trim
 
     backend = backends.get(spec.scheme.backend)
     trimmer, ties = Trimmer(), tied(model)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec
-from ._bnb_library import FLOATS, TORCH_FLOATS, e4m3_code, library, tile
+from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
+from ._bnb_tables import e4m3_code
+from ._chunks import by_rows
 from .base import Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
@@ -32,30 +35,36 @@ class Blockwise(Codec):
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         dtype = str(weight.dtype).removeprefix("torch.")
-        self.layout(spec, tuple(weight.shape), dtype)
-        flat = weight.detach().reshape(-1)
-        codes, state = library().functional.quantize_blockwise(flat, code=e4m3_code(flat.device), blocksize=BLOCK)
+        layout = self.layout(spec, tuple(weight.shape), dtype)
         details = {"packing": "blockwise", "block_size": BLOCK}
+        flat = weight.detach().reshape(-1)
+        if flat.numel() % BLOCK == 0:
+            blocks = {"codes": Part(dtype="uint8", shape=(len(flat) // BLOCK, BLOCK)), "absmax": layout["absmax"]}
+            parts = by_rows(flat.view(-1, BLOCK), blocks, _encode)
+            parts["codes"] = parts["codes"].view(-1)
+        else:
+            parts = _encode(flat)
         return Packed(
             spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype, details=details),
-            parts={"codes": codes, "absmax": state.absmax},
+            parts=parts,
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        functional = library().functional
-        codes, absmax, flat = packed.parts["codes"], packed.parts["absmax"], out.view(-1)
-        block: int = packed.spec.details["block_size"]
-        dtype = out.dtype if out.dtype in TORCH_FLOATS else TORCH_FLOATS[0]
-        step = tile(out.device, flat.numel())
-        for start in range(0, flat.numel(), step):
-            piece = slice(start, start + step)
-            state = functional.QuantState(
-                absmax[start // block : math.ceil((start + step) / block)],
-                code=e4m3_code(out.device),
-                blocksize=block,
-                dtype=dtype,
+        codes, absmax, block = packed.parts["codes"], packed.parts["absmax"], packed.spec.details["block_size"]
+        if on_library(out.device) and out.dtype in TORCH_FLOATS:
+            state = library().functional.QuantState(
+                absmax, code=e4m3_code(out.device), blocksize=block, dtype=out.dtype
             )
-            flat[piece].copy_(functional.dequantize_blockwise(codes[piece], state))
+            library().functional.dequantize_blockwise(codes, state, out=out.view(-1))
+        else:  # on a CPU twice as fast as bitsandbytes
+            decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
 
     def by_row(self, packed: Packed) -> bool:
         return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0)
+
+
+def _encode(weights: Tensor) -> dict[str, Tensor]:
+    """Codes in the shape of `weights`, and a scale for every 256 of them."""
+    table = e4m3_code(weights.device)
+    codes, state = library().functional.quantize_blockwise(weights, code=table, blocksize=BLOCK)
+    return {"codes": codes, "absmax": state.absmax}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, library, tile
+from ._chunks import by_rows
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
@@ -37,12 +38,10 @@ class Int8(Codec):
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         dtype = str(weight.dtype).removeprefix("torch.")
-        self.layout(spec, tuple(weight.shape), dtype)
-        half = weight.detach().reshape(weight.shape[0], -1).to(torch.float16).contiguous()
-        codes, scb, _ = library().functional.int8_vectorwise_quant(half)
+        layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
             spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
-            parts={"codes": codes, "scb": scb},
+            parts=by_rows(weight.detach(), layout, _encode),
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
@@ -140,3 +139,9 @@ def _linear8bit() -> type[nn.Module]:
             return self
 
     return Linear8bitLt
+
+
+def _encode(rows: Tensor) -> dict[str, Tensor]:
+    half = rows.reshape(len(rows), -1).to(torch.float16).contiguous()
+    codes, scb, _ = library().functional.int8_vectorwise_quant(half)
+    return {"codes": codes, "scb": scb}

@@ -1,14 +1,14 @@
-"""The one place that imports bitsandbytes, and the code tables that its formats share."""
+"""The one place that imports bitsandbytes, and what its codecs need to know of it."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,21 +54,11 @@ def library() -> Any:
 
 
 @cache
-def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
-    """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
-    table: Tensor = library().functional.get_4bit_type(quant_type, device=device)
-    return table
+def installed() -> bool:
+    """Whether bitsandbytes is there; it need not be imported for that."""
+    return importlib.util.find_spec("bitsandbytes") is not None
 
 
-@cache
-def dynamic_code(device: torch.device) -> Tensor:
-    """The 256 values in which double quantization stores scales: float32 [256] in [-1, 1]."""
-    table: Tensor = library().functional.create_dynamic_map().to(device)
-    return table
-
-
-@cache
-def e4m3_code(device: torch.device) -> Tensor:
-    """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
-    table: Tensor = library().functional.create_fp8_map(True, 4, 3, 8).to(device)
-    return table
+def on_library(device: torch.device) -> bool:
+    """Whether weights on `device` are encoded by bitsandbytes' own kernels: on a CPU they are slow."""
+    return device.type != "cpu" and installed()

@@ -22,6 +22,7 @@ from torch import Tensor
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES
 from ._bnb_library import FLOATS, tile
+from ._chunks import by_rows
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
@@ -44,14 +45,9 @@ class Float8(Codec):
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         dtype = str(weight.dtype).removeprefix("torch.")
-        self.layout(spec, tuple(weight.shape), dtype)
-        wide = weight.detach().float()
-        scale = wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True) / _LARGEST
-        scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
-        codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+        layout = self.layout(spec, tuple(weight.shape), dtype)
         return Packed(
-            spec=_spec(spec.scheme.name, tuple(weight.shape), dtype),
-            parts={"codes": codes.contiguous(), "scale": scale},
+            spec=_spec(spec.scheme.name, tuple(weight.shape), dtype), parts=by_rows(weight.detach(), layout, _encode)
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
@@ -90,6 +86,14 @@ class Float8(Codec):
             parts["scale"] = scales(key, scale).reshape(wanted)
         # The file does not say what was encoded; bfloat16 holds every value of float8.
         return Packed(spec=_spec(found.scheme, shape, "bfloat16"), parts=parts)
+
+
+def _encode(rows: Tensor) -> dict[str, Tensor]:
+    wide = rows.float()
+    scale = wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True) / _LARGEST
+    scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
+    codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    return {"codes": codes.contiguous(), "scale": scale}
 
 
 def _values(codes: Tensor) -> Tensor:

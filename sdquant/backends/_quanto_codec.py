@@ -6,15 +6,19 @@ where the result is wanted in another dtype, so that a weight is the same number
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..memory import empty
+from ._chunks import by_rows
 from ._qint3 import pack3, unpack3
 from ._quanto_extension import shift_right
 from ._quanto_layout import BITS
+from .base import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,28 +29,41 @@ SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cac
 SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches
 
 
-def encode(weight: Tensor, scheme: str, group: int | None) -> dict[str, Tensor]:
+def encode(weight: Tensor, scheme: str, group: int | None, layout: Mapping[str, Part]) -> dict[str, Tensor]:
     """The parts of a float weight, as `quanto.quantize(model); quanto.freeze(model)` would make and save them."""
+    with torch.no_grad():
+        weight = weight.detach()
+        if BITS[scheme] == 8:
+            return by_rows(weight, layout, partial(_encode8, scheme=scheme))
+        if scheme == "qint3":
+            return by_rows(weight.reshape(-1, group or 0), layout, _encode3)
+        rows = weight if group is None else weight.reshape(-1, group)
+        codes = Part(dtype="uint8", shape=tuple(rows.shape))
+        parts = by_rows(rows, {**layout, "data": codes}, partial(_encode_affine, bits=BITS[scheme]))
+        if scheme == "qint4" and group == 128 and weight.ndim == 2 and weight.dtype == torch.bfloat16:
+            parts["shift"] = _through_tinygemm(parts["scale"], parts["shift"])
+        return {**parts, "data": _planes(parts["data"], layout["data"].shape, BITS[scheme])}
+
+
+def _encode8(rows: Tensor, scheme: str) -> dict[str, Tensor]:
     from optimum import quanto
 
-    with torch.no_grad():
-        weight = weight.detach().contiguous()
-        if scheme == "qint3":
-            assert group is not None
-            return _encode3(weight.view(-1, group))
-        qtype = quanto.qtypes[scheme]
-        if BITS[scheme] == 8:
-            scale = quanto.AbsmaxOptimizer()(weight, qtype, axis=0)
-            made = quanto.quantize_weight(weight, qtype, axis=0, scale=scale, optimized=False)
-            data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
-            return {"data": data, "scale": scale}
-        scale, shift = quanto.MaxOptimizer()(weight, qtype, axis=0, group_size=group)
-        made = quanto.quantize_weight(
-            weight, qtype, axis=0, scale=scale, shift=shift, group_size=group, optimized=False
-        )
-        if scheme == "qint4" and group == 128 and weight.ndim == 2 and weight.dtype == torch.bfloat16:
-            shift = _through_tinygemm(scale, shift)
-        return {"data": made._data._data, "scale": scale, "shift": shift}
+    qtype = quanto.qtypes[scheme]
+    rows = rows.contiguous()
+    scale = quanto.AbsmaxOptimizer()(rows, qtype, axis=0)
+    made = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
+    data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
+    return {"data": data, "scale": scale}
+
+
+def _encode_affine(rows: Tensor, bits: int) -> dict[str, Tensor]:
+    """Codes of one byte each, in the shape of `rows`."""
+    from optimum.quanto import MaxOptimizer
+    from optimum.quanto.tensor.qtype import qint
+
+    scale, shift = MaxOptimizer()(rows, qint(bits), axis=0)
+    codes = torch.ops.quanto.quantize_affine(rows, bits=bits, axis=0, group_size=None, scale=scale, shift=shift)
+    return {"data": codes, "scale": scale, "shift": shift}
 
 
 def _encode3(rows: Tensor) -> dict[str, Tensor]:
@@ -57,6 +74,16 @@ def _encode3(rows: Tensor) -> dict[str, Tensor]:
     scale, shift = MaxOptimizer().optimize(rows, qint(3), 0)
     codes = torch.ops.quanto.quantize_affine(rows, bits=3, axis=0, group_size=None, scale=scale, shift=shift)
     return {"data": pack3(codes), "scale": scale, "shift": shift}
+
+
+def _planes(codes: Tensor, shape: tuple[int, ...], bits: int) -> Tensor:
+    """quanto's packing: byte row r holds the rows r, r + R, r + 2R, ... of `codes`, the first in the low bits."""
+    packed = empty(shape, torch.uint8, codes.device)
+    packed.copy_(codes[: len(packed)])
+    for plane in range(1, 8 // bits):
+        some = codes[plane * len(packed) : (plane + 1) * len(packed)]
+        packed[: len(some)] |= some << (bits * plane)
+    return packed
 
 
 def _through_tinygemm(scale: Tensor, shift: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
@@ -100,25 +101,15 @@ class NNCF(Backend):
         return parts | {"zero_point": zero_point} if asymmetric else parts
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
-        import torch
+        from ._chunks import by_rows
 
         dtype = str(weight.dtype).removeprefix("torch.")
-        self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
+        layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
         matrix = weight.detach().reshape(weight.shape[0], -1)
         group = _group(spec, matrix.shape[1])
-        made = _compress(matrix, MODES[spec.scheme.name], group if spec.scheme.bits == 4 else -1)
-        codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
-        parts = {"scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1)}
-        if spec.scheme.bits == 4:
-            codes = _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1)
-        if zero_point is not None:
-            zeros = zero_point.data.to(torch.uint8)
-            parts["zero_point"] = zeros.reshape(len(matrix), -1) if spec.scheme.bits == 8 else _pack(zeros)
-        parts = {"codes": codes, **parts}
-        return Packed(
-            spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
-            parts={name: part.contiguous() for name, part in parts.items()},
-        )
+        with _quiet():
+            parts = by_rows(matrix, layout, partial(_encode, spec=spec, group=group))
+        return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype), parts=parts)
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -169,6 +160,21 @@ def _group(spec: QuantSpec, row: int) -> int:
     raise Unfit(f"its rows have {row} weights, which no group of {spec['group_size']} or fewer (down to 32) divides")
 
 
+def _encode(matrix: Tensor, spec: QuantSpec, group: int) -> dict[str, Tensor]:
+    """The parts of some rows, [rows, row]."""
+    import torch
+
+    made = _compress(matrix, MODES[spec.scheme.name], group if spec.scheme.bits == 4 else -1)
+    codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
+    parts = {"scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1)}
+    if spec.scheme.bits == 4:
+        codes = _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1)
+    if zero_point is not None:
+        zeros = zero_point.data.to(torch.uint8)
+        parts["zero_point"] = zeros.reshape(len(matrix), -1) if spec.scheme.bits == 8 else _pack(zeros)
+    return {name: part.contiguous() for name, part in {"codes": codes, **parts}.items()}
+
+
 def _compress(matrix: Tensor, mode: str, group: int) -> Any:
     """NNCF's `CompressedWeight` for a [out, row] matrix, each row (or group of it) with its own scale."""
     from nncf import CompressWeightsMode
@@ -177,8 +183,7 @@ def _compress(matrix: Tensor, mode: str, group: int) -> Any:
     from nncf.tensor import Tensor as NncfTensor
 
     config = WeightCompressionConfig(mode=CompressWeightsMode[mode], group_size=group)
-    with _quiet():
-        return compress_weight(NncfTensor(matrix), (1,), config)
+    return compress_weight(NncfTensor(matrix), (1,), config)
 
 
 @contextmanager

@@ -72,7 +72,8 @@ class Quanto(Backend):
         group = _group(spec, shape)
         details = {"group_size": group} if spec.scheme.bits < 8 else {}
         described = PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details)
-        return Packed(spec=described, parts=encode(weight, scheme, group))
+        layout = parts_of(scheme, shape, dtype, group)
+        return Packed(spec=described, parts=encode(weight, scheme, group, layout))
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch

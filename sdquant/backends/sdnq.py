@@ -144,12 +144,18 @@ class SDNQ(Backend):
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         dtype = str(weight.dtype).removeprefix("torch.")
         layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
+        from ._chunks import by_rows
+
         sdnq = _sdnq()
         config = sdnq.SDNQConfig(**_settings(spec))
-        layer, _ = sdnq.sdnq_quantize_layer(_layer(weight), config, torch_dtype=weight.dtype, param_name="weight")
+
+        def encode(rows: Tensor) -> dict[str, Tensor]:
+            layer, _ = sdnq.sdnq_quantize_layer(_layer(rows), config, torch_dtype=rows.dtype, param_name="weight")
+            return {name: getattr(layer, name).data.contiguous() for name in layout}
+
         return Packed(
             spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype),
-            parts={name: getattr(layer, name).data.contiguous() for name in layout},
+            parts=by_rows(weight.detach(), layout, encode),
         )
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:

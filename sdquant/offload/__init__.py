@@ -129,7 +129,7 @@ def apply(
             part.__dict__[_HANDLE] = handle
             handle.undo.callback(part.__dict__.pop, _HANDLE, None)
         if mode != "none":
-            from .memory import give_back
+            from ..memory import give_back
 
             give_back()
     except BaseException:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError
+from ..memory import default_budget
 from . import none
 from .entry import announce, wrap
-from .memory import default_budget
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes
 from .stream import Streamer, least, plan

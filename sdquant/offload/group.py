@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import SettingsError
+from ..memory import trim
 from .entry import tidy
-from .memory import trim
 from .slots import slots, weight_bytes
 from .store import DiskStore
 

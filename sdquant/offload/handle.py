@@ -74,7 +74,7 @@ class OffloadHandle:
             self.active = False
             self.undo.close()
             if self.mode != "none":
-                from .memory import give_back
+                from ..memory import give_back
 
                 give_back()
 

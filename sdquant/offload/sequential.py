@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..memory import trim
 from .entry import tidy
-from .memory import trim
 from .residency import tier
 from .slots import is_opaque, slots, weight_bytes
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadFileError, SettingsError
-from .memory import ALIGN
+from ..memory import ALIGN
 from .slots import is_opaque, tensor_bytes
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .memory import flat_buffer
+from ..memory import flat_buffer
 from .transfer import Ticket, transfer
 
 if TYPE_CHECKING:

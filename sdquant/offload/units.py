@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .memory import flat_buffer
+from ..memory import flat_buffer
 from .slots import Slot, own_slots, tensor_bytes
 from .store import aligned
 

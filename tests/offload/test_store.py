@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sdquant.errors import BadFileError
-from sdquant.offload.memory import flat_buffer
+from sdquant.memory import flat_buffer
 from sdquant.offload.store import DiskStore, PinnedStore, Store
 
 CPU = torch.device("cpu")

@@ -1,9 +1,10 @@
-"""How much memory weights may take when the user does not say, and giving memory back to the system."""
+"""Memory for weights: how much when the user does not say, buffers of their own, and giving it back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import mmap
 import sys
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
 CPU_SHARE = 0.8  # of the RAM that is free, the rest is for activations and other programs
 CUDA_RESERVE = 0.15  # of the GPU's memory, and at least 1 GiB, for activations
@@ -38,6 +40,14 @@ def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
         area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(area, dtype=torch.uint8)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor whose memory, where it is much, is a `flat_buffer`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LARGE:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return flat_buffer(nbytes, device).view(dtype).view(shape)
 
 
 def give_back() -> None:

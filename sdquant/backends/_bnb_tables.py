@@ -1,0 +1,52 @@
+"""What the codes of bitsandbytes' formats stand for. Needs no bitsandbytes; the tests hold the tables against its own.
+
+All tables are scaled to [-1, 1]: a weight is its code's value times its block's scale.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+# Quantiles of the normal distribution: table 1 of "QLoRA", https://arxiv.org/abs/2305.14314, appendix E.
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+# Twelfths, by the three bits below the sign.
+_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+
+
+@cache
+def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
+    """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
+    values = _NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
+    table = torch.tensor(values, dtype=torch.float32)
+    return (table / table.abs().max()).to(device)
+
+
+@cache
+def dynamic_code(device: torch.device) -> Tensor:
+    """The 256 values in which double quantization stores scales: float32 [256] in [-1, 1], sorted.
+
+    For each of seven powers of ten, ever more values in the middle of equal steps between a tenth of it and itself:
+    "8-bit Optimizers via Block-wise Quantization", https://arxiv.org/abs/2110.02861, section 1.3.
+    """
+    values = [0.0, 1.0]
+    for power in range(7):
+        edges = torch.linspace(0.1, 1, 2**power + 1, dtype=torch.float32)
+        middles = (edges[:-1] + edges[1:]) / 2.0
+        values += (10 ** (power - 6) * middles).tolist() + (-(10 ** (power - 6)) * middles).tolist()
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
+
+
+@cache
+def e4m3_code(device: torch.device) -> Tensor:
+    """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
+    values = [mantissa / 8 * 2.0**-8 for mantissa in range(8)]
+    values += [(1 + mantissa / 8) * 2.0 ** (9 - exponent) for exponent in range(1, 16) for mantissa in range(8)]
+    table = torch.tensor(sorted([*values, *(-value for value in values)]), dtype=torch.float32)
+    return (table / table.max()).to(device)

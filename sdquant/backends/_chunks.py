@@ -1,0 +1,49 @@
+"""Encode a weight some rows at a time, for codecs whose rows do not depend on each other.
+
+A library's own function makes several temporaries of the size of the weight. Fresh memory costs more than the
+arithmetic does: for int8 on a CPU, three quarters of the time are page faults. A chunk's temporaries stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..memory import empty
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .base import Part
+
+CHUNK = {"cpu": 1 << 18}  # weights at a time
+CHUNK_ELSEWHERE = 1 << 25  # a GPU wants large pieces, and its memory is given back at once
+ROWS = 8  # chunks begin at multiples of it: codes of two rows that share a byte stay together
+
+
+def by_rows(
+    weight: Tensor, layout: Mapping[str, Part], encode: Callable[[Tensor], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The parts that `encode` makes of all of `weight`, [rows, ...], made of some of its rows at a time.
+
+    Args:
+        layout: the parts of the whole. The first dimension of each must be in proportion to the weight's rows.
+    """
+    rows = len(weight)
+    step = CHUNK.get(weight.device.type, CHUNK_ELSEWHERE) // max(1, weight[0].numel()) // ROWS * ROWS
+    step = max(ROWS, step)
+    if rows <= step:
+        return dict(encode(weight))
+    whole = {
+        name: empty(part.shape, getattr(torch, part.dtype), weight.device) for name, part in layout.items()
+    }  # fmt: skip
+    start = 0
+    while start < rows:
+        stop = rows if rows - start < step + ROWS else start + step  # never a single row, which quanto treats apart
+        for name, piece in encode(weight[start:stop]).items():
+            first = start * len(whole[name]) // rows
+            whole[name][first : first + len(piece)] = piece
+        start = stop
+    return whole
