@@ -224,7 +224,7 @@ def folder(size: str, models: Path) -> Path:
             file = f"diffusion_pytorch_model-{number + 1:05}-of-{files:05}.safetensors"
             save_file(part, place / file, metadata={"format": "pt"})
             index |= dict.fromkeys(part, file)
-    (place / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (place / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (place / "config.json").write_text(json.dumps(config))
     return place
 

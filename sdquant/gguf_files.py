@@ -1,4 +1,4 @@
-"""Write a model's float weights as GGUF: `sdquant quantize MODEL -q q4_k -o model.gguf`.
+"""Write a model's float weights as GGUF: `sdquant quantize MODEL model.gguf -q q4_k`.
 
 A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
 Names are those of the source without the prefix of checkpoints: diffusers' own from a diffusers folder, the authors'

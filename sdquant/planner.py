@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .backends.base import DTYPE_BITS
+from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 
 if TYPE_CHECKING:
-    from .backends.base import QuantSpec
+    from .backends.base import QuantSpec, Scheme
     from .formats.source import Source
     from .request import Request
 
@@ -109,11 +110,13 @@ class Plan:
         }
 
 
-def make(request: Request, detected: Detected, *, device: str) -> Plan:
+def make(request: Request, detected: Detected, *, device: str, versions: Mapping[str, str] | None = None) -> Plan:
     """The plan for a request on what was detected.
 
     Args:
         detected: of the whole (with `base`, the base's components with the lone one in its place).
+        versions: installed packages; a weight that is quantized on disk runs in plain layers where its package is
+            missing. None: all are there.
 
     Raises:
         ConflictError: a pre-quantized component was asked for with another scheme.
@@ -130,7 +133,7 @@ def make(request: Request, detected: Detected, *, device: str) -> Plan:
             f"{detected.path} has {', '.join(sources)}",
             _did_you_mean(unknown[0], tuple(sources)),
         )
-    parts = tuple(_component(name, src, asked_for(name, request), request) for name, src in sources.items())
+    parts = tuple(_component(name, src, asked_for(name, request), request, versions) for name, src in sources.items())
     warnings = [*detected.warnings, *_without_effect(request, parts)]
     if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
         reasons = Counter(reason for part in parts for reason in part.kept.values())
@@ -167,11 +170,17 @@ def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
     return (True, specs["*"]) if chosen else (False, None)
 
 
-def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], request: Request) -> ComponentPlan:
+def _component(
+    name: str,
+    src: Source,
+    asked: tuple[bool, QuantSpec | None],
+    request: Request,
+    versions: Mapping[str, str] | None,
+) -> ComponentPlan:
     said, spec = asked
     if src.found:
         _refuse_conflict(name, src, said, spec)
-        return _found(name, src, request)
+        return _found(name, src, request, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
         spec = None  # a GGUF file of floats, asked for by its type: as found
     if spec is not None and not spec.scheme.on_the_fly:
@@ -179,7 +188,7 @@ def _component(name: str, src: Source, asked: tuple[bool, QuantSpec | None], req
         raise IncompatibleError(
             f"{row.name} was asked for on the float weights of {src.path}",
             "GGUF is loaded, not quantized to, at load time",
-            f"Write the file with `sdquant quantize {request.path} --quant {row.name} -o model-{row.name}.gguf`, "
+            f"Write the file with `sdquant quantize {request.path} model-{row.name}.gguf --quant {row.name}`, "
             "or use a scheme that quantizes on the fly, such as int8 or nf4",
         )
     shapes = {key: (info.shape, _cast(info.dtype, request.dtype)) for key, info in src.tensors.items()}
@@ -223,7 +232,7 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
         )
 
 
-def _found(name: str, src: Source, request: Request) -> ComponentPlan:
+def _found(name: str, src: Source, request: Request, versions: Mapping[str, str] | None) -> ComponentPlan:
     weights = tuple(
         WeightPlan(name=key, scheme=row.scheme, bytes_bf16=_bf16_bytes(src, key), bytes=src.found_bytes(key))
         for key, row in src.found.items()
@@ -238,12 +247,16 @@ def _found(name: str, src: Source, request: Request) -> ComponentPlan:
         action="found",
         scheme=scheme.name,
         mode="found",
-        runtime=request.runtime or scheme.runtimes[0],
+        runtime=request.runtime or _default_runtime(scheme, versions),
         weights=weights,
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
     )
+
+
+def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
+    return scheme.runtimes[0] if versions is None else default_runtime(scheme, "found", versions)
 
 
 def _bf16_bytes(src: Source, name: str) -> int:

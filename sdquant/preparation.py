@@ -62,7 +62,7 @@ def prepare(asked: Request) -> planner.Plan:
         check(scheme, "found")
     asked = dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
-    return planner.make(asked, whole_of(asked, complete=True), device=device)
+    return planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)
 
 
 def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -339,10 +340,12 @@ def test_an_output_that_nobody_reads() -> None:
 
 def interrupted(tmp_path: Path, signal_: int, *words: str, at: Path, after: float = 0) -> tuple[int, str]:
     """Start a command, send the signal `after` seconds from when its work stands in `at`; exit code and stderr."""
+    # torch makes a folder for what it compiles as soon as bitsandbytes is imported: that is not the command's.
+    cache = tempfile.gettempdir() + "/torchinductor"
     with subprocess.Popen(
         [sys.executable, "-m", "sdquant", *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=ONE_THREAD | {"TMPDIR": str(tmp_path / "tmp")},
+        env=ONE_THREAD | {"TMPDIR": str(tmp_path / "tmp"), "TORCHINDUCTOR_CACHE_DIR": cache},
     ) as child:  # fmt: skip
         until = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < until and not any(at.glob("*sdquant-*")):
@@ -387,3 +390,13 @@ def test_the_demo_without_its_extra(capsys: Capture, monkeypatch: pytest.MonkeyP
     assert "scikit-learn" in err and 'pip install "sdquant[demo]"' in err
     with pytest.raises(BackendUnavailableError):
         show.need_extra()
+
+
+def test_quantize_takes_the_target_in_either_way(tmp_path: Path, capsys: Capture) -> None:
+    assert run(capsys, "quantize", "digits-sd", str(tmp_path / "a"), "--quant", "qint8")[0] == 0
+    assert run(capsys, "quantize", "digits-sd", "-o", str(tmp_path / "b"), "--quant", "qint8")[0] == 0
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(p.name for p in (tmp_path / "b").iterdir())
+    code, _, err = run(capsys, "quantize", "digits-sd", "--quant", "qint8")
+    assert code == 2 and "no target" in err
+    code, _, err = run(capsys, "quantize", "digits-sd", "c", "-o", "d", "--quant", "qint8")
+    assert code == 2 and "two targets" in err

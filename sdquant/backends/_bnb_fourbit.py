@@ -10,6 +10,7 @@ each block; with double quantization it is stored as 8-bit codes of its differen
 from __future__ import annotations
 
 import copy
+import json
 import math
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
+from ._bnb_find import STATE
 from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
 from ._bnb_library import FLOATS, TORCH_FLOATS, installed, library, on_library, tile
 from ._bnb_tables import dynamic_code, fourbit_code
@@ -156,10 +158,30 @@ class FourBit(Codec):
         return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        extra = _state(packed).as_dict(packed=True)
-        return {name: packed.parts["codes"].contiguous()} | {
-            f"{name}.{key}": tensor.contiguous() for key, tensor in extra.items()
+        """As bitsandbytes' `QuantState.as_dict(packed=True)` has it."""
+        details, absmax = packed.spec.details, packed.parts["absmax"]
+        says = {
+            "quant_type": packed.spec.scheme,
+            "blocksize": details["block_size"],
+            "dtype": packed.spec.dtype,
+            "shape": list(packed.spec.shape),
         }
+        tensors = {
+            name: packed.parts["codes"],
+            f"{name}.absmax": absmax,
+            f"{name}.quant_map": fourbit_code(packed.spec.scheme, absmax.device).clone(),
+        }
+        if "nested_absmax" in packed.parts:
+            tensors[f"{name}.nested_absmax"] = packed.parts["nested_absmax"]
+            tensors[f"{name}.nested_quant_map"] = dynamic_code(absmax.device).clone()
+            says |= {
+                "nested_blocksize": NESTED_BLOCK,
+                "nested_dtype": "float32",
+                "nested_offset": details["offset"],
+            }
+        line = json.dumps(says).encode()
+        tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
+        return {key: tensor.contiguous() for key, tensor in tensors.items()}
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         nested = "nested_absmax" in found.keys

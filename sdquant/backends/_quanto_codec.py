@@ -50,10 +50,21 @@ def _encode8(rows: Tensor, scheme: str) -> dict[str, Tensor]:
 
     qtype = quanto.qtypes[scheme]
     rows = rows.contiguous()
+    if scheme == "qint8" and len(rows) > 1:
+        return _encode_int8(rows)
     scale = quanto.AbsmaxOptimizer()(rows, qtype, axis=0)
     made = quanto.quantize_weight(rows, qtype, axis=0, scale=scale, optimized=False)
     data = made._data if scheme == "qint8" else _zeros_for_nan(made._data, scale)
     return {"data": data, "scale": scale}
+
+
+def _encode_int8(rows: Tensor) -> dict[str, Tensor]:
+    """quanto's `quantize_symmetric` by its absmax, step for step in the weight's dtype, with one temporary."""
+    scale = rows.abs()
+    spare, scale = scale, scale.amax(dim=tuple(range(1, rows.ndim)), keepdim=True).div_(127)
+    torch.div(rows, scale, out=spare)
+    spare.round_().clamp_(-128, 127)
+    return {"data": spare.to(torch.int8), "scale": scale}
 
 
 def _encode_affine(rows: Tensor, bits: int) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
 """NNCF (Intel's Neural Network Compression Framework): int8 and int4, one layer at a time, in plain layers only.
 
-NNCF compresses whole models and leaves hooks in them, which break saving, sequential and disk offload. So NNCF does
-only the arithmetic here: its `compress_weight`, the function that `nncf.compress_weights` itself calls for each weight
-after it has traced the model. (For one layer of 256 x 256 the public call takes 0.3 s and more, this one about a
-millisecond; the tests show that both give the same bits.) Codes, scales and zero points are plain tensors after that;
-decoding needs no NNCF.
+NNCF compresses whole models and leaves hooks in them, which break saving, sequential and disk offload. So only its
+arithmetic is used here: for 4 bits its `compress_weight`, the function that `nncf.compress_weights` itself calls for
+each weight after it has traced the model; for 8 bits the same formulas in torch (`_nncf_eight`). The tests show that
+all give the same bits as the public call. Codes, scales and zero points are plain tensors after that; decoding needs no
+NNCF.
 
 Four things to know:
 
@@ -107,8 +107,15 @@ class NNCF(Backend):
         layout = self.layout(spec, tuple(weight.shape), dtype)  # raises Unfit
         matrix = weight.detach().reshape(weight.shape[0], -1)
         group = _group(spec, matrix.shape[1])
-        with _quiet():
-            parts = by_rows(matrix, layout, partial(_encode, spec=spec, group=group))
+        if spec.scheme.bits == 8:
+            from ._nncf_eight import encode_eight
+
+            parts = by_rows(matrix, layout, partial(encode_eight, asymmetric=_asymmetric(spec.scheme.name)))
+        else:
+            import nncf  # noqa: F401  # now, as it sets the level of its logger when it is imported
+
+            with _quiet():
+                parts = by_rows(matrix, layout, partial(_encode_four, mode=MODES[spec.scheme.name], group=group))
         return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype), parts=parts)
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
@@ -160,19 +167,19 @@ def _group(spec: QuantSpec, row: int) -> int:
     raise Unfit(f"its rows have {row} weights, which no group of {spec['group_size']} or fewer (down to 32) divides")
 
 
-def _encode(matrix: Tensor, spec: QuantSpec, group: int) -> dict[str, Tensor]:
+def _encode_four(matrix: Tensor, mode: str, group: int) -> dict[str, Tensor]:
     """The parts of some rows, [rows, row]."""
     import torch
 
-    made = _compress(matrix, MODES[spec.scheme.name], group if spec.scheme.bits == 4 else -1)
+    made = _compress(matrix, mode, group)
     codes, zero_point = made.tensor.data.reshape(matrix.shape), made.zero_point
-    parts = {"scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1)}
-    if spec.scheme.bits == 4:
-        codes = _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1)
+    parts = {
+        "codes": _pack(codes if zero_point is not None else codes + 8).reshape(len(matrix), -1),
+        "scale": made.scale.data.to(torch.float16).reshape(len(matrix), -1),
+    }
     if zero_point is not None:
-        zeros = zero_point.data.to(torch.uint8)
-        parts["zero_point"] = zeros.reshape(len(matrix), -1) if spec.scheme.bits == 8 else _pack(zeros)
-    return {name: part.contiguous() for name, part in {"codes": codes, **parts}.items()}
+        parts["zero_point"] = _pack(zero_point.data.to(torch.uint8))
+    return {name: part.contiguous() for name, part in parts.items()}
 
 
 def _compress(matrix: Tensor, mode: str, group: int) -> Any:

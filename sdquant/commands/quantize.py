@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What, to which scheme, where to."""
     _shared.add_request_flags(parser, only=_FLAGS)
     parser.add_argument(
-        "-o", "--out", type=Path, required=True, help="folder, or a file ending in .safetensors or .gguf"
+        "target", type=Path, nargs="?", metavar="OUT", help="folder, or a file ending in .safetensors or .gguf"
     )
+    parser.add_argument("-o", "--out", type=Path, help="the same as OUT")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
@@ -27,13 +28,17 @@ def run(args: argparse.Namespace) -> int:
     from ..loader import load
     from ..saving import refuse_existing, save
 
+    if (args.target is None) == (args.out is None):
+        why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
+        raise SettingsError("A model was to be quantized", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
+    out = args.out or args.target
     if not args.quant:
         raise SettingsError("A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4")
     quant = _shared.quant_of(args.quant)
     each = [quant] if isinstance(quant, str) else list(quant.values())
-    _shared.refuse_target(args.out)
+    _shared.refuse_target(out)
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
-    refuse_existing(args.out, args.overwrite)
+    refuse_existing(out, args.overwrite)
     if gguf:
         from ..gguf_files import quantize_file
 
@@ -42,19 +47,19 @@ def run(args: argparse.Namespace) -> int:
                 f"{quant} was asked for", "GGUF takes one scheme for all components", f"Use -q {gguf[0]}"
             )
         quantize_file(
-            _shared.place(args.path), gguf[0], args.out,
+            _shared.place(args.path), gguf[0], out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite, progress=args.progress,
         )  # fmt: skip
     else:
-        if args.out.suffix == ".gguf":
-            raise SettingsError(f"{args.out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
+        if out.suffix == ".gguf":
+            raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
         model = load(_shared.request_of(args))
-        if args.out.suffix == ".safetensors":
+        if out.suffix == ".safetensors":
             from ..components import main_part
 
             model = main_part(model)
-        save(model, args.out, overwrite=args.overwrite)
-    seen = detect(args.out)
+        save(model, out, overwrite=args.overwrite)
+    seen = detect(out)
     quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
-    print(f"{args.out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
+    print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
     return 0

@@ -21,7 +21,7 @@ from ..errors import (
     SettingsError,
     UnknownOffloadError,
 )
-from .packages import require
+from .packages import default_runtime, require
 from .row import MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
 
@@ -177,6 +177,9 @@ def check(
     versions = machine.versions if machine is not None else machines.versions()
     for scheme in {spec.name: spec for spec in specs}.values():
         way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
+        runs = asked
+        if asked == "default" and default_runtime(scheme, way, versions) != scheme.runtimes[0]:
+            runs = "plain"  # without the package, which has its own rows
         _check(
             scheme,
             Query(
@@ -184,7 +187,7 @@ def check(
                 backend=scheme.backend,
                 mode=way,
                 offload=offload,
-                runtime=asked,
+                runtime=runs,
                 device=kind,
                 source=source,
                 versions=versions,
@@ -199,7 +202,7 @@ def _check(scheme: Scheme, query: Query, allow: bool) -> None:
     if breaks and row.refuses != "backend":
         _refuse(row, query, allow)
     # After the refusals that hold whatever is installed, before those that speak of the backend's devices.
-    require(scheme, query.versions)
+    require(scheme, query.mode, query.runtime, query.versions)
     if breaks and row.refuses == "backend":
         _refuse(row, query, allow)
     if row.verdict == "untested":

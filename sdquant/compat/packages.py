@@ -38,15 +38,29 @@ def pip_line(backend: Backend) -> str | None:
     return f'pip install "sdquant[{backend.requires.extra}]"' if backend.requires is not None else None
 
 
-def require(scheme: Scheme, versions: Mapping[str, str]) -> None:
-    """Check that the scheme's package is there.
+def default_runtime(scheme: Scheme, mode: str, versions: Mapping[str, str]) -> str:
+    """What runs the scheme if the user names no runtime.
+
+    That is the scheme's own default, but for weights that are quantized on disk already plain layers where the package
+    is missing or too old: they need it neither to read nor to decode.
+    """
+    if mode == "found" and problem(backends.get(scheme.backend), versions) is not None:
+        return "plain"
+    return scheme.runtimes[0]
+
+
+def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
+    """Check that the scheme's package is there, if it is needed: to encode, and for the library's own modules.
+
+    Args:
+        mode: pre | post | found. runtime: library | plain | default.
 
     Raises:
         BackendUnavailableError: it is missing or too old; names the pip line and the backends that are there.
     """
     backend = backends.get(scheme.backend)
     why = problem(backend, versions)
-    if why is None or scheme.name in PACKAGE_OPTIONAL:
+    if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
     here = [name for name in backends.names() if problem(backends.get(name), versions) is None]
     instead = f". Or use a scheme of {' or '.join(here)}, which this machine has" if here else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from bitsandbytes import functional
@@ -87,3 +89,21 @@ def test_decoded_without_bitsandbytes(quant: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sdquant.backends._bnb_fourbit.installed", lambda: False)
     monkeypatch.setattr(_bnb_library, "library", lambda: pytest.fail("bitsandbytes was used"))
     assert torch.equal(backend.decode(packed, torch.bfloat16), with_library)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("quant", ["nf4", "fp4,block_size=128", "nf4,double_quant"])
+def test_written_as_bitsandbytes_writes(quant: str, dtype: torch.dtype) -> None:
+    backend = backends.get("bnb")
+    packed = backend.encode(weights((24, 320), dtype, "nf4"), backends.parse(quant))
+    written = backend.write("proj.weight", packed)
+    from sdquant.backends._bnb_fourbit import _state
+
+    theirs = {f"proj.weight.{key}": tensor for key, tensor in _state(packed).as_dict(packed=True).items()}
+    theirs["proj.weight"] = packed.parts["codes"]
+    assert set(written) == set(theirs)
+    for key, tensor in theirs.items():
+        if "quant_state" in key:
+            assert json.loads(bytes(written[key].tolist())) == json.loads(bytes(tensor.tolist()))
+        else:
+            assert torch.equal(written[key], tensor) and written[key].dtype == tensor.dtype, key
