@@ -11,6 +11,7 @@
     ├── ConflictError              the file holds one thing, the caller asked for another
     ├── MissingComponentError      a part of the pipeline is nowhere to be found
     ├── BudgetError                the model cannot run within the memory budget
+    ├── DiskSpaceError             there is no room for what is to be written
     └── SettingsError              a setting or argument with a value it cannot have
 
 Each says what was asked, why it cannot be done, and how to get on: `.what`, `.why`, `.fix`. Its text is those three.
@@ -79,6 +80,10 @@ class MissingComponentError(SdquantError):
 
 class BudgetError(SdquantError):
     """The model cannot run within the given memory budget."""
+
+
+class DiskSpaceError(SdquantError):
+    """There is no room where a file was to be written."""
 
 
 class SettingsError(SdquantError):

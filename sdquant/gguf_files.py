@@ -56,7 +56,8 @@ def quantize_file(
     Raises:
         ConflictError: the weights are quantized already.
     """
-    from .saving import beside, refuse_existing
+    from .saving import refuse_existing
+    from .writing import whole_folder
 
     place, goal = Path(path), Path(target)
     refuse_existing(goal, overwrite)
@@ -77,7 +78,7 @@ def quantize_file(
         if goal.suffix == ".gguf":
             write_component(next(iter(chosen.values())), spec, skip, goal, tick)
             return goal
-        with beside(goal) as folder:
+        with whole_folder(goal) as folder:
             shutil.copytree(place, folder, dirs_exist_ok=True)
             for name, src in chosen.items():
                 home = folder if name == "." else folder / name

@@ -11,8 +11,6 @@ Everything is written beside the target and renamed at the end: a target is whol
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +21,8 @@ from . import backends
 from .errors import SettingsError
 from .formats import safetensors
 from .formats.source import FORMAT_VERSION, METADATA_KEY
-from .weights import plain, quantized
+from .weights import plain, quantized, weight_bytes
+from .writing import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +56,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
         if target.suffix == ".safetensors":
             _write_weights(model, target)
         else:
-            with beside(target) as folder:
+            with whole_folder(target, weight_bytes(model)) as folder:
                 if whole:
                     _write_pipeline(model, folder)
                 else:
@@ -86,28 +85,6 @@ def offload_suspended(model: Any) -> Iterator[None]:
     finally:
         handle = offload.apply(model, done.plan.offload, device=done.plan.device, budget=done.plan.budget)
         model.sdquant = replace(done, offload=handle)
-
-
-@contextmanager
-def beside(target: Path) -> Iterator[Path]:
-    """A folder beside the target, which takes its place at the end, or is removed if that end is not reached."""
-    folder = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
-    old = folder.with_suffix(".old")
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir()
-        yield folder
-        if target.exists():
-            target.rename(old)
-        folder.rename(target)
-    finally:
-        if old.exists() and not target.exists():  # stopped between the two renames
-            old.rename(target)
-        shutil.rmtree(folder, ignore_errors=True)
-        if old.is_dir():
-            shutil.rmtree(old)
-        else:
-            old.unlink(missing_ok=True)
 
 
 def _write_pipeline(pipe: Any, folder: Path) -> None:

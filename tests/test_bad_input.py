@@ -240,12 +240,15 @@ class TestMissingPackages:
         without("bitsandbytes")
         _refused(BackendUnavailableError, sd, "nf4", allow_incompatible=True)
 
-    def test_what_is_quantized_already_needs_it_too(
+    def test_what_is_quantized_already_needs_it_for_the_librarys_modules_only(
         self, without: Callable[..., None], saved: Callable[..., Path]
     ) -> None:
         folder = saved("nf4")  # made while bitsandbytes is there
         without("bitsandbytes")
-        assert "bitsandbytes" in _refused(BackendUnavailableError, folder).why
+        assert "bitsandbytes" in _refused(BackendUnavailableError, folder, runtime="library").why
+        assert sdquant.plan(folder).components[0].runtime == "plain"
+        # The matrix speaks of what the scheme does by default, whatever is installed.
+        assert 'runtime="plain"' in _refused(IncompatibleError, folder, offload="sequential").fix
 
 
 class TestBase:

@@ -253,7 +253,7 @@ def test_nothing_is_left_of_a_failed_save(sd: Path, tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saving.safetensors, "write", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(sdquant.DiskSpaceError, match="are free there"):
         sdquant.save(pipe, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +139,3 @@ def refuse_target(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     home = next(folder for folder in path.absolute().parents if folder.exists())
     if not home.is_dir() or not os.access(home, os.W_OK):
         raise SettingsError(what, f"{home} is not a folder that you may write to", "Choose another path")
-
-
-@contextlib.contextmanager
-def beside(target: Path) -> Iterator[Path]:
-    """A file name beside the target, whose place the file takes at the end; if the end is not reached the file goes."""
-    file = target.with_name(f".sdquant-{os.getpid()}-{target.name}.tmp")
-    try:
-        yield file
-        file.replace(target)
-    finally:
-        file.unlink(missing_ok=True)

@@ -52,5 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(image: Any, path: Path) -> None:
     from PIL import Image
 
-    with _shared.beside(path) as file:
+    from ..writing import whole_file
+
+    with whole_file(path) as file:
         image.save(file, format=Image.registered_extensions()[path.suffix.lower()])

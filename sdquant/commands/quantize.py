@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from ..detection import detect
     from ..loader import load
+    from ..preparation import prepare
     from ..saving import refuse_existing, save
+    from ..writing import require_space
 
     if (args.target is None) == (args.out is None):
         why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
@@ -53,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         if out.suffix == ".gguf":
             raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
-        model = load(_shared.request_of(args))
+        asked = _shared.request_of(args)
+        require_space(out, prepare(asked).bytes)  # before the work, not after it
+        model = load(asked)
         if out.suffix == ".safetensors":
             from ..components import main_part
 

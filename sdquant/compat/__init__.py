@@ -21,7 +21,7 @@ from ..errors import (
     SettingsError,
     UnknownOffloadError,
 )
-from .packages import default_runtime, require
+from .packages import require
 from .row import MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
 
@@ -177,9 +177,6 @@ def check(
     versions = machine.versions if machine is not None else machines.versions()
     for scheme in {spec.name: spec for spec in specs}.values():
         way = ("pre" if scheme.on_the_fly else "found") if mode == "auto" else mode
-        runs = asked
-        if asked == "default" and default_runtime(scheme, way, versions) != scheme.runtimes[0]:
-            runs = "plain"  # without the package, which has its own rows
         _check(
             scheme,
             Query(
@@ -187,7 +184,7 @@ def check(
                 backend=scheme.backend,
                 mode=way,
                 offload=offload,
-                runtime=runs,
+                runtime=asked,
                 device=kind,
                 source=source,
                 versions=versions,

@@ -22,11 +22,11 @@ PANEL = DIGITS + 20 + FACTS
 
 
 def write(results: Sequence[Result], target: Path) -> None:
-    """Draw the sheet and write it as PNG: beside the target first, then renamed."""
-    from ..commands._shared import beside
+    """Draw the sheet and write it as PNG."""
+    from ..writing import whole_file
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with beside(target) as file:
+    with whole_file(target) as file:
         _few_colours(sheet(results)).save(file, format="PNG", optimize=True)
 
 

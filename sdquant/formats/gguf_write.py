@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ..writing import whole_file
 from ._gguf_values import ARRAY, BOOL, FORMS, NAMES, STRING
 from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
 from .gguf_types import TYPES
@@ -60,21 +60,16 @@ def write_gguf(
     path = Path(path)
     values = dict(metadata)
     places = _place(tensors, values)
-    beside = path.parent / f".sdquant-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        with beside.open("xb") as file:
-            file.write(_header(places, values))
-            for place in places:
-                _write(file, place)
-                if progress:
-                    progress(place.nbytes)
-            file.flush()
-            os.fsync(file.fileno())
-        read_header(beside)  # the strict reader is the judge of what leaves this place
-        os.replace(beside, path)
-    except BaseException:  # Ctrl-C included: nothing half-written stays
-        beside.unlink(missing_ok=True)
-        raise
+    header = _header(places, values)
+    end = max((place.offset + place.nbytes for place in places), default=0)
+    with whole_file(path, len(header) + end) as file:
+        file.write(header)
+        for place in places:
+            _write(file, place)
+            if progress:
+                progress(place.nbytes)
+        file.flush()
+        read_header(Path(file.name))  # the strict reader is the judge of what leaves this place
 
 
 def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:

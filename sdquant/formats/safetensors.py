@@ -1,4 +1,4 @@
-"""safetensors: a strict header reader, the open file, and an atomic writer.
+"""safetensors: a strict header reader, the open file, and a writer that aligns.
 
 The header is read here so that detection needs neither torch nor the weights; the tensors themselves come through the
 safetensors library, which parses the header once more with its own checks.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.base import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
+from ..writing import whole_file
 from .base import TensorFile
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ DTYPES: Mapping[str, str] = MappingProxyType(
         "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
     }
 )  # fmt: skip
+
+NAMES: Mapping[str, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+ALIGN = 64  # bytes; of the tensors in the files that are written here
 
 # What else has been found under the name of a safetensors file.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -188,37 +191,39 @@ def _opened(path: Path) -> Any:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file beside `path`, bring it to the disk, then rename: `path` is old or new, never half."""
-    from safetensors.torch import save_file
+    """Write a safetensors file, whole or not at all.
 
-    beside = path.with_name(f".sdquant-{os.getpid()}-{path.name}.tmp")
-    try:
-        save_file(_plain(tensors), beside, metadata=dict(metadata))
-        os.chmod(beside, 0o666 & ~_umask())
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    The library would do, but for the places of the tensors: it puts them anywhere, and kernels that need aligned
+    weights would have to copy them out of the mapped file. Here every tensor whose size is a multiple of 64 bytes
+    begins at such a multiple, which is as far as a format without gaps allows.
 
-
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and none sharing memory with another: what the format can hold."""
-    seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        if flat.numel() and flat.untyped_storage().data_ptr() in seen:
-            flat = flat.clone()
-        seen.add(flat.untyped_storage().data_ptr())
-        plain[key] = flat
-    return plain
+    Raises:
+        DiskSpaceError, ConflictError: see `whole_file`.
+    """
+    order = sorted(tensors, key=lambda key: (_bytes(tensors[key]) % ALIGN > 0, -tensors[key].itemsize, key))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for key in order:
+        tensor = tensors[key]
+        begin, end = end, end + _bytes(tensor)
+        name = NAMES[str(tensor.dtype).removeprefix("torch.")]
+        header[key] = {"dtype": name, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-(8 + len(raw)) % ALIGN)
+    with whole_file(path, 8 + len(raw) + end) as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for key in order:
+            file.write(_data(tensors[key]))
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _data(tensor: Tensor) -> memoryview:
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def total(infos: Iterable[TensorInfo]) -> int:

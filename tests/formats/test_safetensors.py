@@ -309,7 +309,22 @@ class TestWriter:
             assert file.metadata == {"who": "me"}
             for name, tensor in tensors.items():
                 assert torch.equal(file.get(name), tensor)
-        assert os.stat(path).st_mode & 0o777 == 0o666 & ~safetensors._umask()
+
+    def test_what_can_be_is_aligned(self, tmp_path: Path) -> None:
+        tensors = {
+            "b": torch.ones(3), "c": torch.ones(16), "a": torch.ones(64, dtype=torch.int8), "d": torch.ones(5).half(),
+            "e": torch.ones(128).bfloat16(), "f": torch.ones(()), "g": torch.ones(7, dtype=torch.bool),
+        }  # fmt: skip
+        path = tmp_path / "model.safetensors"
+        safetensors.write(path, tensors, {})
+        with safe_open(path, "pt") as file:  # the library reads it
+            assert all(torch.equal(file.get_tensor(key), tensor) for key, tensor in tensors.items())
+        with safetensors.SafetensorsFile(path) as file:
+            for key, tensor in tensors.items():
+                got = file.get(key)
+                align = 64 if tensor.numel() * tensor.itemsize % 64 == 0 else tensor.itemsize
+                assert got.data_ptr() % align == 0, key
+                assert torch.equal(got, tensor)
 
     def test_a_failure_leaves_the_old_file_and_nothing_else(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,193 @@
+"""Files and folders that are written whole or not at all.
+
+What is written stands beside its target under a name of its own, goes to the disk, and takes the target's place at the
+end. A process that is killed leaves the target as it was; what it had begun is removed by the next that writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import ConflictError, DiskSpaceError
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_LONG = 200  # bytes of a name, of the 255 that file systems allow
+_EXCHANGE = 2  # RENAME_EXCHANGE of Linux' renameat2
+_HERE = -100  # AT_FDCWD
+
+
+@contextmanager
+def whole_file(target: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
+    """A new file that becomes `target`, or nothing if the block is left by an exception.
+
+    Where `target` is a link, the file that it names is replaced; an existing file's mode is kept.
+
+    Args:
+        nbytes: that will be written; whether there is room is checked first.
+
+    Raises:
+        DiskSpaceError: there is no room. ConflictError: another process is writing there.
+    """
+    place = Path(os.path.realpath(target))
+    with _one_writer(place) as beside:
+        require_space(place, nbytes)
+        with _full_disk(target, nbytes):
+            with beside.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(beside, place.stat().st_mode & 0o7777 if place.exists() else 0o666 & ~_umask())
+            os.replace(beside, place)
+            _sync(place.parent)
+
+
+@contextmanager
+def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
+    """A new folder that becomes `target`; as `whole_file`. An existing one is gone only when the new one is there."""
+    place = Path(os.path.realpath(target))
+    with _one_writer(place) as beside:
+        require_space(place, nbytes)
+        with _full_disk(target, nbytes):
+            beside.mkdir()
+            yield beside
+            for path in beside.rglob("*"):
+                _sync(path)
+            _sync(beside)
+            _exchange(beside, place)
+            _sync(place.parent)
+
+
+def require_space(target: Path, nbytes: int) -> None:
+    """Raise DiskSpaceError if fewer than `nbytes` bytes are free where `target` is to be."""
+    home = next(folder for folder in Path(os.path.realpath(target)).parents if folder.exists())
+    free = shutil.disk_usage(home).free
+    if nbytes > free:
+        raise _no_space(target, nbytes, free)
+
+
+def _no_space(target: Path, nbytes: int, free: int) -> DiskSpaceError:
+    needed = f"it takes {nbytes} bytes, and {free} are free there" if nbytes else f"{free} bytes are free there"
+    return DiskSpaceError(f"{target} was to be written", needed, "Make room, or choose another path")
+
+
+@contextmanager
+def _full_disk(target: Path, nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(next(folder for folder in target.absolute().parents if folder.exists())).free
+        raise _no_space(target, nbytes, free) from error
+
+
+@contextmanager
+def _one_writer(place: Path) -> Iterator[Path]:
+    """A free name beside `place` that nobody else writes to. What an earlier writer left there goes first."""
+    name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
+    beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
+    file = _locked(place, lock)
+    try:
+        if not place.exists() and beside.with_suffix(".old").exists():
+            beside.with_suffix(".old").rename(place)  # killed between two renames
+        remove(beside)
+        yield beside
+    finally:
+        remove(beside)
+        lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
+        os.close(file)
+
+
+def _locked(place: Path, lock: Path) -> int:
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(file)
+        except BlockingIOError:
+            os.close(file)
+            raise ConflictError(
+                f"{place} was to be written", "another process is writing to it", "Wait until it is done"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(lock)):
+                return file
+        os.close(file)  # its holder has removed it meanwhile
+
+
+def _lock(file: int) -> None:
+    """Raises BlockingIOError if another process holds it. Some network file systems have no locks: then nobody does."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError from error
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+def _exchange(new: Path, target: Path) -> None:
+    """`new` becomes `target`; what was there is removed. In one step where the system can."""
+    if target.exists() and not _swap(new, target):
+        old = new.with_suffix(".old")
+        remove(old)
+        target.rename(old)
+        new.rename(target)
+        remove(old)
+    elif new.exists() and not target.exists():
+        new.rename(target)
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Exchange two names at once; False where the system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or a folder's entries to the disk."""
+    if path.is_dir() and sys.platform == "win32":
+        return  # folders cannot be opened there
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EACCES, errno.EBADF):  # a file system without it
+            raise
+    finally:
+        os.close(file)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
