@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import MissingComponentError
 from .formats import families
+from .formats.readahead import Readahead
 from .preparation import prepare, resolve
 from .request import Request, request
 
@@ -120,7 +121,12 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
     model = components.empty(*_class_of(src), src.config)
     encode = {weight.name for weight in part.weights} if part.action == "encode" and part.mode == "pre" else set()
     install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
-    files = src.open()
+    files, ahead = src.open(), Readahead(src.files)
+
+    def done(nbytes: int) -> None:
+        ahead.advance(nbytes)
+        tick(nbytes)
+
     try:
         for key, info in src.plain.items():
             tensor = _cast(src.read(files, key), made.dtype)
@@ -128,11 +134,12 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
                 install.encode(key, tensor, part.spec, made.device)
             else:
                 install.plain(key, tensor)
-            tick(info.nbytes)
+            done(info.nbytes)
         for name, found in src.found.items():
             install.found(found, src, files)
-            tick(src.found_bytes(name))
+            done(src.found_bytes(name))
     finally:
+        ahead.close()
         for file in files.values():
             file.close()
     install.finish(src)
