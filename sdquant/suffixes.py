@@ -13,6 +13,10 @@ _MARK, _END = r"(?:^|[-_. ])", r"(?=$|[-_. ])"
 _HINTS: tuple[tuple[str, str], ...] = (
     (_MARK + r"q(?P<bits>[2-6])_?k(?:_?(?P<mix>s|m|l|xl))?" + _END, "<mix>"),
     (_MARK + r"q(?P<bits>[458])_?(?P<form>[01])" + _END, "<legacy>"),
+    (_MARK + r"iq(?P<bits>[1-4])_?(?P<mix>xxs|xs|s|m|nl)" + _END, "<iq>"),
+    (_MARK + r"tq(?P<bits>[12])_?0" + _END, "<tq>"),
+    (r"mxfp4(?=.*\.gguf$)", "mxfp4"),
+    (r"nvfp4(?=.*\.gguf$)", "nvfp4"),
     (_MARK + r"(?:(?P<b>b)f|fp?)(?P<bits>16|32)" + _END + r".*\.gguf$", "<float>"),
     (r"sdnq[-_ ]?(?P<code>u?int\d|fp8)", "<sdnq>"),
     (r"bnb[-_ ]?int8", "bnb-int8"),
@@ -58,6 +62,10 @@ def _hinted(scheme: str, match: re.Match[str]) -> str | None:
         names = [f"sdnq-{words['code']}"]
     elif scheme == "<float>":
         names = [f"{words['b']}f{words['bits']}"]
+    elif scheme == "<iq>":
+        names = [f"iq{words['bits']}_{words['mix']}"]
+    elif scheme == "<tq>":
+        names = [f"tq{words['bits']}_0"]
     elif scheme == "<legacy>":
         names = [f"q{words['bits']}_{words['form']}"]
     else:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._gguf_iq import IQ_DECODERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -172,4 +174,5 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
     "q8_0": (_q8_0, 32), "q4_0": (_q4_0, 32), "q4_1": (_q4_1, 32), "q5_0": (_q5_0, 32), "q5_1": (_q5_1, 32),
     "q2_k": (_q2_k, 256), "q3_k": (_q3_k, 256), "q4_k": (_q4_k, 256), "q5_k": (_q5_k, 256), "q6_k": (_q6_k, 256),
+    **IQ_DECODERS,
 }  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BackendUnavailableError, BadFileError
-from ..formats.gguf_types import TYPES
+from ..formats.gguf_types import TYPES, GGMLType
 from ._gguf_mixes import BASES, dominant, mix_type
 from .base import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
@@ -48,6 +48,19 @@ _BLOCKS = (
     _row("q4_0", 4, "4-bit, a scale per 32 weights", 32),
     _row("q3_k", 3, "3-bit, 6-bit scales of 16 weights in blocks of 256", 16),
     _row("q2_k", 2, "2-bit, 4-bit scales and minimums of 16 weights in blocks of 256", 16),
+    _row("iq4_nl", 4, "4-bit codes of 16 uneven values, a scale per 32 weights", 32),
+    _row("iq4_xs", 4, "4-bit codes of 16 uneven values, 6-bit scales of 32 weights in blocks of 256", 32),
+    _row("iq3_s", 3, "3.4-bit: groups of 4 weights from a table of 512", 32),
+    _row("iq3_xxs", 3, "3.1-bit: groups of 4 weights from a table of 256", 32),
+    _row("iq2_s", 2, "2.6-bit: groups of 8 weights from a table of 1024", 16),
+    _row("iq2_xs", 2, "2.3-bit: groups of 8 weights from a table of 512", 16),
+    _row("iq2_xxs", 2, "2.1-bit: groups of 8 weights from a table of 256", 32),
+    _row("iq1_m", 1, "1.75-bit: groups of 8 weights from a table of 2048", 16),
+    _row("iq1_s", 1, "1.6-bit: groups of 8 weights from a table of 2048", 32),
+    _row("tq2_0", 2, "three values in 2 bits, a scale per 256 weights", 256),
+    _row("tq1_0", 1.6, "three values, five of them in a byte, a scale per 256 weights", 256),
+    _row("mxfp4", 4, "4-bit floats (E2M1), a power of two as scale of 32 weights", 32),
+    _row("nvfp4", 4, "4-bit floats (E2M1), an 8-bit float as scale of 16 weights", 16),
 )
 _OF = {row.name: row for row in _BLOCKS}
 _WORDS = {"s": "small", "m": "medium", "l": "large"}
@@ -171,14 +184,23 @@ def _finite(blocks: Tensor, kind: str) -> bool:
 
     if TYPES[kind].dtype:
         return bool(torch.isfinite(blocks).all())
+    if kind == "mxfp4":
+        return bool((blocks[:, 0] < _E8M0_LARGEST).all())
+    if kind == "iq1_m":
+        from ._gguf_iq import iq1_m_scale
+
+        return bool(torch.isfinite(iq1_m_scale(blocks)).all())
     halves = [blocks[:, at : at + 2].contiguous().view(torch.float16) for at in _SCALES[kind]]
     return all(bool(torch.isfinite(half).all()) for half in halves)
 
 
-# Byte offsets of the half-precision scales (and minimums) in a block.
+_E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN
+# Byte offsets of the half-precision scales (and minimums) in a block. Without any: the scale is always finite.
 _SCALES: Mapping[str, tuple[int, ...]] = {
     "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+    "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,), "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,),
+    "iq1_s": (0,), "tq2_0": (64,), "tq1_0": (52,), "mxfp4": (), "nvfp4": (),
 }  # fmt: skip
 
 
@@ -200,10 +222,19 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     step = _ENCODE_TILE // row.block
     for start in range(0, len(blocks), step):
         part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
-        # One block per row: blocks are independent without an importance matrix.
-        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id)
+        # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
+        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=_importance(row))
         blocks[start : start + step] = torch.from_numpy(made)
     return blocks
+
+
+def _importance(row: GGMLType) -> Any:
+    """None, or equal importance for all weights of a block: by itself libgguf takes it from all rows that it is given,
+    and a block's codes would depend on its neighbours."""
+    import libgguf
+    import numpy as np
+
+    return np.ones(row.block, dtype=np.float32) if libgguf.quantize_requires_imatrix(row.id) else None
 
 
 BACKEND = GGUF()

@@ -15,9 +15,11 @@ from sdquant.layers import quantized_layer
 ROWS = {row.name: row for row in backends.schemes()}
 SHAPES = {"linear": (128, 256), "conv": (64, 32, 3, 3), "narrow": (32, 64)}
 # Largest relative error of weights from a normal distribution, by nominal bits. What bits can do, with a margin.
-ERROR = {16: 0.004, 8: 0.045, 6: 0.06, 5: 0.08, 4: 0.16, 3: 0.36, 2: 0.75}
+ERROR = {16: 0.004, 8: 0.045, 6: 0.06, 5: 0.08, 4: 0.16, 3: 0.36, 2: 0.75, 1: 0.75}
+# Three values only, and the largest weight of 256 is the scale of all.
+ERROR_OF = {"tq1_0": 0.85, "tq2_0": 0.85}
 # Bytes against bf16, by nominal bits: the promise of the README.
-BYTES = {16: 1.0, 8: 0.54, 6: 0.42, 5: 0.36, 4: 0.30, 3: 0.22, 2: 0.17}
+BYTES = {16: 1.0, 8: 0.54, 6: 0.42, 5: 0.36, 4: 0.30, 3: 0.22, 2: 0.17, 1: 0.11}
 # GGUF's own sizes are a little more in these two: 110 bytes for 256 weights, and 84.
 BYTES_OF = {"q3_k": 0.2149, "q2_k": 0.1641, "q5_1": 0.375, "q4_1": 0.3125, "f32": 2.0}
 
@@ -63,7 +65,7 @@ class TestCodec:
         back = backends.of_scheme(name).decode(packed, torch.float32)
         assert back.shape == weight.shape and back.dtype == torch.float32
         error = (back - weight.float()).norm() / weight.float().norm()
-        assert error < ERROR[_bits(ROWS[name])]
+        assert error < ERROR_OF.get(name, ERROR[_bits(ROWS[name])])
         if kind != "narrow":  # a row of 64 weights carries as many scales as a row of 256
             assert packed.nbytes / (2 * weight.numel()) <= BYTES_OF.get(name, BYTES[_bits(ROWS[name])])
 
@@ -117,7 +119,8 @@ class TestCodec:
         backend = backends.of_scheme(name)
         back = backend.decode(backend.encode(weight, backends.parse(name)), torch.float32)
         assert torch.isfinite(back).all()
-        assert (back - weight).abs().max() <= 0.3 * value + 1e-6
+        # The smallest tables have an even number of negative weights in eight, and nothing near zero.
+        assert (back - weight).abs().max() <= (0.75 if name.startswith(("iq2", "iq1")) else 0.3) * value + 1e-6
 
 
 def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:

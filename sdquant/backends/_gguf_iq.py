@@ -1,0 +1,206 @@
+"""The rarer GGUF block types to floats: IQ1 to IQ4, ternary, MXFP4, NVFP4. The common ones are in `_gguf_decode`.
+
+The IQ types store indices into tables of 8 (or 4) small weights each, which are part of the format: `tools/gguf_grids`
+wrote them into `gguf_grids.safetensors`. Layouts: ggml's `ggml-common.h`; order of the arithmetic: gguf-py's.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_GRIDS = Path(__file__).with_name("gguf_grids.safetensors")
+_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
+_DELTA = 0.125  # by which IQ1's weights are shifted
+_THREES = (1, 3, 9, 27, 81)
+
+
+@cache
+def _grid(name: str, device: torch.device) -> Tensor:
+    """The table of a type: float32 [codes, 8 or 4]."""
+    from safetensors import safe_open
+
+    with safe_open(str(_GRIDS), framework="pt") as file:
+        table: Tensor = file.get_tensor(name)
+    return table.float().to(device)
+
+
+@cache
+def _values(values: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """For each byte, -1 where a bit is set and 1 where not, the lowest first: float32 [256, 8]."""
+    byte = torch.arange(256, device=device)[:, None]
+    return 1.0 - 2.0 * (byte >> torch.arange(8, device=device) & 1)
+
+
+@cache
+def _even_signs(device: torch.device) -> Tensor:
+    """The same for 7 bits, the eighth such that an even number of signs is negative: float32 [128, 8]."""
+    seven = _signs(device)[:128].clone()
+    seven[:, 7] = seven[:, :7].prod(1)
+    return seven
+
+
+def _ints(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Bytes of each block as unsigned numbers of 1, 2 or 4 bytes: int64 [n, count]."""
+    part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
+    return part.view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    return blocks[:, at : at + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+
+
+def _split(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
+    """[n, a] to [n, a * len(shifts)]: each number's parts after one another."""
+    return torch.stack([numbers >> shift & mask for shift in shifts], dim=2).flatten(1)
+
+
+def _looked_up(table: tuple[int, ...], blocks: Tensor, start: int, stop: int, group: int) -> Tensor:
+    """What 4-bit codes stand for, float32 [n, 2 * bytes]: of each `group` bytes the low halves first."""
+    codes = blocks[:, start:stop].reshape(len(blocks), -1, 1, group)
+    index = torch.cat((codes & 15, codes >> 4), dim=2).flatten().int()
+    return _values(table, blocks.device).index_select(0, index).view(len(blocks), -1)
+
+
+def _put(out: Tensor, scale: Tensor, values: Tensor) -> None:
+    """out = scale [n, groups] * values, which has as many weights as `out` has."""
+    torch.mul(scale.unsqueeze(2), values.reshape(*scale.shape, -1), out=out.view(*scale.shape, -1))
+
+
+def _signed(out: Tensor, scale: Tensor, kind: str, index: Tensor, signs: Tensor) -> None:
+    """out = scale * weights of the table * signs."""
+    _put(out, scale, _grid(kind, out.device)[index])
+    view = out.view(signs.shape)
+    view.mul_(signs)
+
+
+def _iq2_xxs(blocks: Tensor, out: Tensor) -> None:
+    index = blocks[:, 2:].reshape(-1, 8, 8)[:, :, :4].long()
+    high = _ints(blocks, 2, 66, torch.int32)[:, 1::2]
+    signs = _even_signs(out.device)[_split(high, (0, 7, 14, 21), 127)]
+    scale = _half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.25
+    _signed(out, scale, "iq2_xxs", index, signs)
+
+
+def _iq2_xs(blocks: Tensor, out: Tensor) -> None:
+    codes = _ints(blocks, 2, 66, torch.int16)
+    scales = _split(_ints(blocks, 66, 74, torch.uint8), (0, 4), 15)
+    scale = _half(blocks, 0) * (0.5 + scales.float()) * 0.25
+    _signed(out, scale, "iq2_xs", codes & 511, _even_signs(out.device)[codes >> 9])
+
+
+def _iq2_s(blocks: Tensor, out: Tensor) -> None:
+    high = _split(_ints(blocks, 66, 74, torch.uint8), (0, 2, 4, 6), 3)
+    signs = _signs(out.device)[_ints(blocks, 34, 66, torch.uint8)]
+    scales = _split(_ints(blocks, 74, 82, torch.uint8), (0, 4), 15)
+    scale = _half(blocks, 0) * (0.5 + scales.float()) * 0.25
+    _signed(out, scale, "iq2_s", _ints(blocks, 2, 34, torch.uint8) | high << 8, signs)
+
+
+def _iq3_xxs(blocks: Tensor, out: Tensor) -> None:
+    high = _ints(blocks, 66, 98, torch.int32)
+    signs = _even_signs(out.device)[_split(high, (0, 7, 14, 21), 127)]
+    scale = _half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.5
+    _signed(out, scale, "iq3_xxs", _ints(blocks, 2, 66, torch.uint8), signs)
+
+
+def _iq3_s(blocks: Tensor, out: Tensor) -> None:
+    high = _split(_ints(blocks, 66, 74, torch.uint8), tuple(range(8)), 1)
+    signs = _signs(out.device)[_ints(blocks, 74, 106, torch.uint8)]
+    scale = _half(blocks, 0) * (1 + 2 * _split(_ints(blocks, 106, 110, torch.uint8), (0, 4), 15))
+    _signed(out, scale, "iq3_s", _ints(blocks, 2, 66, torch.uint8) | high << 8, signs)
+
+
+def _shifted(out: Tensor, scale: Tensor, index: Tensor, negative: Tensor) -> None:
+    """IQ1: out = scale * (weights of the table + a shift, up or down)."""
+    shift = torch.where(negative, -_DELTA, _DELTA).unsqueeze(2)
+    values = _grid("iq1_s", out.device)[index].view(*negative.shape, -1) + shift
+    _put(out, scale, values)
+
+
+def _iq1_s(blocks: Tensor, out: Tensor) -> None:
+    high = _ints(blocks, 34, 50, torch.int16)
+    index = _ints(blocks, 2, 34, torch.uint8) | _split(high, (0, 3, 6, 9), 7) << 8
+    scale = _half(blocks, 0) * (2 * (high >> 12 & 7) + 1)
+    _shifted(out, scale, index, high >= 1 << 15)
+
+
+def _iq1_m(blocks: Tensor, out: Tensor) -> None:
+    scales = _ints(blocks, 48, 56, torch.int16)
+    high = _split(_ints(blocks, 32, 48, torch.uint8), (0, 4), 15)
+    index = _ints(blocks, 0, 32, torch.uint8) | (high & 7) << 8
+    scale = iq1_m_scale(blocks) * (2 * _split(scales, (0, 3, 6, 9), 7) + 1)
+    _shifted(out, scale, index, high >= 8)
+
+
+def iq1_m_scale(blocks: Tensor) -> Tensor:
+    """The fp16 number that IQ1_M keeps in the upper four bits of four numbers: float32 [n, 1]."""
+    scales = _ints(blocks, 48, 56, torch.int16)
+    bits = sum((scales[:, part] >> 12) << 4 * part for part in range(4))
+    assert isinstance(bits, Tensor)
+    return torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16).view(torch.float16).float()[:, None]
+
+
+def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
+    _put(out, _half(blocks, 0), _looked_up(_NON_LINEAR, blocks, 2, 18, 16))
+
+
+def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
+    low = _split(_ints(blocks, 4, 8, torch.uint8), (0, 4), 15)
+    high = _split(_ints(blocks, 2, 4, torch.int16), tuple(range(0, 16, 2)), 3)
+    scale = _half(blocks, 0) * ((low | high << 4) - 32).float()
+    _put(out, scale, _looked_up(_NON_LINEAR, blocks, 8, 136, 16))
+
+
+def _tq1_0(blocks: Tensor, out: Tensor) -> None:
+    parts = []
+    for start, stop, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        threes = torch.tensor(_THREES[:count], dtype=torch.uint8, device=out.device)[:, None]
+        parts.append((blocks[:, start:stop].unsqueeze(1) * threes).flatten(1))  # modulo 256
+    codes = torch.cat(parts, dim=1).to(torch.int16).mul_(3).bitwise_right_shift_(8).sub_(1)
+    torch.mul(_half(blocks, 52), codes, out=out)
+
+
+def _tq2_0(blocks: Tensor, out: Tensor) -> None:
+    codes = blocks[:, :64].reshape(-1, 2, 1, 32)
+    codes = torch.cat([codes >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1).view(torch.int8).sub_(1)
+    torch.mul(_half(blocks, 64), codes, out=out)
+
+
+def _mxfp4(blocks: Tensor, out: Tensor) -> None:
+    exponent = _ints(blocks, 0, 1, torch.uint8)
+    # Half of 2 ** (exponent - 127): the table has twice the values.
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
+    scale = bits.to(torch.int32).view(torch.float32)
+    _put(out, scale, _looked_up(_E2M1, blocks, 1, 17, 16))
+
+
+def _nvfp4(blocks: Tensor, out: Tensor) -> None:
+    codes = _ints(blocks, 0, 4, torch.uint8)
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).float()
+    normal = (1.0 + mantissa / 8.0) * torch.exp2(exponent.float() - 7)
+    scale = torch.where(exponent == 0, mantissa * 2.0**-9, normal) * 0.5
+    scale = torch.where((codes == 0) | (codes == 0x7F), 0.0, scale)
+    _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
+
+
+# Type name to its function and the weights in a block.
+IQ_DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
+    "iq1_s": (_iq1_s, 256), "iq1_m": (_iq1_m, 256), "iq2_xxs": (_iq2_xxs, 256), "iq2_xs": (_iq2_xs, 256),
+    "iq2_s": (_iq2_s, 256), "iq3_xxs": (_iq3_xxs, 256), "iq3_s": (_iq3_s, 256), "iq4_nl": (_iq4_nl, 32),
+    "iq4_xs": (_iq4_xs, 256), "tq1_0": (_tq1_0, 256), "tq2_0": (_tq2_0, 256), "mxfp4": (_mxfp4, 32),
+    "nvfp4": (_nvfp4, 64),
+}  # fmt: skip
