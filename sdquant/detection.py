@@ -15,6 +15,7 @@ from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import families, folder, source
 from .formats.source import METADATA_KEY, Source
+from .histogram import TypeRow, high_precision, histogram
 from .suffixes import suffix_hint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
@@ -60,6 +61,16 @@ class Detected:
     class_name: str | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def histogram(self) -> tuple[TypeRow, ...]:
+        """The types of the weights, with bits per weight."""
+        return histogram(self.sources.values())
+
+    @property
+    def high_precision(self) -> list[str]:
+        """The layers that are not quantized while others are; of a pipeline its components say it."""
+        return [] if self.parts else [name for src in self.sources.values() for name in high_precision(src)]
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         values = {
@@ -69,7 +80,11 @@ class Detected:
                 "suffix_hint", "tensors", "bytes", "types", "warnings", "class_name",
             )
         }  # fmt: skip
-        return values | {"parts": {name: part.to_dict() for name, part in self.parts.items()}}
+        return values | {
+            "histogram": [row.to_dict() for row in self.histogram],
+            "high_precision": self.high_precision,
+            "parts": {name: part.to_dict() for name, part in self.parts.items()},
+        }
 
 
 def detect(path: str | Path, *, complete: bool = True) -> Detected:
@@ -253,7 +268,8 @@ def _refuse_unless_diffusion(src: Source) -> None:
             f"{src.files[0]} was to be loaded",
             "it has tensors in types that this version does not decode: "
             + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
-            "Use a file of the same model in Q8_0, Q4_0 to Q5_1, or Q2_K to Q6_K",
+            "Use a file of the same model in one of "
+            + ", ".join(row.name for row in backends.get("gguf").schemes if row.group),
         )
     if METADATA_KEY in src.metadata:
         return

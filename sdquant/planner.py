@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .backends.base import DTYPE_BITS
 from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
+from .histogram import weights_of
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
 
 def _found(name: str, src: Source, request: Request, versions: Mapping[str, str] | None) -> ComponentPlan:
     weights = tuple(
-        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=_bf16_bytes(src, key), bytes=src.found_bytes(key))
+        WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.found_bytes(key))
         for key, row in src.found.items()
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
@@ -257,20 +256,6 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
 
 def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
     return scheme.runtimes[0] if versions is None else default_runtime(scheme, "found", versions)
-
-
-def _bf16_bytes(src: Source, name: str) -> int:
-    """What a found weight would take in bf16: by its description, else by the bits of its scheme."""
-    if name in src.specs:
-        return 2 * math.prod(src.specs[name].shape)
-    found = src.found[name]
-    if found.cut is not None:
-        return 2 * math.prod(found.cut.shape[1:]) * found.cut.count
-    codes = src.tensors[next(iter(found.keys.values()))]
-    if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
-        return 2 * math.prod(codes.shape)
-    bits = backends.scheme(found.scheme).bits
-    return int(2 * math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)
 
 
 def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[str]:

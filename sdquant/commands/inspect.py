@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ..histogram import SHOWN
 from . import _shared
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         header = ("component", "family", "quantization", "weights", "tensors", "types")
         print("\n" + _shared.table(header, rows, left=3, last_left=True))
+    _print_types(seen)
     print("\nevidence")
     for name, part in (seen.parts or {"": seen}).items():
         for line in part.evidence:
@@ -63,7 +65,22 @@ def _facts(one: Detected) -> dict[str, str]:
     if not one.parts:
         rows["component"] = one.component or "unknown"
     rows |= {"quantization": _quant(one), "weights": f"{_shared.size(one.bytes)} in {one.tensors} tensors"}
-    return rows if one.parts else rows | {"types": _types(one)}
+    return rows
+
+
+def _print_types(seen: Detected) -> None:
+    rows = [
+        (row.type, str(row.tensors), f"{row.weights:,}", _shared.size(row.bytes), f"{row.bits_per_weight:.2f}")
+        for row in seen.histogram
+    ]
+    print("\n" + _shared.table(("type", "tensors", "numbers", "size", "bits each"), rows, left=1))
+    if not seen.prequantized:
+        return
+    for name, part in (seen.parts or {"": seen}).items():
+        kept = part.high_precision
+        more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
+        if kept:
+            print(f"\n{name + ': ' if name else ''}not quantized: {', '.join(kept[:SHOWN])}{more}")
 
 
 def _quant(one: Detected) -> str:

@@ -1,0 +1,83 @@
+"""What the weights of a component are made of: by type, with bits per weight, and what stays in high precision."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import backends
+from .backends.base import DTYPE_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .formats.source import Source
+
+SHOWN = 8  # names of weights in high precision that are listed
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """One type of weight.
+
+    Attributes:
+        type: scheme of quantized weights, else dtype.
+        tensors: how many. weights: how many numbers they stand for. bytes: what they take.
+    """
+
+    type: str
+    tensors: int
+    weights: int
+    bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales and minimums counted."""
+        return 8 * self.bytes / max(self.weights, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
+
+
+def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
+    """A row for each type, that with the most weights first."""
+    rows: dict[str, TypeRow] = {}
+
+    def add(kind: str, weights: int, nbytes: int) -> None:
+        old = rows.get(kind, TypeRow(kind, 0, 0, 0))
+        rows[kind] = TypeRow(kind, old.tensors + 1, old.weights + weights, old.bytes + nbytes)
+
+    for src in sources:
+        for name, found in src.found.items():
+            add(found.scheme, weights_of(src, name), src.found_bytes(name))
+        for info in src.plain.values():
+            add(info.dtype, math.prod(info.shape), info.nbytes)
+    return tuple(sorted(rows.values(), key=lambda row: -row.weights))
+
+
+def high_precision(src: Source) -> list[str]:
+    """The weights of layers that are not quantized while others are, largest first; numbers in names are `*`."""
+    if not src.found:
+        return []
+    sizes: dict[str, int] = {}
+    for name, info in src.plain.items():
+        if len([n for n in info.shape if n > 1]) > 1:  # not norms and biases
+            pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+            sizes[pattern] = sizes.get(pattern, 0) + info.nbytes
+    return sorted(sizes, key=lambda pattern: (-sizes[pattern], pattern))
+
+
+def weights_of(src: Source, name: str) -> int:
+    """How many numbers a quantized weight stands for: by its description, else by the bits of its scheme."""
+    if name in src.specs:
+        return math.prod(src.specs[name].shape)
+    found = src.found[name]
+    if found.cut is not None:
+        return math.prod(found.cut.shape[1:]) * found.cut.count
+    codes = src.tensors[next(iter(found.keys.values()))]
+    if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
+        return math.prod(codes.shape)
+    return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / backends.scheme(found.scheme).bits)
