@@ -85,15 +85,17 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 
 
 def _with_config(seen: detection.Detected) -> detection.Detected:
-    """A lone UNet or transformer in a foreign layout under diffusers' names, if it is one whose config is known."""
+    """A lone UNet or transformer in a foreign layout under diffusers' names, if its config is beside it or known."""
     lone = seen.sources.get(".")
     row = families.recognise(lone.names) if lone is not None else None
-    if lone is None or row is None or not row.foreign or row.component == "checkpoint" or lone.config:
+    if lone is None or row is None or not row.foreign or row.component == "checkpoint":
         return seen
     from . import foreign
 
-    config = configs.known(seen.family, foreign.shapes(lone))
+    config = lone.config or configs.known(seen.family, foreign.shapes(lone))
     if not config:
+        return seen
+    if not isinstance(config.get("_class_name"), str):
         return seen
     owner = dataclasses.replace(lone, config=config, library="diffusers", class_name=str(config["_class_name"]))
     made = foreign.convert(lone, row.component, owner)

@@ -324,7 +324,7 @@ def test_gguf_written_from_a_foreign_file(
 
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
-    assert {row.layout for row in foreign} == {"bfl", "ldm", "sgm"}
+    assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
     assert all(row.component in ("checkpoint", "unet", "transformer") for row in foreign)
 
 

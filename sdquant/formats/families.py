@@ -26,6 +26,27 @@ _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resn
 _LDM = "model.diffusion_model."
 _FIRST_STAGE = "first_stage_model.decoder.conv_in.weight"
 
+# Families that diffusers has key maps for: what tells them from each other, those with more of it first. Z-Image files
+# say "lumina2", and Chroma and FLUX.2 share names with FLUX.1.
+_OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("flux2", ("single_stream_modulation.lin.weight", "double_blocks.0.img_attn.qkv.weight")),
+    ("chroma", ("distilled_guidance_layer.in_proj.weight", "double_blocks.0.img_attn.qkv.weight")),
+    ("z-image", ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight")),
+    ("lumina2", ("cap_embedder.0.weight", "layers.0.adaLN_modulation.1.weight")),
+    ("auraflow", ("cond_seq_linear.weight", "double_layers.0.attn.w2q.weight")),
+    ("ltx2", ("patchify_proj.weight", "av_ca_a2v_gate_adaln_single.emb.timestep_embedder.linear_1.weight")),
+    ("ltx-video", ("patchify_proj.weight", "transformer_blocks.0.scale_shift_table")),
+    ("mochi", ("blocks.0.attn.qkv_x.weight",)),
+    ("hunyuan-video", ("txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.weight",)),
+    ("sana", ("blocks.0.cross_attn.q_linear.weight", "blocks.0.mlp.inverted_conv.conv.weight")),
+    ("wan-vace", ("head.modulation", "vace_blocks.0.after_proj.weight")),
+    ("wan-animate", ("head.modulation", "motion_encoder.dec.direction.weight")),
+    ("wan", ("head.modulation", "blocks.0.self_attn.q.weight")),
+    ("hidream", ("double_stream_blocks.0.block.adaLN_modulation.1.weight",)),
+    ("cosmos", ("net.x_embedder.proj.1.weight",)),
+    ("qwen-image", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),
+)
+
 ROWS: tuple[Family, ...] = (
     Family(
         family="flux",
@@ -96,6 +117,7 @@ ROWS: tuple[Family, ...] = (
         Family(family=family, component=component, layout=layout, names=tuple(prefix + name for name in names))
         for prefix in (_LDM, "diffusion_model.", "")
         for family, component, layout, names in (
+            *((family, "transformer", "original", names) for family, names in _OTHERS),
             ("flux", "transformer", "bfl", ("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight")),
             ("sd3", "transformer", "sgm", ("joint_blocks.0.context_block.attn.qkv.weight",)),
             ("sdxl", "unet", "sgm", ("input_blocks.0.0.weight", "label_emb.0.0.weight")),
