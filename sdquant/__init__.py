@@ -26,11 +26,13 @@ from .errors import (
     UnknownQuantError,
     UnsupportedFileError,
 )
+from .integrations import plug_into_diffusers
 
 if TYPE_CHECKING:
     from . import backends, compat, demo
     from .compat import check
     from .detection import Detected, detect, suffix_hint
+    from .integrations.diffusers_quantizer import Config
     from .loader import load_model
     from .planner import Plan
     from .preparation import plan
@@ -42,6 +44,7 @@ __version__ = "0.1.0"
 
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {
+    "Config": "integrations.diffusers_quantizer",
     "Detected": "detection",
     "Plan": "planner",
     "check": "compat",
@@ -59,6 +62,7 @@ __all__ = [
     "BackendUnavailableError",
     "BadFileError",
     "BudgetError",
+    "Config",
     "ConflictError",
     "Detected",
     "DiskSpaceError",
@@ -83,6 +87,9 @@ __all__ = [
     "suffix_hint",
     "verify",
 ]
+
+
+plug_into_diffusers()
 
 
 def __getattr__(name: str) -> Any:

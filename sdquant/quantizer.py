@@ -54,7 +54,7 @@ def quantize(
     }
     for name in specs:
         _refuse_quantized(name, parts[name])
-    plans = {name: _weights(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
+    plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
     if not any(plans.values()):
         raise IncompatibleError(
             f"{quant} was asked for", "the model has no weight that would be quantized", "Check components= and skip="
@@ -103,7 +103,8 @@ def quantize_module(
     trim()
 
 
-def _weights(model: nn.Module, spec: QuantSpec, runtime: str | None, skip: tuple[str, ...]) -> set[str]:
+def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str | None, skip: tuple[str, ...]) -> set[str]:
+    """The names of the weights that `spec` is for; nothing is read of them but shapes and dtypes."""
     from .components import tied
     from .install import common_kind
 

@@ -11,6 +11,7 @@ Everything is written beside the target and renamed at the end: a target is whol
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -109,6 +110,12 @@ def _write_component(model: nn.Module, folder: Path) -> None:
 
 
 def _write_weights(model: nn.Module, path: Path) -> None:
+    tensors, metadata = contents(model)
+    safetensors.write(path, tensors, {"format": "pt", **metadata})
+
+
+def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a component's file holds: tensors by key, and metadata."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
     for name, packed in quantized(model):
@@ -119,7 +126,7 @@ def _write_weights(model: nn.Module, path: Path) -> None:
         weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(written) - keys)}
     tensors |= plain(model)
     own = {"format": FORMAT_VERSION, "config": config_of(model), "weights": weights}
-    safetensors.write(path, tensors, {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)})
+    return tensors, {METADATA_KEY: json.dumps(own, sort_keys=True)}
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
@@ -136,21 +143,27 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _library_config(model: nn.Module) -> Mapping[str, Any]:
-    """The `quantization_config` that lets diffusers and transformers read the folder too, where they can.
+    """The `quantization_config` that lets diffusers and transformers read the folder too.
 
-    They can where every quantized weight is of one scheme with one set of details, and belongs to a linear layer.
+    By themselves they can where every quantized weight is of one scheme with one set of details, and belongs to a
+    linear layer. Else it names sdquant: diffusers reads the folder after `import sdquant`, and without it both say so
+    instead of taking codes for weights.
     """
     from torch import nn
 
     rows = list(quantized(model))
     specs = [packed.spec for _, packed in rows]
     tables = any(isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding) for name, _ in rows)
-    if not specs or tables or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
+    if not specs:
         return {}
+    most = Counter(spec.scheme for spec in specs).most_common(1)[0][0]
+    ours = {"quantization_config": {"quant_method": "sdquant", "quant": most, "skip": []}}
+    if tables or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
+        return ours
     backend = backends.of_scheme(specs[0].scheme)
     config = backend.config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
     if not config:
-        return {}
+        return ours
     for key in ("modules_to_not_convert", "llm_int8_skip_modules"):
         if key in config:
             config[key] = [*(config[key] or ()), *_kept(model, names=key == "modules_to_not_convert")]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -154,7 +155,41 @@ def _measured(row: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
     return (f"{row['right']}/{row['images']}", ratio, snr, psnr)
 
 
-TABLES: dict[str, Callable[[Path], str]] = {"schemes": schemes, "matrix": matrix, "fidelity": fidelity}
+def loading(root: Path) -> str:
+    """What `python -m bench.load` measured."""
+    file = root / LOADING.relative_to(ROOT)
+    if not file.exists():
+        return "Not measured yet: `python -m bench.load --out bench/results/load.json` does it."
+    sizes = json.loads(file.read_text(encoding="utf-8"))["sizes"]
+    measured = sizes["1.2b"]["rows"]
+    peers = {row["makes"]: row for row in measured if row["peer"]}
+    lines = []
+    for row in measured:
+        if row["peer"]:
+            continue
+        peer = peers.get(row["makes"]) if row["name"] != "bf16" else None
+        times = f"{peer['cpu'] / row['cpu']:.1f}" if peer else ""
+        theirs = (f"{peer['name']}", f"{peer['cpu']:.1f}", f"{peer['peak'] / 1e6:.0f}") if peer else ("", "", "")
+        model = f"{row['bytes'] / 1e6:.0f}"
+        lines.append((f"{row['name']}", f"{row['cpu']:.2f}", f"{row['peak'] / 1e6:.0f}", model, *theirs, times))
+    header = ("row", "CPU s", "peak MB", "model MB", "the library's own way", "CPU s", "peak MB", "times slower")
+    runs = min(row["runs"] for row in measured)
+    head = (
+        "A Flux-shaped transformer of 1.17 billion parameters, 2.3 GB of bfloat16 in five files, in the page cache; a "
+        f"fresh process and one thread each, medians of {runs}. CPU seconds are user and system after the imports, peak "
+        "is anonymous memory. `post-` quantizes after loading, `saved-` reads what sdquant wrote."
+    )
+    big = "".join(
+        f"\n\nAll of FLUX.1's shape, 24 GB of bfloat16: {row['name']} in {row['wall']:.0f} s of wall time, "
+        f"{row['peak'] / 1e9:.1f} GB of anonymous memory at most, {row['bytes'] / 1e9:.1f} GB in the end (run once)."
+        for row in sizes.get("12b", {}).get("rows", [])
+    )
+    return head + "\n\n" + markdown(header, lines) + big
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading,
+}  # fmt: skip
 
 
 def main() -> int:

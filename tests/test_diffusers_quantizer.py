@@ -1,0 +1,147 @@
+"""sdquant through diffusers' own `from_pretrained` and `save_pretrained`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FluxTransformer2DModel, UNet2DConditionModel
+from diffusers.quantizers import PipelineQuantizationConfig
+from torch import nn
+
+import sdquant
+from sdquant import backends, demo
+from sdquant.layers import packed_of
+from sdquant.weights import quantized
+
+SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
+FLUX = demo.path("digits-flux") / "transformer"
+UNET = demo.path("digits-sd") / "unet"
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    """The same weights, bit for bit."""
+    ours, theirs = dict(quantized(one)), dict(quantized(other))
+    assert set(ours) == set(theirs) and ours
+    for name, packed in ours.items():
+        assert packed.spec == theirs[name].spec
+        for part, tensor in packed.parts.items():
+            assert torch.equal(tensor.view(torch.uint8), theirs[name].parts[part].view(torch.uint8)), (name, part)
+    floats = dict(one.named_parameters())
+    for name, tensor in other.named_parameters():
+        if "packed_" not in name and tensor.numel():
+            assert torch.equal(tensor, floats[name]) and tensor.dtype == floats[name].dtype, name
+
+
+@pytest.mark.parametrize("quant", [*SCHEMES, "nf4,double_quant", "int4,group_size=32"])
+def test_on_the_fly_saved_and_loaded_again(quant: str, tmp_path: Path) -> None:
+    ours = sdquant.load_model(FLUX, quant, runtime="plain", progress=False)
+    config = sdquant.Config(quant)
+    model = FluxTransformer2DModel.from_pretrained(FLUX, torch_dtype=torch.bfloat16, quantization_config=config)
+    same(model, ours)
+    model.save_pretrained(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert written == {"quant_method": "sdquant", "quant": quant, "skip": []}
+    again = FluxTransformer2DModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16)
+    same(again, ours)
+    same(sdquant.load_model(tmp_path / "out", runtime="plain", progress=False), ours)
+    assert sdquant.detect(tmp_path / "out").quant == quant.partition(",")[0]
+
+
+@pytest.mark.parametrize("quant", ["int8", "qint3", "fp8"])
+def test_what_sdquant_saved_loads_in_diffusers(quant: str, tmp_path: Path) -> None:
+    """Convolutions too, which no quantizer of diffusers' own takes."""
+    ours = sdquant.load_model(UNET, quant, runtime="plain", progress=False)
+    assert any(isinstance(ours.get_submodule(name.rpartition(".")[0]), nn.Conv2d) for name, _ in quantized(ours))
+    sdquant.save(ours, tmp_path / "out")
+    same(UNet2DConditionModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16), ours)
+
+
+@pytest.mark.parametrize("quant", ["nf4", "bnb-int8", "qint8"])
+def test_what_diffusers_can_read_itself_names_its_own_quantizer(quant: str, tmp_path: Path) -> None:
+    sdquant.save(sdquant.load_model(FLUX, quant, progress=False), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] != "sdquant"
+
+
+def test_in_shards(tmp_path: Path) -> None:
+    config = sdquant.Config("int8")
+    model = FluxTransformer2DModel.from_pretrained(FLUX, torch_dtype=torch.bfloat16, quantization_config=config)
+    model.save_pretrained(tmp_path / "out", max_shard_size="1MB")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    same(FluxTransformer2DModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16), model)
+    same(sdquant.load_model(tmp_path / "out", progress=False), model)
+
+
+def test_the_pictures_are_those_of_load_model(tmp_path: Path) -> None:
+    from sdquant.drawing import draw
+
+    def picture(pipe: Any) -> bytes:
+        drawn: bytes = draw(pipe, ["a photo of the digit 3"], seeds=[1], steps=2)[0].tobytes()
+        return drawn
+
+    ours = sdquant.load_model(demo.path("digits-flux"), "int8", components=["transformer"], progress=False)
+    mapping = PipelineQuantizationConfig(quant_mapping={"transformer": sdquant.Config("int8")})
+    folder = demo.path("digits-flux")
+    theirs = DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=mapping)
+    assert picture(ours) == picture(theirs)
+    theirs.save_pretrained(tmp_path / "out")
+    assert picture(DiffusionPipeline.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)) == picture(ours)
+    assert picture(sdquant.load_model(tmp_path / "out", progress=False)) == picture(ours)
+
+
+def test_skip(tmp_path: Path) -> None:
+    config = sdquant.Config("int8", skip=["single_transformer_blocks"])
+    model = FluxTransformer2DModel.from_pretrained(FLUX, torch_dtype=torch.bfloat16, quantization_config=config)
+    names = {name for name, _ in quantized(model)}
+    assert names and not any("single_transformer_blocks" in name for name in names)
+    assert packed_of(model.single_transformer_blocks[0].proj_mlp) is None
+
+
+def test_without_a_dtype_weights_are_not_cut_to_codes() -> None:
+    model = FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("int8"))
+    wanted = sdquant.load_model(FLUX, "int8", dtype="float32", progress=False)
+    same(model, wanted)
+
+
+class TestRefused:
+    def test_no_such_scheme(self) -> None:
+        with pytest.raises(sdquant.UnknownQuantError, match="int7"):
+            sdquant.Config("int7")
+
+    def test_gguf(self) -> None:
+        with pytest.raises(sdquant.IncompatibleError, match="GGUF is loaded, not quantized to"):
+            FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("q8_0"))
+
+    def test_nothing_to_quantize(self) -> None:
+        with pytest.raises(sdquant.IncompatibleError, match="no weight that would be quantized"):
+            FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("int8", skip=["*"]))
+
+    def test_a_config_without_the_weights(self, tmp_path: Path) -> None:
+        FluxTransformer2DModel.from_pretrained(FLUX).save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "sdquant"}}))
+        with pytest.raises(sdquant.BadFileError, match="the file does not"):
+            FluxTransformer2DModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("first", ["diffusers.quantizers", "sdquant"])
+def test_registered_whichever_is_imported_first(first: str) -> None:
+    second = {"sdquant": "diffusers.quantizers"}.get(first, "sdquant")
+    script = f"""
+import sys
+import {first}
+assert "{first}" == "diffusers.quantizers" or "diffusers" not in sys.modules
+import {second}
+from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AUTO_QUANTIZATION_CONFIG_MAPPING
+import sdquant
+assert AUTO_QUANTIZATION_CONFIG_MAPPING["sdquant"] is sdquant.Config
+assert AUTO_QUANTIZER_MAPPING["sdquant"].__module__.startswith("sdquant.")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
