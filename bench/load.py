@@ -150,7 +150,15 @@ def _nncf(path: Path) -> Any:
     from diffusers import FluxTransformer2DModel
 
     model = FluxTransformer2DModel.from_pretrained(path, torch_dtype=torch.bfloat16)
-    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    floats = {"dtype": torch.bfloat16}
+    example = {  # NNCF traces the model before it compresses it
+        "hidden_states": torch.zeros(1, 4, 64, **floats), "encoder_hidden_states": torch.zeros(1, 4, 4096, **floats),
+        "pooled_projections": torch.zeros(1, 768, **floats), "timestep": torch.ones(1, **floats),
+        "guidance": torch.ones(1, **floats), "img_ids": torch.zeros(4, 3), "txt_ids": torch.zeros(4, 3),
+    }  # fmt: skip
+    return nncf.compress_weights(
+        model, mode=nncf.CompressWeightsMode.INT8_ASYM, dataset=nncf.Dataset([example], lambda item: item)
+    )
 
 
 def _import_nncf() -> None:
@@ -224,7 +232,9 @@ def folder(size: str, models: Path) -> Path:
             file = f"diffusion_pytorch_model-{number + 1:05}-of-{files:05}.safetensors"
             save_file(part, place / file, metadata={"format": "pt"})
             index |= dict.fromkeys(part, file)
-    (place / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (place / "diffusion_pytorch_model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     (place / "config.json").write_text(json.dumps(config))
     return place
 

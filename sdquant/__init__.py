@@ -26,7 +26,7 @@ from .errors import (
     UnknownQuantError,
     UnsupportedFileError,
 )
-from .integrations import plug_into_diffusers
+from .integrations import plug_into_diffusers as _plug_into_diffusers
 
 if TYPE_CHECKING:
     from . import backends, compat, demo
@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 
-plug_into_diffusers()
+_plug_into_diffusers()
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ def model_class(library: str | None, name: str) -> Any:
     known = _model_libraries()
     for where in (library,) if library in known else tuple(known):
         package, base = known[str(where)]
-        with _quiet():
+        with quiet():
             cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
         if isinstance(cls, type) and issubclass(cls, base):
             return cls
@@ -48,7 +48,7 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
     import diffusers
     import transformers
 
-    with _quiet():
+    with quiet():
         return {
             "diffusers": (diffusers, diffusers.ModelMixin),
             "transformers": (transformers, transformers.PreTrainedModel),
@@ -57,7 +57,7 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
 
 def single_file() -> tuple[Mapping[str, Any], Any]:
     """diffusers' converters of single files: by class, {"checkpoint_mapping_fn": ...}, and the module they are in."""
-    with _quiet():
+    with quiet():
         from diffusers.loaders import single_file_model, single_file_utils
 
     return single_file_model.SINGLE_FILE_LOADABLE_CLASSES, single_file_utils
@@ -77,7 +77,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     cls = model_class(library, name)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
     try:
-        with init_empty_weights(include_buffers=False), _quiet():
+        with init_empty_weights(include_buffers=False), quiet():
             if hasattr(cls, "config_class") and cls.config_class is not None:
                 model = cls(cls.config_class.from_dict(values))
             else:
@@ -102,7 +102,7 @@ _CHATTY = (
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep remarks of libraries off the terminal; errors still come through."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]
@@ -190,11 +190,11 @@ def missing(model: nn.Module) -> list[str]:
 
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder."""
-    with _quiet():
+    with quiet():
         from diffusers import DiffusionPipeline
 
     try:
-        with _quiet(), _no_bars():
+        with quiet(), _no_bars():
             return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **parts)
     except (OSError, ValueError) as error:
         raise MissingComponentError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends, components
 from .backends.base import Packed
+from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .layouts import forms, has_layout
@@ -62,7 +63,7 @@ class Installer:
             log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
             self.plain(key, tensor)
             return
-        packed = backends.get(spec.scheme.backend).encode(tensor.to(device), spec)
+        packed = encode(key, tensor.to(device), spec)
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 

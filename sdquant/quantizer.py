@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import backends, compat, machine, planner
+from . import compat, machine, planner
 from .errors import ConflictError, IncompatibleError
 from .request import request
 
@@ -86,15 +86,15 @@ def quantize_module(
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
     from .components import tied
+    from .encoding import encode
     from .install import install_packed
     from .memory import Trimmer, trim
 
-    backend = backends.get(spec.scheme.backend)
     trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):
         weight = model.get_parameter(name).data
         home = weight.device
-        packed = backend.encode(weight.to(device or home), spec).to(home)
+        packed = encode(name, weight.to(device or home), spec).to(home)
         install_packed(model, ties.get(name, (name,)), packed, runtime, spec)
         trimmer.add(weight.numel() * weight.element_size())
         del weight, packed

@@ -161,6 +161,8 @@ def loading(root: Path) -> str:
     if not file.exists():
         return "Not measured yet: `python -m bench.load --out bench/results/load.json` does it."
     sizes = json.loads(file.read_text(encoding="utf-8"))["sizes"]
+    if "1.2b" not in sizes:
+        return "Not measured yet: `python -m bench.load --out bench/results/load.json` does it."
     measured = sizes["1.2b"]["rows"]
     peers = {row["makes"]: row for row in measured if row["peer"]}
     lines = []

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec
 from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
@@ -67,4 +69,7 @@ def _encode(weights: Tensor) -> dict[str, Tensor]:
     """Codes in the shape of `weights`, and a scale for every 256 of them."""
     table = e4m3_code(weights.device)
     codes, state = library().functional.quantize_blockwise(weights, code=table, blocksize=BLOCK)
-    return {"codes": codes, "absmax": state.absmax}
+    absmax = state.absmax
+    if not bool(torch.isfinite(weights.abs().amax())):  # bitsandbytes overlooks NaN; others put it into the scale
+        absmax = torch.full_like(absmax, torch.nan)
+    return {"codes": codes, "absmax": absmax}

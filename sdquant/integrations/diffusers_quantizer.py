@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers.quantizers import auto
-from diffusers.quantizers.base import DiffusersQuantizer
-from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 from torch import Tensor, nn
 
 from .. import backends, compat
 from ..backends.base import Packed, PackedSpec, TensorInfo
+from ..components import quiet, set_tensor, tied
+from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError
 from ..formats import safetensors
 from ..formats.own import found_in, read_own
+
+with quiet():  # what it imports besides has remarks to make
+    from diffusers.quantizers import auto
+    from diffusers.quantizers.base import DiffusersQuantizer
+    from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
 if TYPE_CHECKING:
     from ..backends.base import Found
@@ -120,7 +124,6 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: nn.Module, keep_in_fp32_modules: list[str] | None = None, **kwargs: Any
     ) -> None:
-        from ..components import tied
         from ..quantizer import weights_to_quantize
 
         self._ties = tied(model)
@@ -186,13 +189,12 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Place a part of a quantized weight, or quantize a weight."""
-        from ..components import set_tensor
         from ..install import install_packed
 
         if self.pre_quantized:  # as it is in the file: diffusers has cast float parts to the model's dtype
             set_tensor(model, (param_name,), state_dict[param_name].to(target_device))
             return
-        packed = backends.get(self.spec.scheme.backend).encode(param_value.to(target_device), self.spec)
+        packed = encode(param_name, param_value.to(target_device), self.spec)
         install_packed(model, self._ties.get(param_name, (param_name,)), packed, "plain", self.spec)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:

@@ -1,0 +1,38 @@
+"""Encode one weight of a model, and refuse what would end as a broken picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import backends
+from .errors import BadFileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .backends.base import Packed, QuantSpec
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
+    """`weight` packed.
+
+    Args:
+        name: of the weight, for the error.
+
+    Raises:
+        BadFileError: it has values that are NaN or infinite, or larger than the scheme's scales can say. A codec takes
+            the largest value of each block, so that one such value shows in a scale.
+    """
+    packed = backends.get(spec.scheme.backend).encode(weight, spec)
+    for part in packed.parts.values():
+        if part.dtype in _FLOATS and not bool(torch.isfinite(part).all()):
+            raise BadFileError(
+                f"Weight {name!r} was to be quantized to {spec}",
+                "it has values that are not a number, infinite, or too large for the scheme's scales",
+                f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+            )
+    return packed

@@ -1,0 +1,142 @@
+"""Valid files with a few bytes changed: they are read, or refused with a sentence; nothing else, and never a hang.
+
+Some thousand a run; `SDQUANT_MUTATIONS=100000 pytest tests/test_mutations.py` runs more, from other seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import sdquant
+from sdquant import backends, demo
+from sdquant.detection import detect
+from sdquant.formats.gguf_write import write_gguf
+from sdquant.gguf_files import quantize_file
+from sdquant.loader import load_model
+from sdquant.saving import save
+from sdquant.verification import verify
+
+COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
+LIMIT = 20  # seconds for one file; the slowest take some milliseconds
+SCHEMES = ("nf4,double_quant", "fp8,packing=float8", "bnb-int8", "qint4", "int4", "sdnq-uint3", "q4_k")
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="a hang is seen by an alarm signal")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """One small file of each format, by name with suffix."""
+    from torch import nn
+
+    folder = tmp_path_factory.mktemp("originals")
+    source = demo.path("digits-sd") / "unet"
+    keep = ["down_blocks", "mid_block", "up_blocks"]  # most layers stay floats
+    for scheme in SCHEMES:
+        name = scheme.replace(",", "-").replace("=", "-")
+        if backends.parse(scheme).scheme.on_the_fly:
+            model = load_model(source, scheme, skip=keep, progress=False)
+            for child in keep:  # and the file small
+                setattr(model, child, nn.Module())
+            save(model, folder / f"{name}.safetensors")
+        else:
+            quantize_file(source, scheme, folder / f"{name}.gguf", progress=False)
+    tiny = [("a.weight", (8, 32), "q8_0", bytes(8 * 34)), ("conv.weight", (4, 2, 4, 8), "q4_0", bytes(8 * 18)),
+            ("norm.weight", (8,), "f32", bytes(32))]  # fmt: skip
+    write_gguf(
+        folder / "tiny.gguf", tiny, {"general.architecture": "flux", "words": ["a", "b"], "n": [1, 2], "b": True}
+    )
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def header_end(name: str, raw: bytes) -> int:
+    """Where the header ends: most of what can be wrong is in there."""
+    return 8 + struct.unpack("<Q", raw[:8])[0] if name.endswith(".safetensors") else min(len(raw), 4096)
+
+
+def mutated(name: str, raw: bytes, dice: random.Random) -> bytes:
+    """One to four changes."""
+    made = bytearray(raw)
+    for _ in range(dice.choice((1, 1, 1, 2, 4))):
+        if not made:
+            break
+        end = header_end(name, raw) if dice.random() < 0.85 else len(made)
+        at = dice.randrange(max(1, min(end, len(made))))
+        match dice.randrange(8):
+            case 0:
+                made[at] ^= 1 << dice.randrange(8)
+            case 1:
+                made[at] = dice.randrange(256)
+            case 2:
+                del made[at : at + dice.choice((1, 2, 8, 100))]
+            case 3:
+                made[at:at] = dice.randbytes(dice.choice((1, 2, 8)))
+            case 4:
+                made[at : at + 8] = struct.pack("<Q", dice.choice((0, 1, 2**31, 2**40, 2**63, 2**64 - 1, len(raw))))
+            case 5:
+                del made[at:]
+            case 6:
+                other = dice.randrange(len(made))
+                made[at : at + 16] = made[other : other + 16]
+            case 7:
+                digits = [i for i in range(max(0, at - 200), min(at + 200, len(made))) if 48 <= made[i] <= 57]
+                if digits:
+                    made[dice.choice(digits)] = 48 + dice.randrange(10)
+    return bytes(made)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def rang(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"more than {LIMIT} s")
+
+    old = signal.signal(signal.SIGALRM, rang)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_the_originals_are_sound(originals: dict[str, bytes], tmp_path: Path) -> None:
+    """The control: refusing everything would pass the other tests."""
+    for name, raw in originals.items():
+        (tmp_path / name).write_bytes(raw)
+        assert detect(tmp_path / name).prequantized
+        if name != "tiny.gguf":
+            verify(tmp_path / name, progress=False)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_other_error_and_no_hang(originals: dict[str, bytes], tmp_path: Path, alarm: None, part: int) -> None:
+    seed = 0 if COUNT == 4000 else random.randrange(2**32)
+    dice, seen = random.Random(f"{seed} {part}"), Counter[str]()
+    for number in range(COUNT // 4):
+        name = dice.choice(list(originals))
+        raw = mutated(name, originals[name], dice)
+        path = tmp_path / name
+        path.write_bytes(raw)
+        signal.alarm(LIMIT)
+        try:
+            detect(path)
+            if number % 4 == 0:
+                verify(path, progress=False)
+            seen["read"] += 1
+        except sdquant.SdquantError as error:
+            seen[type(error).__name__] += 1
+            assert error.what and error.why and error.fix
+        except BaseException as error:
+            kept = Path(os.environ.get("SDQUANT_KEEP", tmp_path)) / f"broken-{seed}-{part}-{number}-{name}"
+            kept.write_bytes(raw)
+            raise AssertionError(f"{kept}: {error!r}") from error
+        finally:
+            signal.alarm(0)
+    assert seen["read"] > COUNT // 100 and seen["BadFileError"] > COUNT // 20, seen
+    print(json.dumps(seen))
