@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
 
     cls = model_class(library, name)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
+    _refuse_endless(name, values)
     try:
         with init_empty_weights(include_buffers=False), quiet():
             if hasattr(cls, "config_class") and cls.config_class is not None:
@@ -91,6 +93,23 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     if tie is not None:
         tie()  # the ties do not survive the move to the meta device
     return model.eval().requires_grad_(False)
+
+
+_COUNTS = re.compile(r"layers|blocks|depth|stages")
+MOST = 10_000  # layers; a model made of a billion would never be made
+
+
+def _refuse_endless(name: str, config: Mapping[str, Any]) -> None:
+    """Raise BadFileError if the config has more layers than any model has."""
+    for key, value in config.items():
+        counts = value if isinstance(value, list | tuple) else (value,)
+        large = [n for n in counts if isinstance(n, int | float) and n > MOST] if _COUNTS.search(key) else []
+        if large or len(counts) > MOST:
+            raise BadFileError(
+                f"A {name} was to be made",
+                f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",
+                "Check config.json",
+            )
 
 
 # Who says what while classes are imported, models made and pipelines put together, and why nobody needs to hear it:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,18 @@ class TestMissingPackages:
         assert sdquant.plan(folder).components[0].runtime == "plain"
         # The matrix speaks of what the scheme does by default, whatever is installed.
         assert 'runtime="plain"' in _refused(IncompatibleError, folder, offload="sequential").fix
+
+
+class TestEndlessConfigs:
+    @pytest.mark.parametrize("value", [10**9, 1e9, [10**9, 2], [1] * 20_000], ids=lambda value: str(value)[:12])
+    @pytest.mark.parametrize("key", ["num_layers", "num_single_layers"])
+    def test_layers_without_end(self, key: str, value: Any, flux: Path, tmp_path: Path) -> None:
+        shutil.copytree(flux / "transformer", tmp_path / "model")
+        path = tmp_path / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        begin = time.perf_counter()
+        assert key in _refused(BadFileError, tmp_path / "model").why
+        assert time.perf_counter() - begin < 30  # not a measurement: it would take hours
 
 
 class TestBase:
