@@ -19,7 +19,7 @@ SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "nf4,double_quant", "fp8,packing=float8"])
 def test_a_value_that_is_not_finite_names_its_layer(scheme: str, value: float, dtype: torch.dtype) -> None:
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     encode("sound", weight, backends.parse(scheme))

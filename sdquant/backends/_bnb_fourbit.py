@@ -72,7 +72,9 @@ class FourBit(Codec):
         if spec["double_quant"]:
             offset = absmax.mean()
             inner, outer = library().functional.quantize_blockwise(absmax - offset, blocksize=NESTED_BLOCK)
-            parts |= {"absmax": inner, "nested_absmax": outer.absmax}
+            # bitsandbytes overlooks NaN in what it quantizes; it is to show in a scale, as everywhere.
+            nested = outer.absmax if bool(torch.isfinite(offset)) else torch.full_like(outer.absmax, torch.nan)
+            parts |= {"absmax": inner, "nested_absmax": nested}
             details["offset"] = offset.item()  # float32, which a Python float holds exactly
         return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details=details), parts=parts)
 
