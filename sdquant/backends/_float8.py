@@ -91,7 +91,7 @@ class Float8(Codec):
 def _encode(rows: Tensor) -> dict[str, Tensor]:
     wide = rows.float()
     scale = wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True) / _LARGEST
-    scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
+    scale = torch.where(scale == 0, 1.0, scale)  # a row of zeros; NaN stays, and shows
     codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return {"codes": codes.contiguous(), "scale": scale}
 
