@@ -178,8 +178,8 @@ def loading(root: Path) -> str:
     runs = min(row["runs"] for row in measured)
     head = (
         "A Flux-shaped transformer of 1.17 billion parameters, 2.3 GB of bfloat16 in five files, in the page cache; a "
-        f"fresh process and one thread each, medians of {runs}. CPU seconds are user and system after the imports, peak "
-        "is anonymous memory. `post-` quantizes after loading, `saved-` reads what sdquant wrote."
+        f"fresh process and one thread each, medians of {runs}. CPU seconds are user and system after the imports, "
+        "peak is anonymous memory. `post-` quantizes after loading, `saved-` reads what sdquant wrote."
     )
     big = "".join(
         f"\n\nAll of FLUX.1's shape, 24 GB of bfloat16: {row['name']} in {row['wall']:.0f} s of wall time, "
