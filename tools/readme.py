@@ -164,12 +164,12 @@ def loading(root: Path) -> str:
     if "1.2b" not in sizes:
         return "Not measured yet: `python -m bench.load --out bench/results/load.json` does it."
     measured = sizes["1.2b"]["rows"]
-    peers = {row["makes"]: row for row in measured if row["peer"]}
+    peers = {(row["makes"], row["files"]): row for row in measured if row["peer"]}  # the same from the same
     lines = []
     for row in measured:
         if row["peer"]:
             continue
-        peer = peers.get(row["makes"]) if row["name"] != "bf16" else None
+        peer = peers.get((row["makes"], row["files"]))
         times = f"{peer['cpu'] / row['cpu']:.1f}" if peer else ""
         theirs = (f"{peer['name']}", f"{peer['cpu']:.1f}", f"{peer['peak'] / 1e6:.0f}") if peer else ("", "", "")
         model = f"{row['bytes'] / 1e6:.0f}"
