@@ -15,7 +15,7 @@ from sdquant import cli, machine
 from sdquant.commands import demo as command
 from sdquant.demo import digits, grid, show
 from sdquant.drawing import draw, native_size
-from sdquant.errors import SettingsError
+from sdquant.errors import DiskSpaceError, SettingsError
 
 CASES = (show.Case(quant=None), show.Case(quant="int8", offload="balanced", share=0.8))
 SEED = 12
@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskSpaceError, match="grid.png"):
         grid.write([result], tmp_path / "grid.png")
     assert not list(tmp_path.iterdir())
 
