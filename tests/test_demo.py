@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fail)
-    with pytest.raises(DiskSpaceError, match="grid.png"):
+    with pytest.raises(DiskSpaceError, match=r"grid\.png"):
         grid.write([result], tmp_path / "grid.png")
     assert not list(tmp_path.iterdir())
 
