@@ -93,8 +93,6 @@ def _with_config(seen: detection.Detected) -> detection.Detected:
     from . import foreign
 
     config = lone.config or configs.known(seen.family, foreign.shapes(lone))
-    if not config:
-        return seen
     if not isinstance(config.get("_class_name"), str):
         return seen
     owner = dataclasses.replace(lone, config=config, library="diffusers", class_name=str(config["_class_name"]))

@@ -79,12 +79,16 @@ def quantize_file(
             write_component(next(iter(chosen.values())), spec, skip, goal, tick)
             return goal
         with whole_folder(goal) as folder:
-            shutil.copytree(place, folder, dirs_exist_ok=True)
+            replaced = {
+                old for src in chosen.values() for old in (*src.files, *src.path.glob("*.safetensors.index*.json"))
+            }
+
+            def gone(home: str, names: list[str]) -> list[str]:
+                return [name for name in names if Path(home, name) in replaced]
+
+            shutil.copytree(place, folder, dirs_exist_ok=True, ignore=gone)
             for name, src in chosen.items():
-                home = folder if name == "." else folder / name
-                for old in [*src.files, *src.path.glob("*.safetensors.index*.json")]:
-                    (home / old.name).unlink()
-                write_component(src, spec, skip, home / "model.gguf", tick)
+                write_component(src, spec, skip, (folder if name == "." else folder / name) / "model.gguf", tick)
     return goal
 
 

@@ -93,8 +93,12 @@ def load_model(
 
 def load(asked: Request) -> Any:
     """`load_model` for a Request."""
+    return load_planned(asked, prepare(asked))
+
+
+def load_planned(asked: Request, made: planner.Plan) -> Any:
+    """`load` for a Request whose plan is made already."""
     begin = time.perf_counter()
-    made = prepare(asked)
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:

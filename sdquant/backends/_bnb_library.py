@@ -60,5 +60,5 @@ def installed() -> bool:
 
 
 def on_library(device: torch.device) -> bool:
-    """Whether weights on `device` are encoded by bitsandbytes' own kernels: on a CPU they are slow."""
+    """Whether weights on `device` are for bitsandbytes' own kernels; its CPU functions have faster ones beside them."""
     return device.type != "cpu" and installed()

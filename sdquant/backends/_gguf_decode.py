@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._gguf_bits import copied, half
 from ._gguf_iq import IQ_DECODERS
 
 if TYPE_CHECKING:
@@ -42,19 +43,9 @@ def decode_blocks(kind: str, blocks: Tensor, out: Tensor) -> None:
             target.copy_(part)  # the one rounding
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The fp16 number at byte `at` of each block, [n, 1] float32."""
-    return _copy(blocks[:, at : at + 2]).view(torch.float16).float()
-
-
-def _copy(part: Tensor) -> Tensor:
-    """In aligned memory, which a view as wider numbers needs; `contiguous` would leave a single row where it is."""
-    return part.clone(memory_format=torch.contiguous_format)
-
-
 def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
     """Bytes `start` to `stop` of each block as [n, (stop - start) / 8] int64."""
-    return _copy(blocks[:, start:stop]).view(torch.int64)
+    return copied(blocks[:, start:stop]).view(torch.int64)
 
 
 def _shifted(words: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -85,27 +76,27 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
     out.copy_(blocks[:, 2:].view(torch.int8))
-    out.mul_(_half(blocks, 0))
+    out.mul_(half(blocks, 0))
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 2), out)
-    out.sub_(8).mul_(_half(blocks, 0))
+    out.sub_(8).mul_(half(blocks, 0))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 4), out)
-    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 6) | _fifth_bits(blocks, 2), out)
-    out.sub_(16).mul_(_half(blocks, 0))
+    out.sub_(16).mul_(half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
     _codes(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), out)
-    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _scaled(out: Tensor, groups: int, scale: Tensor, minimum: Tensor | None = None) -> None:
@@ -120,7 +111,7 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
     scales = blocks[:, :16]
     codes = _shifted(_words(blocks, 16, 80).view(-1, 2, 4), (0, 2, 4, 6), _TWOS)
     _codes(codes, out)
-    _scaled(out, 16, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+    _scaled(out, 16, half(blocks, 80) * (scales & 15), half(blocks, 82) * (scales >> 4))
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
@@ -132,7 +123,7 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
     four, two = blocks[:, 96:104], blocks[:, 104:108]
     scales = torch.cat((four & 15, four >> 4), dim=1)
     scales |= torch.cat([(two >> shift & 3) << 4 for shift in (0, 2, 4, 6)], dim=1)
-    _scaled(out, 16, _half(blocks, 108) * (scales.float() - 32))
+    _scaled(out, 16, half(blocks, 108) * (scales.float() - 32))
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +138,7 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scaled_8(blocks: Tensor, out: Tensor) -> None:
     scales, minimums = _six_bits(blocks)
-    _scaled(out, 8, _half(blocks, 0) * scales, _half(blocks, 2) * minimums)
+    _scaled(out, 8, half(blocks, 0) * scales, half(blocks, 2) * minimums)
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
@@ -167,7 +158,7 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     high = _shifted(_words(blocks, 128, 192).view(-1, 2, 4), (0, 2, 4, 6), _TWOS).view(-1, 32)
     _codes(low | (high << 4), out)
     out.sub_(32)
-    _scaled(out, 16, _half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+    _scaled(out, 16, half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
 
 
 # Type name to its function and the weights in a block.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._gguf_bits import copied, half
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,12 +57,7 @@ def _even_signs(device: torch.device) -> Tensor:
 
 def _ints(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     """Bytes of each block as unsigned numbers of 1, 2 or 4 bytes: int64 [n, count]."""
-    part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
-    return part.view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    return blocks[:, at : at + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+    return copied(blocks[:, start:stop]).view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
 
 
 def _split(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -91,14 +88,14 @@ def _iq2_xxs(blocks: Tensor, out: Tensor) -> None:
     index = blocks[:, 2:].reshape(-1, 8, 8)[:, :, :4].long()
     high = _ints(blocks, 2, 66, torch.int32)[:, 1::2]
     signs = _even_signs(out.device)[_split(high, (0, 7, 14, 21), 127)]
-    scale = _half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.25
+    scale = half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.25
     _signed(out, scale, "iq2_xxs", index, signs)
 
 
 def _iq2_xs(blocks: Tensor, out: Tensor) -> None:
     codes = _ints(blocks, 2, 66, torch.int16)
     scales = _split(_ints(blocks, 66, 74, torch.uint8), (0, 4), 15)
-    scale = _half(blocks, 0) * (0.5 + scales.float()) * 0.25
+    scale = half(blocks, 0) * (0.5 + scales.float()) * 0.25
     _signed(out, scale, "iq2_xs", codes & 511, _even_signs(out.device)[codes >> 9])
 
 
@@ -106,21 +103,21 @@ def _iq2_s(blocks: Tensor, out: Tensor) -> None:
     high = _split(_ints(blocks, 66, 74, torch.uint8), (0, 2, 4, 6), 3)
     signs = _signs(out.device)[_ints(blocks, 34, 66, torch.uint8)]
     scales = _split(_ints(blocks, 74, 82, torch.uint8), (0, 4), 15)
-    scale = _half(blocks, 0) * (0.5 + scales.float()) * 0.25
+    scale = half(blocks, 0) * (0.5 + scales.float()) * 0.25
     _signed(out, scale, "iq2_s", _ints(blocks, 2, 34, torch.uint8) | high << 8, signs)
 
 
 def _iq3_xxs(blocks: Tensor, out: Tensor) -> None:
     high = _ints(blocks, 66, 98, torch.int32)
     signs = _even_signs(out.device)[_split(high, (0, 7, 14, 21), 127)]
-    scale = _half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.5
+    scale = half(blocks, 0) * (0.5 + (high >> 28).float()) * 0.5
     _signed(out, scale, "iq3_xxs", _ints(blocks, 2, 66, torch.uint8), signs)
 
 
 def _iq3_s(blocks: Tensor, out: Tensor) -> None:
     high = _split(_ints(blocks, 66, 74, torch.uint8), tuple(range(8)), 1)
     signs = _signs(out.device)[_ints(blocks, 74, 106, torch.uint8)]
-    scale = _half(blocks, 0) * (1 + 2 * _split(_ints(blocks, 106, 110, torch.uint8), (0, 4), 15))
+    scale = half(blocks, 0) * (1 + 2 * _split(_ints(blocks, 106, 110, torch.uint8), (0, 4), 15))
     _signed(out, scale, "iq3_s", _ints(blocks, 2, 66, torch.uint8) | high << 8, signs)
 
 
@@ -134,7 +131,7 @@ def _shifted(out: Tensor, scale: Tensor, index: Tensor, negative: Tensor) -> Non
 def _iq1_s(blocks: Tensor, out: Tensor) -> None:
     high = _ints(blocks, 34, 50, torch.int16)
     index = _ints(blocks, 2, 34, torch.uint8) | _split(high, (0, 3, 6, 9), 7) << 8
-    scale = _half(blocks, 0) * (2 * (high >> 12 & 7) + 1)
+    scale = half(blocks, 0) * (2 * (high >> 12 & 7) + 1)
     _shifted(out, scale, index, high >= 1 << 15)
 
 
@@ -155,13 +152,13 @@ def iq1_m_scale(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
-    _put(out, _half(blocks, 0), _looked_up(_NON_LINEAR, blocks, 2, 18, 16))
+    _put(out, half(blocks, 0), _looked_up(_NON_LINEAR, blocks, 2, 18, 16))
 
 
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
     low = _split(_ints(blocks, 4, 8, torch.uint8), (0, 4), 15)
     high = _split(_ints(blocks, 2, 4, torch.int16), tuple(range(0, 16, 2)), 3)
-    scale = _half(blocks, 0) * ((low | high << 4) - 32).float()
+    scale = half(blocks, 0) * ((low | high << 4) - 32).float()
     _put(out, scale, _looked_up(_NON_LINEAR, blocks, 8, 136, 16))
 
 
@@ -171,13 +168,13 @@ def _tq1_0(blocks: Tensor, out: Tensor) -> None:
         threes = torch.tensor(_THREES[:count], dtype=torch.uint8, device=out.device)[:, None]
         parts.append((blocks[:, start:stop].unsqueeze(1) * threes).flatten(1))  # modulo 256
     codes = torch.cat(parts, dim=1).to(torch.int16).mul_(3).bitwise_right_shift_(8).sub_(1)
-    torch.mul(_half(blocks, 52), codes, out=out)
+    torch.mul(half(blocks, 52), codes, out=out)
 
 
 def _tq2_0(blocks: Tensor, out: Tensor) -> None:
     codes = blocks[:, :64].reshape(-1, 2, 1, 32)
     codes = torch.cat([codes >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1).view(torch.int8).sub_(1)
-    torch.mul(_half(blocks, 64), codes, out=out)
+    torch.mul(half(blocks, 64), codes, out=out)
 
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:

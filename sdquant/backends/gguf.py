@@ -219,11 +219,11 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     row = TYPES[kind]
     flat = weight.reshape(-1)
     blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8)
-    step = _ENCODE_TILE // row.block
+    step, importance = _ENCODE_TILE // row.block, _importance(row)
     for start in range(0, len(blocks), step):
         part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
         # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
-        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=_importance(row))
+        made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
         blocks[start : start + step] = torch.from_numpy(made)
     return blocks
 

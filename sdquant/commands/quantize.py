@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from ..detection import detect
-    from ..loader import load
+    from ..loader import load_planned
     from ..preparation import prepare
     from ..saving import refuse_existing, save
     from ..writing import require_space
@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
         if out.suffix == ".gguf":
             raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
         asked = _shared.request_of(args)
-        require_space(out, prepare(asked).bytes)  # before the work, not after it
-        model = load(asked)
+        made = prepare(asked)
+        require_space(out, made.bytes)  # before the work, not after it
+        model = load_planned(asked, made)
         if out.suffix == ".safetensors":
             from ..components import main_part
 
