@@ -168,6 +168,45 @@ def _sdnq(folder: Path) -> Path:
     return folder / "own"
 
 
+def _float8_blocks(folder: Path) -> Path:
+    """A folder as transformers' fine-grained fp8 leaves it: a scale for each 128 x 128 weights, said in the config."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(_transformer() / WEIGHTS).items():
+        if tensor.ndim < 2:
+            tensors[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        down, across = -(-rows // 128), -(-columns // 128)
+        wide = torch.nn.functional.pad(tensor.float(), (0, across * 128 - columns, 0, down * 128 - rows))
+        blocks = wide.view(down, 128, across, 128)
+        scale = blocks.abs().amax((1, 3), keepdim=True).clamp(min=1e-12) / 448
+        tensors[name] = (blocks / scale).view(wide.shape)[:rows, :columns].to(torch.float8_e4m3fn).contiguous()
+        tensors[name.removesuffix("weight") + "weight_scale_inv"] = scale.view(down, across)
+    save_file(tensors, folder / WEIGHTS)
+    config = json.loads((_transformer() / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _mxfp8(folder: Path) -> Path:
+    """A lone file of ComfyUI's MXFP8, by its own library, listed in the metadata."""
+    from comfy_kitchen.tensor import TensorCoreMXFP8Layout
+
+    tensors: dict[str, Tensor] = {}
+    layers: dict[str, Any] = {}
+    for name, tensor in load_file(_transformer() / WEIGHTS).items():
+        if tensor.ndim < 2:
+            tensors[name] = tensor
+            continue
+        codes, params = TensorCoreMXFP8Layout.quantize(tensor)
+        tensors |= {name: codes, name.removesuffix("weight") + "weight_scale": params.scale}
+        layers[name.removesuffix(".weight")] = {"format": "mxfp8"}
+    path = folder / "digits-flux-mxfp8.safetensors"
+    save_file(tensors, path, {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})})
+    return path
+
+
 ROWS: dict[str, Row] = {
     "fp8 plain": Row("fp8", "no scales", _float8("plain"), config=False),
     "fp8 scale_weight": Row("fp8", "*.scale_weight", _float8("comfy"), config=False),
@@ -175,6 +214,8 @@ ROWS: dict[str, Row] = {
     "fp8 weight_scale_inv": Row("fp8", "*.weight_scale_inv", _float8("inverse"), config=False),
     "fp8 e5m2": Row("fp8", "float8_e5m2", _float8("e5m2"), config=False),
     "fp8 comfy_quant": Row("fp8", "*.weight_scale", _float8("quant"), config=False),
+    "fp8 in blocks": Row("fp8", "*.weight_scale_inv", _float8_blocks),
+    "fp8 mxfp8": Row("fp8", "*.weight_scale", _mxfp8, config=False),
     "lone nf4": Row("nf4", "quant_state", _bnb_lone("nf4"), config=False),
     "lone nf4 doubly quantized": Row("nf4", "quant_state", _bnb_lone("nf4,double_quant"), config=False),
     "lone fp4": Row("fp4", "quant_state", _bnb_lone("fp4"), config=False),

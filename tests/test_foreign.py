@@ -104,6 +104,37 @@ def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.Sta
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
+@pytest.mark.parametrize("kind", ["mxfp8", "128 x 128"])
+def test_fused_weights_with_scales_of_blocks(kind: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
+    """ComfyUI's files are in the layout of the model's authors: what diffusers splits is cut inside a block."""
+    from comfy_kitchen.tensor import TensorCoreMXFP8Layout
+
+    quantized_, floats = dict(bfl), dict(bfl)
+    for name, tensor in bfl.items():
+        if tensor.ndim != 2:
+            continue
+        stem = name.removesuffix("weight")
+        if kind == "mxfp8":
+            codes, params = TensorCoreMXFP8Layout.quantize(tensor)
+            quantized_ |= {name: codes, stem + "weight_scale": params.scale}
+            quantized_[stem + "comfy_quant"] = torch.tensor(list(b'{"format": "mxfp8"}'), dtype=torch.uint8)
+            floats[name] = TensorCoreMXFP8Layout.dequantize(codes, params)[: tensor.shape[0], : tensor.shape[1]]
+        else:
+            scale = torch.rand([-(-n // 128) for n in tensor.shape]) + 0.5
+            codes = tensor.to(torch.float8_e4m3fn)
+            quantized_ |= {name: codes, stem + "weight_scale_inv": scale}
+            each = scale.repeat_interleave(128, 0)[: tensor.shape[0]].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+            floats[name] = (codes.float() * each).bfloat16()
+    save_file(layouts.prefixed(quantized_, PREFIXES[0]), tmp_path / "fp8.safetensors")
+    save_file(layouts.prefixed(floats, PREFIXES[0]), tmp_path / "floats.safetensors")
+    plainly = plain(sdquant.load_model(tmp_path / "floats.safetensors", base=flux, progress=False).transformer)
+    pipe = sdquant.load_model(tmp_path / "fp8.safetensors", base=flux, progress=False)
+    packs = dict(quantized(pipe.transformer))
+    assert len(packs) > 20
+    for name, packed in packs.items():
+        assert torch.equal(backends.get("bnb").decode(packed, torch.bfloat16), plainly[name]), name
+
+
 @pytest.mark.parametrize("scheme", ["nf4", "fp4", "nf4,block_size=128", "bnb-int8", "fp8,packing=float8"])
 def test_quantized_flux_stays_packed_row_by_row(scheme: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
     """Forge's and ComfyUI's files: the fused weights quantized whole, taken apart without being decoded."""

@@ -19,6 +19,8 @@ from sdquant.drawing import draw
 from sdquant.errors import ConflictError, IncompatibleError, MissingComponentError
 from sdquant.weights import plain, quantized, weight_bytes
 
+from .foreign import ROWS as FOREIGN
+
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
 
@@ -129,6 +131,16 @@ def test_compute_dtype_of_nf4(sd: Path) -> None:
     modules = [module for module in pipe.unet.modules() if type(module).__name__ == "Linear4bit"]
     assert modules and all(module.compute_dtype == torch.float32 for module in modules)
     assert np.isfinite(images(pipe)).all()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_others_wrote_is_saved_again(name: str, foreign: Callable[[str], Path], tmp_path: Path) -> None:
+    base = sdquant.demo.path("digits-sd" if "quanto q" in name or "lone q" in name else "digits-flux")
+    pipe = sdquant.load_model(foreign(name), base=base, progress=False)
+    main = main_part(pipe)
+    folder = sdquant.save(main, tmp_path / "again")
+    assert sdquant.verify(folder).quant == FOREIGN[name].quant
+    same_bits(pipe, sdquant.load_model(folder, base=base, progress=False))
 
 
 @pytest.mark.parametrize(("model", "component"), [("digits-sd", "unet"), ("digits-flux", "transformer")])

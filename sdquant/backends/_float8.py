@@ -7,22 +7,25 @@ A scale is always what the codes are multiplied by to get the weight, whatever i
 * `X.weight_scale_inv`: DeepSeek and transformers' fine-grained fp8. It is the inverse of the factor used in quantizing:
   DeepSeek's `weight_dequant` and transformers' `_dequantize_fp8_weight` multiply by it.
 
-`X.scale_input` and `X.input_scale` are hints for quantizing activations, which sdquant does not do.
+Their shapes are in `_float8_scales`. `X.scale_input` and its like are hints for quantizing activations, which sdquant
+does not do.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES
+from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
+from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
+from ._float8_scales import factors, fitted, grid_shape, is_block, of_rows
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
@@ -33,7 +36,11 @@ _LARGEST = 448.0  # of float8_e4m3fn; torch turns what is larger into NaN
 
 
 class Float8(Codec):
-    """The float8 packing of fp8. Parts: codes float8 [out, in...]; scale float32 [out or 1, 1...] unless plain."""
+    """The float8 packing of fp8. Parts: codes float8 [out, in...]; scale unless plain.
+
+    The scale is float32, or uint8 of exponents where details["scale"] is "e8m0": [out or 1, 1...], or, where details
+    have a "block" [rows, columns], one for each block of the weight.
+    """
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         if dtype not in FLOATS:
@@ -51,41 +58,66 @@ class Float8(Codec):
         )
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        codes, scale = packed.parts["codes"], packed.parts.get("scale")
+        codes, scale, block = packed.parts["codes"], packed.parts.get("scale"), packed.spec.details.get("block")
         step = max(1, tile(out.device, codes.numel()) // max(1, codes[0].numel()))
         for row in range(0, codes.shape[0], step):
-            rows = slice(row, row + step)
+            rows = slice(row, min(row + step, codes.shape[0]))
             values = _values(codes[rows])
-            if scale is not None:
-                values.mul_(scale if scale.shape[0] == 1 else scale[rows])
+            if scale is not None and block is not None:
+                values.mul_(of_rows(scale, rows, block, codes.shape[1]))
+            elif scale is not None:
+                values.mul_(factors(scale if scale.shape[0] == 1 else scale[rows]))
             out[rows].copy_(values)
 
     def by_row(self, packed: Packed) -> bool:
-        return True
+        return bool(packed.spec.details.get("block", (1, 1))[0] == 1)
+
+    def cuttable(self, packed: Packed) -> Packed:
+        if self.by_row(packed):
+            return packed
+        down, across = packed.spec.details["block"]
+        scale = packed.parts["scale"].repeat_interleave(down, 0)[: packed.spec.shape[0]].contiguous()
+        details = {**packed.spec.details, "block": [1, across]}
+        return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
+
+    def foreign(self, packed: Packed) -> bool:
+        codes, scale, shape = packed.parts.get("codes"), packed.parts.get("scale"), packed.spec.shape
+        if codes is None or codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
+            return False
+        details = packed.spec.details
+        block = details.get("block")
+        if scale is None or (block is not None and not (is_block(block) and len(shape) == 2)):
+            return scale is None and block is None
+        ones = (1,) * (len(shape) - 1)
+        grids = [(1, *ones), (shape[0], *ones)] if block is None else [grid_shape(shape, block)]
+        kind = torch.uint8 if details.get("scale") == "e8m0" else torch.float32
+        return packed.parts.keys() == {"codes", "scale"} and scale.dtype == kind and tuple(scale.shape) in grids
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        _refuse_unknown(found, get)
+        mx = _format(found, get) == "mxfp8"
         key, codes = require(found, "codes", get)
         shape = tuple(codes.shape) if shape is None else shape
+        if mx and len(shape) == 2 == codes.ndim and tuple(codes.shape) == tuple(-(-n // 32) * 32 for n in shape):
+            padded, codes = tuple(codes.shape), codes[: shape[0], : shape[1]].contiguous()
+        else:
+            padded = shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
-        parts = {"codes": codes}
+        parts: dict[str, Tensor] = {"codes": codes}
+        details: dict[str, Any] = {"packing": "float8"}
         if "scale" in found.keys:
             key, scale = require(found, "scale", get)
-            ones = (1,) * (len(shape) - 1)
-            if scale.numel() == 1:
-                wanted = (1, *ones)
-            elif tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
-                wanted = (shape[0], *ones)
-            else:
-                raise bad(
-                    key,
-                    f"it has shape {list(scale.shape)}, and sdquant knows one scale for the whole weight or one for "
-                    f"each of its {shape[0]} rows",
-                )
-            parts["scale"] = scales(key, scale).reshape(wanted)
+            scale, block = fitted(key, scale, padded, dict(found.details), mx=mx)
+            if padded != shape and block is not None:
+                rows, columns = grid_shape(shape, block)
+                scale = scale[:rows, :columns].contiguous()
+            parts["scale"] = scale
+            details |= {"block": list(block)} if block is not None else {}
+            details |= {"scale": "e8m0"} if scale.dtype == torch.uint8 else {}
+        elif mx:
+            raise bad(found.name, "it is in MXFP8, and the file has no scales that belong to it")
         # The file does not say what was encoded; bfloat16 holds every value of float8.
-        return Packed(spec=_spec(found.scheme, shape, "bfloat16"), parts=parts)
+        return Packed(spec=_spec(found.scheme, shape, "bfloat16", details), parts=parts)
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
@@ -110,27 +142,34 @@ def _table(dtype: torch.dtype) -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
-def _spec(scheme: str, shape: tuple[int, ...], dtype: str) -> PackedSpec:
-    return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details={"packing": "float8"})
+def _spec(scheme: str, shape: tuple[int, ...], dtype: str, details: dict[str, Any] | None = None) -> PackedSpec:
+    return PackedSpec(scheme=scheme, shape=shape, dtype=dtype, details=details or {"packing": "float8"})
 
 
-def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
+def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
+    """ComfyUI's name for the weight's format, if the file has one. Raises BadFileError for a scale that is unknown."""
+    said = found.details.get("format")
     for key in found.extra:
         last = key.rpartition(".")[2]
-        if last == "comfy_quant":
-            _check_comfy(key, get(key))
+        if last == MARKER:
+            marked = _marked(key, get(key))
+            if said not in (None, marked):
+                raise bad(key, f"it says {marked!r}, and the file's metadata says {said!r}")
+            said = marked
         elif last in SCALES:
             raise bad(key, f"the file also has {found.keys['scale']!r}, and a weight has one scale")
-        elif last not in HINTS and last != MARKER:
+        elif last not in HINTS and last != WHOLE:
             raise bad(key, f"it looks like a scale, and sdquant knows {', '.join('X.' + name for name in SCALES)}")
+    return said
 
 
-def _check_comfy(key: str, line: Tensor) -> None:
-    """ComfyUI's JSON line of bytes says which format a weight is in; some of the others use float8 tensors too."""
+def _marked(key: str, line: Tensor) -> str:
+    """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
     try:
         claims = json.loads(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
-    if kind not in DTYPES:
-        raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(DTYPES)}")
+    if kind not in FORMATS:
+        raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(FORMATS)}")
+    return str(kind)

@@ -277,6 +277,11 @@ class Backend(ABC):
         """The same weight, decoding to the same bits, packed by row where it can be: rows of it are to be taken."""
         return packed
 
+    def foreign(self, packed: Packed) -> bool:
+        """Whether the parts are those of a weight of `packed.spec` in a form that `layout` does not make, and that
+        files of other tools have."""
+        return False
+
     # The library's own modules, for schemes whose `runtimes` name "library".
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:

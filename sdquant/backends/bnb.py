@@ -112,6 +112,9 @@ class Bnb(Backend):
     def cuttable(self, packed: Packed) -> Packed:
         return _codec_of(packed.spec).cuttable(packed)
 
+    def foreign(self, packed: Packed) -> bool:
+        return _codec_of(packed.spec).foreign(packed)
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         return _codec_of(packed.spec).to_library(module, packed, spec)
 

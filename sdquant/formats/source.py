@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError
+from . import comfy, safetensors
 from . import folder as folders
-from . import safetensors
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
 
 if TYPE_CHECKING:
@@ -206,7 +206,10 @@ def _source(
     _check_index(path, index or {}, home)
     own = read_own(files[0], metadata)
     specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
-    found = found_in(files[0], own, specs, tensors) if specs else _foreign(path, tensors, side)
+    if specs:
+        found = found_in(files[0], own, specs, tensors)
+    else:
+        found = _foreign(path, tensors, {**side, "comfy": comfy.formats(files[0], tensors, metadata)})
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(

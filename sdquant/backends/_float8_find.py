@@ -1,0 +1,94 @@
+"""How other tools' float8 weights show themselves in a file's header. Imports no torch; see `_float8` for the codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ._names import leaf
+from .base import Found, TensorInfo
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+# See `_float8` for whose they are and what they mean.
+SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
+MARKER = "comfy_quant"  # ComfyUI's line of JSON beside a weight
+HINTS = ("scale_input", "input_scale", "activation_scale", MARKER)
+WHOLE = "scaled_fp8"  # about the whole file
+# ComfyUI's names for the formats that are read here, and the dtype of their codes.
+FORMATS: Mapping[str, str] = {
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e4m3fn_rowwise": "float8_e4m3fn",
+    "float8_e4m3fn_blockwise": "float8_e4m3fn",
+    "float8_e4m3fn_block3d": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+    "mxfp8": "float8_e4m3fn",
+}
+# Other formats that use float8 tensors under the same names, with scales of their own.
+_FOREIGN = ("sdnq", "quanto", "torchao", "bfl", "modelopt", "compressed-tensors", "fbgemm_fp8", "auto-round")
+
+
+def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+    """The float8 weights of a file.
+
+    Args:
+        config: what is said about quantization beside the tensors: "quantization_config" of a config.json, and
+            "comfy", the format of each weight by the file's metadata (see `formats.comfy`).
+    """
+    quantization = config.get("quantization_config") or {}
+    if isinstance(quantization, dict) and quantization.get("quant_method") in _FOREIGN:
+        return []
+    names = [key for key, info in tensors.items() if info.dtype in FLOAT8 and key.rpartition(".")[2] == "weight"]
+    neighbours = _neighbours(tensors, names)
+    said, formats = _said(quantization), config.get("comfy") or {}
+    made = (
+        _weight(name, tensors[name], neighbours.get(leaf(name, ""), []), said | _format(formats.get(name)))
+        for name in names
+    )
+    found = [one for one in made if one is not None]
+    markers = tuple(key for key in tensors if key.rpartition(".")[2] == WHOLE)
+    if found and markers:  # it is about the whole file; the first weight carries it
+        found[0] = replace(found[0], extra=(*found[0].extra, *markers))
+    return found
+
+
+def _said(quantization: Any) -> dict[str, Any]:
+    """What the config.json of transformers' fine-grained fp8 says of all weights."""
+    size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    return {} if size is None else {"block": size}
+
+
+def _format(name: str | None) -> dict[str, Any]:
+    return {} if name is None else {"format": name}
+
+
+def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str, list[str]]:
+    """For each prefix "X." of a weight, the keys X.<leaf> and X.weight.<leaf> that may describe it."""
+    prefixes = {leaf(name, "") for name in names}
+    found: dict[str, list[str]] = {}
+    for key in tensors:
+        prefix = leaf(key, "")
+        for candidate in (prefix, leaf(prefix[:-1], "")) if prefix.endswith(".weight.") else (prefix,):
+            if candidate in prefixes:
+                found.setdefault(candidate, []).append(key)
+    return found
+
+
+def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[str, Any]) -> Found | None:
+    scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
+    hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
+    # Anything else that calls itself a scale is carried along as well, for `read` to refuse by name.
+    strange = [key for key in neighbours if "scal" in key.rpartition(".")[2] and key not in scale_keys + hints]
+    strange = [key for key in strange if not key.endswith(WHOLE)]
+    if len(info.shape) < 2 and not scale_keys and not strange:
+        return None  # a norm in float8 is a plain tensor that is cast when it is loaded
+    keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
+    scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
+    return Found(
+        name=name,
+        scheme="fp8",
+        keys=keys,
+        extra=tuple(scale_keys[1:] + hints + strange),
+        evidence=f"{info.dtype} weights, {scaled}",
+        details={"packing": "float8", **said},
+    )

@@ -1,0 +1,121 @@
+"""The scales of float8 weights in files: of the whole weight, of each row, or of blocks of it.
+
+A scale is a float, or its exponent alone (E8M0: 2 to the power of a byte less 127), which stays a byte here.
+Blocks are [rows, columns] of the weight: DeepSeek's and transformers' fine-grained fp8 has 128 x 128, MXFP8 1 x 32.
+MXFP8's scales lie in the order in which the tensor cores of Blackwell want them: tiles of 128 rows and 4 columns
+("1D block scaling factors layout" of the cuBLAS documentation).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._bnb_codec import bad, scales
+
+Block = tuple[int, int]
+
+_E8M0: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)  # since torch 2.7
+_MX = (1, 32)
+_LEAST = 16  # no format has smaller blocks, but for those of a single row
+_USUAL = 128  # both sides of DeepSeek's blocks, of which the last in a row or column may be cut off
+
+
+def fitted(
+    key: str, scale: Tensor, shape: tuple[int, ...], details: dict[str, Any], *, mx: bool
+) -> tuple[Tensor, Block | None]:
+    """The scales of a weight of `shape`, and the block that each is for; None for the whole weight or its rows.
+
+    Args:
+        key: the file's name for `scale`. details: what the file says of the weight. mx: whether it is MXFP8.
+
+    Returns:
+        float32, or uint8 of exponents: [1 or rows, 1...], or [rows of blocks, columns of blocks].
+
+    Raises:
+        BadFileError: it is of a dtype or shape that no known format has.
+    """
+    if mx:
+        grid = _untiled(key, _exponents(key, scale.view(torch.uint8)), shape)
+        return grid, _MX
+    exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
+    scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
+    ones = (1,) * (len(shape) - 1)
+    if scale.numel() == 1:
+        return scale.reshape(1, *ones), None
+    if tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
+        return scale.reshape(shape[0], *ones), None
+    grid = scale.squeeze(-1) if scale.ndim == 3 else scale  # [rows, groups, 1] of groups of columns
+    block = _block(key, tuple(grid.shape), shape, details.get("block"))
+    if block is None:
+        raise bad(
+            key,
+            f"it has shape {list(scale.shape)}, and sdquant knows scales of the whole weight, of its {shape[0]} rows, "
+            "and of blocks whose sides are powers of two from 16",
+        )
+    return grid.contiguous(), block
+
+
+def factors(scale: Tensor) -> Tensor:
+    """What codes are multiplied by, as float32. The exponent 0 stands for 0, as in comfy-kitchen: only blocks of zeros
+    have it."""
+    return (scale.int() << 23).view(torch.float32) if scale.dtype == torch.uint8 else scale
+
+
+def of_rows(scale: Tensor, rows: slice, block: Block, columns: int) -> Tensor:
+    """The factor of each weight in some rows: float32 [rows, columns]."""
+    index = torch.arange(rows.start, rows.stop, device=scale.device) // block[0]
+    return factors(scale.index_select(0, index)).repeat_interleave(block[1], 1)[:, :columns]
+
+
+def grid_shape(shape: tuple[int, ...], block: Block) -> tuple[int, int]:
+    """How many blocks a weight of `shape` [rows, columns] has."""
+    return math.ceil(shape[0] / block[0]), math.ceil(shape[1] / block[1])
+
+
+def _block(key: str, grid: tuple[int, ...], shape: tuple[int, ...], said: Any) -> Block | None:
+    """The block size of a grid of scales: as the file says, else the usual one, else one that divides the weight."""
+    if len(shape) != 2 or len(grid) != 2 or 0 in grid:
+        return None
+    if said is not None:
+        if not is_block(said):
+            raise bad(key, f"its config says that blocks are {said!r}")
+        said = (said[0], said[1])
+        return said if grid == grid_shape(shape, said) else None
+    if grid == grid_shape(shape, (_USUAL, _USUAL)):
+        return _USUAL, _USUAL
+    sizes = [one // many for one, many in zip(shape, grid, strict=True) if one % many == 0]
+    if len(sizes) < 2 or any(size & (size - 1) for size in sizes) or sizes[1] < _LEAST or 1 < sizes[0] < _LEAST:
+        return None
+    return sizes[0], sizes[1]
+
+
+def is_block(said: Any) -> bool:
+    """Whether `said`, out of a file, can be a block's size."""
+    return (
+        isinstance(said, (list, tuple))
+        and len(said) == 2
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in said)
+    )
+
+
+def _exponents(key: str, scale: Tensor) -> Tensor:
+    if bool((scale == 255).any()):
+        raise bad(key, "a scale is not a number")
+    return scale
+
+
+def _untiled(key: str, tiled: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """MXFP8's scales in the order of the weight: uint8 [rows, columns / 32]."""
+    if len(shape) != 2:
+        raise bad(key, f"MXFP8 is for weights of two dimensions, and this one has {len(shape)}")
+    rows, columns = grid_shape(shape, _MX)
+    down, across = math.ceil(rows / 128), math.ceil(columns / 4)
+    if tiled.numel() != down * 128 * across * 4:
+        raise bad(key, f"it has {tiled.numel()} scales, and a weight of {list(shape)} in MXFP8 {down * across * 512}")
+    # In a tile, row r and column c are at (r % 32) * 16 + r // 32 * 4 + c.
+    tiles = tiled.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(down * 128, across * 4)[:rows, :columns].contiguous()

@@ -1,0 +1,9 @@
+"""Names of tensors in files."""
+
+from __future__ import annotations
+
+
+def leaf(name: str, part: str) -> str:
+    """The key of a neighbour of a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
+    head, dot, _ = name.rpartition(".")
+    return f"{head}{dot}{part}"

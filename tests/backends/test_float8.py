@@ -1,0 +1,193 @@
+"""Float8 weights with scales of blocks, held against comfy-kitchen and against the formula of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy_kitchen.tensor import TensorCoreMXFP8Layout
+from safetensors.torch import save_file
+from torch import Tensor
+
+import sdquant
+from sdquant import backends
+from sdquant.backends.base import Packed, TensorInfo
+from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.layouts import has_layout
+from sdquant.rows import cut
+
+BACKEND = backends.get("bnb")
+NAME = "proj.weight"
+
+
+def _weight(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+def _infos(file: dict[str, Tensor]) -> dict[str, TensorInfo]:
+    return {
+        key: TensorInfo(dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape), nbytes=t.numel() * t.itemsize)
+        for key, t in file.items()
+    }
+
+
+def _read(file: dict[str, Tensor], shape: tuple[int, ...], side: dict[str, Any] | None = None) -> Packed:
+    (found,) = BACKEND.find(_infos(file), side or {})
+    return BACKEND.read(found, shape, file.__getitem__)
+
+
+def _line(kind: str) -> Tensor:
+    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+
+
+def _blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, the scale of each block, and what both stand for, by a loop over the blocks."""
+    rows, columns = weight.shape
+    down, across = -(-rows // block[0]), -(-columns // block[1])
+    codes, scale = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty(down, across)
+    value = torch.empty(rows, columns)
+    for i in range(down):
+        for j in range(across):
+            at = slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1])
+            part = weight[at].float()
+            scale[i, j] = part.abs().amax() / 448
+            codes[at] = (part / scale[i, j]).to(torch.float8_e4m3fn)
+            value[at] = codes[at].float() * scale[i, j]
+    return codes, scale, value
+
+
+@pytest.mark.parametrize("key", ["weight_scale_inv", "weight_scale", "scale_weight"])
+@pytest.mark.parametrize(
+    ("shape", "block", "said"),
+    [
+        ((256, 384), (128, 128), False),
+        ((200, 136), (128, 128), False),  # cut off at the end, as DeepSeek's and transformers' are
+        ((200, 136), (128, 128), True),
+        ((96, 80), (48, 40), True),  # of a size that only the config tells
+        ((128, 192), (64, 64), False),
+        ((8, 256), (1, 32), False),
+    ],
+)
+def test_scales_of_blocks(shape: tuple[int, int], block: tuple[int, int], said: bool, key: str) -> None:
+    codes, scale, value = _blocks(_weight(shape), block)
+    side = {"quantization_config": {"quant_method": "fp8", "weight_block_size": list(block)}} if said else {}
+    packed = _read({NAME: codes, f"proj.{key}": scale}, shape, side)
+    assert torch.equal(BACKEND.decode(packed, torch.float32), value)
+    assert has_layout(packed)
+    rows = (3, shape[0] - 2)
+    some = cut(BACKEND.cuttable(packed), [rows])
+    assert torch.equal(BACKEND.decode(some, torch.float32), value[slice(*rows)])
+
+
+def test_groups_of_columns_in_three_dimensions() -> None:
+    codes, scale, value = _blocks(_weight((8, 128)), (1, 64))
+    packed = _read({NAME: codes, "proj.weight_scale": scale[..., None]}, (8, 128))
+    assert torch.equal(BACKEND.decode(packed, torch.float32), value)
+
+
+@pytest.mark.parametrize("grid", [(2, 1), (8, 4), (256, 4), (256, 1), (1, 1)])
+def test_scales_that_are_exponents(grid: tuple[int, int]) -> None:
+    codes = _weight((256, 128)).to(torch.float8_e4m3fn)
+    scale = torch.arange(100, 100 + grid[0] * grid[1]).remainder(150).add(50).to(torch.uint8).view(grid)
+    scale = scale.view(torch.float8_e8m0fnu)
+    packed = _read({NAME: codes, "proj.weight_scale_inv": scale}, (256, 128))
+    each = scale.float().repeat_interleave(256 // grid[0], 0).repeat_interleave(128 // grid[1], 1)
+    assert torch.equal(BACKEND.decode(packed, torch.float32), codes.float() * each)
+    assert packed.parts["scale"].dtype == torch.uint8 and has_layout(packed)
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (40, 96), (300, 160), (33, 7)])
+@pytest.mark.parametrize("told", ["tensor", "metadata"])
+def test_mxfp8_is_that_of_comfy_kitchen(shape: tuple[int, int], told: str) -> None:
+    weight = _weight(shape)
+    weight[1] = 0
+    codes, params = TensorCoreMXFP8Layout.quantize(weight)
+    theirs = TensorCoreMXFP8Layout.dequantize(codes, params)[: shape[0], : shape[1]]
+    file = {NAME: codes, "proj.weight_scale": params.scale}
+    if told == "tensor":
+        packed = _read(file | {"proj.comfy_quant": _line("mxfp8")}, shape)
+    else:  # where older files have the exponents as bytes
+        packed = _read(file | {"proj.weight_scale": params.scale.view(torch.uint8)}, shape, {"comfy": {NAME: "mxfp8"}})
+    assert torch.equal(BACKEND.decode(packed, torch.bfloat16), theirs)
+    assert has_layout(packed) and packed.nbytes < 1.04 * weight.numel() + 64
+    assert torch.equal(BACKEND.decode(cut(packed, [(1, 30)]), torch.bfloat16), theirs[1:30])
+
+
+@pytest.mark.parametrize(
+    ("scale", "extra", "word"),
+    [
+        (torch.ones(2, 3), {}, "shape"),
+        (torch.ones(1, 128), {}, "shape"),  # one for each column: nobody's
+        (torch.ones(64, 1, 1), {}, "shape"),
+        (torch.ones(64, 4, 2), {}, "shape"),
+        (torch.full((2, 2), 255, dtype=torch.uint8).view(torch.float8_e8m0fnu), {}, "not a number"),
+        (torch.ones(2, 2, dtype=torch.uint8), {}, "float32"),
+        (torch.ones(2, 2), {"proj.comfy_quant": _line("mxfp8")}, "MXFP8"),
+        (torch.tensor([[float("inf"), 1.0]]), {}, "infinite"),
+    ],
+)
+def test_what_no_format_has(scale: Tensor, extra: dict[str, Tensor], word: str) -> None:
+    codes = _weight((128, 128)).to(torch.float8_e4m3fn)
+    with pytest.raises(BadFileError, match=word):
+        _read({NAME: codes, "proj.weight_scale": scale} | extra, (128, 128))
+
+
+@pytest.mark.parametrize("size", [128, [128], [0, 128], ["a", 1], [True, 1], [64, 64]])
+def test_a_block_size_that_does_not_fit(size: Any) -> None:
+    codes, scale, _ = _blocks(_weight((128, 256)), (128, 128))
+    side = {"quantization_config": {"quant_method": "fp8", "weight_block_size": size}}
+    with pytest.raises(BadFileError):
+        _read({NAME: codes, "proj.weight_scale_inv": scale}, (128, 256), side)
+
+
+class TestTheMetadata:
+    def _file(self, folder: Path, layers: Any, **tensors: Tensor) -> Path:
+        codes, params = TensorCoreMXFP8Layout.quantize(_weight((64, 64)))
+        both = {"model.diffusion_model.proj.weight": codes, "model.diffusion_model.proj.weight_scale": params.scale}
+        metadata = {"_quantization_metadata": layers if isinstance(layers, str) else json.dumps({"layers": layers})}
+        save_file(both | tensors, folder / "model.safetensors", metadata)
+        return folder / "model.safetensors"
+
+    @pytest.mark.parametrize("layer", ["proj", "model.diffusion_model.proj"])
+    @pytest.mark.parametrize("row", [{"format": "mxfp8"}, "mxfp8"])
+    def test_it_says_what_layers_are_in(self, layer: str, row: Any, tmp_path: Path) -> None:
+        seen = sdquant.verify(self._file(tmp_path, {layer: row}))
+        assert seen.quant == "fp8" and seen.warnings == []
+
+    @pytest.mark.parametrize(
+        ("layers", "word"),
+        [
+            ("{", "no table"), ("[]", "no table"), ('{"layers": 3}', "no table"), ("[" * 9000, "no table"),
+            ({"proj": {}}, "no table"), ({"proj": 3}, "no table"), ({"proj": {"format": 3}}, "not a text"),
+            ({"other": {"format": "mxfp8"}}, "no weight"), ({"proj": {"format": "float8_e5m2"}}, "float8_e4m3fn"),
+        ],
+    )  # fmt: skip
+    def test_that_makes_no_sense(self, layers: Any, word: str, tmp_path: Path) -> None:
+        path = self._file(tmp_path, layers)
+        with pytest.raises(BadFileError, match=word) as caught:
+            sdquant.detect(path)
+        assert str(path) in str(caught.value)
+
+    def test_formats_that_are_not_read(self, tmp_path: Path) -> None:
+        path = self._file(tmp_path, {"proj": {"format": "nvfp4"}})
+        with pytest.raises(UnsupportedFileError, match=r"nvfp4 \(1 layers\)") as caught:
+            sdquant.detect(path)
+        assert str(path) in caught.value.what and "GGUF" in caught.value.fix
+
+    @pytest.mark.parametrize(
+        ("codes", "neighbour", "word"),
+        [
+            (torch.uint8, "weight_scale_2", "nvfp4"), (torch.int8, "weight_scale", "int8"),
+            (torch.int8, "weight_s_rel", "asym_w4a8_int8"), (torch.int16, "weight_scale", "int16 codes"),
+        ],
+    )  # fmt: skip
+    def test_formats_that_only_tensors_show(
+        self, codes: torch.dtype, neighbour: str, word: str, tmp_path: Path
+    ) -> None:
+        tensors = {"proj.weight": torch.ones(4, 4, dtype=codes), f"proj.{neighbour}": torch.ones(1)}
+        save_file(tensors | {"proj.comfy_quant": _line("x")}, tmp_path / "model.safetensors")
+        with pytest.raises(UnsupportedFileError, match=word):
+            sdquant.detect(tmp_path / "model.safetensors")
