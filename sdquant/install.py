@@ -67,8 +67,10 @@ class Installer:
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
-    def found(self, found: backends.Found, src: Source, files: Mapping[Path, Any]) -> None:
-        """A weight that is quantized on disk."""
+    def found(
+        self, found: backends.Found, src: Source, files: Mapping[Path, Any], spec: backends.QuantSpec | None = None
+    ) -> None:
+        """A weight that is quantized on disk; `spec` if it is there because it was asked for."""
         name = components.model_name(found.name, self.known)
         if name is None:
             self.unexpected.append(found.name)
@@ -89,7 +91,7 @@ class Installer:
             log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
             self.plain(name, backend.decode(packed, wanted.dtype))
             return
-        self.packed(name, packed, None)
+        self.packed(name, packed, spec)
 
     def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
         """A packed weight: its module is replaced by one that can run it."""

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingComponentError
+from .cache import cache_of
+from .errors import BadFileError, MissingComponentError
 from .formats import families
 from .formats.readahead import Readahead
 from .preparation import prepare, resolve
@@ -29,11 +30,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was done, kept as `.sdquant` on the pipeline or component that `load_model` returns."""
+    """What was done, kept as `.sdquant` on the pipeline or component that `load_model` returns.
+
+    Attributes:
+        cached: the components whose quantized weights came out of the cache.
+    """
 
     plan: planner.Plan
     offload: OffloadHandle
     seconds: float
+    cached: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Loaded:
         """A copy of a model was made in the same way; there is nothing in here to copy."""
@@ -55,6 +61,8 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     budget: int | str | None = None,
     allow_incompatible: bool = False,
+    cache: bool | str | Path | None = None,
+    cache_limit: int | str = "50GB",
     progress: bool = True,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
@@ -73,6 +81,8 @@ def load_model(
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
         allow_incompatible: turn a refusal of the matrix into a warning.
+        cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
+            environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
         progress: show a progress bar.
 
     Returns:
@@ -86,7 +96,7 @@ def load_model(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
-        progress=progress,
+        cache=cache, cache_limit=cache_limit, progress=progress,
     )  # fmt: skip
     return load(asked)
 
@@ -102,18 +112,37 @@ def load_planned(asked: Request, made: planner.Plan) -> Any:
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
-        parts = {
-            part.name: build(part, made.detected.sources["." if part.name == "model" else part.name], made, tick)
-            for part in made.components
-        }
+        parts, kept = _parts(asked, made, tick)
     whole = _assemble(asked, made, parts)
     from . import offload
     from .memory import trim
 
     trim()
     handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)
-    whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin)
+    whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
     return whole
+
+
+def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+    """All components, and the names of those that came out of the cache."""
+    cache, parts, used = cache_of(asked), {}, {}
+    for part in made.components:
+        src = made.detected.sources["." if part.name == "model" else part.name]
+        if cache is None or part.action != "encode":
+            parts[part.name] = build(part, src, made, tick)
+            continue
+        place = cache.place(part, src, made.dtype, made.device, progress=asked.progress)
+        kept = cache.found(place, src)
+        if kept is not None:
+            try:
+                parts[part.name] = build(replace(part, action="found", mode="found"), kept, made, tick)
+                used[part.name] = place
+                continue
+            except BadFileError as error:
+                cache.drop(place, str(error))
+        parts[part.name] = build(part, src, made, tick)
+        cache.keep(place, parts[part.name], used.values())
+    return parts, tuple(used)
 
 
 def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Tick) -> nn.Module:
@@ -140,7 +169,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
                 install.plain(key, tensor)
             done(info.nbytes)
         for name, found in src.found.items():
-            install.found(found, src, files)
+            install.found(found, src, files, part.spec)
             done(src.found_bytes(name))
     finally:
         ahead.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends, machine
 from .errors import SdquantError, SettingsError, UnknownOffloadError
-from .offload import MODES, parse_budget
+from .offload import MODES, parse_budget, parse_size
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
@@ -74,6 +74,17 @@ class Request:
         default=None, metadata=_about("how much of the fast memory weights may take", metavar="6GB")
     )
     allow_incompatible: bool = field(default=False, metadata=_about("try a combination that the matrix refuses"))
+    cache: str | None = field(
+        default=None,
+        metadata=_about(
+            "keep quantized weights for the next load: on, off, or a folder (default: $SDQUANT_CACHE, else off)",
+            metavar="FOLDER",
+        ),
+    )
+    cache_limit: int | str = field(
+        default="50GB",
+        metadata=_about("how much the cache may hold (default: 50GB)", metavar="SIZE"),
+    )
     progress: bool = field(default=True, metadata=_about("show progress bars"))
 
     def __post_init__(self) -> None:
@@ -86,8 +97,10 @@ class Request:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
             machine.device_kind(_text("device", self.device))
-        if self.base is not None:
-            _text("base", self.base)
+        for name in ("base", "cache"):
+            if getattr(self, name) is not None:
+                _text(name, getattr(self, name))
+        parse_size(self.cache_limit, "A cache_limit")
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
         for name in ("allow_incompatible", "progress"):
@@ -157,6 +170,10 @@ def _folder(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
+def _switch(value: Any) -> Any:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else _path(value)
+
+
 def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
@@ -187,6 +204,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "device": _torch_name,
     "base": _folder,
     "components": _tuple,
+    "cache": _switch,
     "skip": _skips,
 }
 

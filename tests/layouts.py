@@ -3,11 +3,12 @@ of those layouts, not with the converters that read them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 State = dict[str, Tensor]
@@ -219,3 +220,16 @@ def weights(folder: Path) -> State:
     """The state dict in a component folder."""
     (file,) = folder.glob("*.safetensors")
     return load_file(file)
+
+
+def checkpoint(folder: Path, path: Path) -> Path:
+    """A pipeline of Stable Diffusion 1 as one checkpoint in its authors' layout, with what training leaves in such."""
+    config = {name: json.loads((folder / name / "config.json").read_text()) for name in ("unet", "vae")}
+    state = prefixed(unet(weights(folder / "unet"), config["unet"]), "model.diffusion_model.")
+    state |= prefixed(vae(weights(folder / "vae"), config["vae"]), "first_stage_model.")
+    text = {f"text_model.{name.removeprefix('text_model.')}": t for name, t in weights(folder / "text_encoder").items()}
+    state |= prefixed(text, "cond_stage_model.transformer.")
+    state["cond_stage_model.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
+    state["alphas_cumprod"] = torch.ones(1000)
+    save_file(state, path)
+    return path

@@ -32,18 +32,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ldm(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """digits-sd as one checkpoint of Stable Diffusion 1's layout, with what training leaves in such files."""
-    state = layouts.prefixed(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), PREFIXES[0])
-    state |= layouts.prefixed(layouts.vae(layouts.weights(sd / "vae"), _config(sd / "vae")), "first_stage_model.")
-    text = {
-        f"text_model.{name.removeprefix('text_model.')}": t for name, t in layouts.weights(sd / "text_encoder").items()
-    }
-    state |= layouts.prefixed(text, "cond_stage_model.transformer.")
-    state["cond_stage_model.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
-    state["alphas_cumprod"] = torch.ones(1000)
-    path = tmp_path_factory.mktemp("ldm") / "digits-v1.safetensors"
-    save_file(state, path)
-    return path
+    return layouts.checkpoint(sd, tmp_path_factory.mktemp("ldm") / "digits-v1.safetensors")
 
 
 @pytest.fixture(scope="module")

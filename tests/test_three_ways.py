@@ -13,7 +13,7 @@ import torch
 
 import sdquant
 from sdquant import backends
-from sdquant.components import main_part, weight_parts
+from sdquant.components import is_pipeline, main_part, weight_parts
 from sdquant.demo import MODELS, digits
 from sdquant.drawing import draw
 from sdquant.errors import ConflictError, IncompatibleError, MissingComponentError
@@ -25,8 +25,12 @@ FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
 
 
-def _packed(pipe: Any) -> dict[tuple[str, str], Any]:
-    return {(part, name): packed for part, module in weight_parts(pipe).items() for name, packed in quantized(module)}
+def _parts(model: Any) -> dict[str, Any]:
+    return weight_parts(model) if is_pipeline(model) else {"model": model}
+
+
+def _packed(model: Any) -> dict[tuple[str, str], Any]:
+    return {(part, name): packed for part, module in _parts(model).items() for name, packed in quantized(module)}
 
 
 def same_bits(one: Any, other: Any) -> None:
@@ -43,8 +47,8 @@ def same_bits(one: Any, other: Any) -> None:
                 key,
                 name,
             )
-    for part, module in weight_parts(one).items():
-        others = plain(weight_parts(other)[part])
+    for part, module in _parts(one).items():
+        others = plain(_parts(other)[part])
         for name, tensor in plain(module).items():
             assert torch.equal(tensor, others[name]), (part, name)
 

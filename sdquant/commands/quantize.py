@@ -9,7 +9,9 @@ from .. import backends
 from ..errors import SettingsError
 from . import _shared
 
-_FLAGS = ("quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode")
+_FLAGS = (
+    "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

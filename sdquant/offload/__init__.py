@@ -50,13 +50,20 @@ _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_budget(text: str | int | None) -> int | None:
-    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are. None stays None: the machine decides.
+    """`parse_size` of a budget. None stays None: the machine decides.
 
     Raises:
         SettingsError: not a size, or not a positive one.
     """
-    if text is None:
-        return None
+    return None if text is None else parse_size(text, "A budget")
+
+
+def parse_size(text: str | int, what: str) -> int:
+    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are.
+
+    Raises:
+        SettingsError: `what` is not a size, or not a positive one.
+    """
     size: int | None = None
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -66,7 +73,7 @@ def parse_budget(text: str | int | None) -> int | None:
         size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
     if size is None or size <= 0:
         raise SettingsError(
-            f"A budget of {text!r} was given",
+            f"{what} of {text!r} was given",
             "it is not a size in bytes above zero",
             "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
         )

@@ -1,0 +1,172 @@
+"""Quantized weights kept for the next load: a model is not quantized again at every start.
+
+One file for each component, as `save` writes them, named by a digest of all that its bits depend on: the bytes of the
+source files, the scheme with its options, which weights, the dtype, the class and config, and the versions of the
+packages that encode. The source files' own digests are remembered by size and time, so that they are read through
+once. The files used least recently go when the limit is reached. Nothing that goes wrong here fails a load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, backends, machine
+from .errors import SdquantError
+from .formats import safetensors
+from .formats.source import Source, single_file
+from .offload import parse_size
+from .writing import whole_file
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .planner import ComponentPlan
+    from .request import Request
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "SDQUANT_CACHE"  # what holds where a call does not say: on, off, or a folder
+_FORMAT = 1  # of the files and their names; another number begins an empty cache
+_MEMO = "digests.json"
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of quantized components.
+
+    Attributes:
+        folder: where; it is made when it is needed.
+        limit: bytes of all files in it.
+    """
+
+    folder: Path
+    limit: int
+
+    def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
+        """The file of a component that is to be encoded. Reads the source files if their digests are not known."""
+        assert part.spec is not None
+        package = backends.get(part.spec.scheme.backend).requires
+        named = {} if package is None else {package.package: machine.versions().get(package.package)}
+        said = {
+            "format": _FORMAT,
+            "versions": {"sdquant": __version__, **named},
+            "files": [self._digest(file, progress=progress) for file in src.files],
+            "quant": str(part.spec),
+            "weights": sorted(weight.name for weight in part.weights),
+            "dtype": dtype,
+            "device": machine.device_kind(device),  # kernels of a GPU may round otherwise
+            "class": [src.library, src.class_name],
+            "config": src.config,
+        }
+        digest = sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        return self.folder / f"{digest}.safetensors"
+
+    def found(self, place: Path, src: Source) -> Source | None:
+        """What was kept at `place`, as the source of the same component; None if nothing whole is there."""
+        if not place.exists():
+            return None
+        try:
+            kept = single_file(place)
+            os.utime(place)  # used now
+        except (SdquantError, OSError) as error:
+            self.drop(place, str(error))
+            return None
+        return replace(kept, config=src.config, library=src.library, class_name=src.class_name)
+
+    def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
+        """Write a component to `place`, after room is made for it; those `used` in this load stay."""
+        from .saving import contents
+
+        try:
+            tensors, metadata = contents(model)
+            size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+            if size > self.limit:
+                log.warning("%d quantized bytes are more than the cache's limit of %d", size, self.limit)
+                return
+            self._make_room(size, {place, *used})
+            self.folder.mkdir(parents=True, exist_ok=True)
+            safetensors.write(place, tensors, {"format": "pt", **metadata})
+            self._make_room(0, {place, *used})  # the header counts, too
+        except (SdquantError, OSError) as error:
+            log.warning("The quantized weights were not kept: %s", error)
+
+    def drop(self, place: Path, why: str) -> None:
+        """Remove a file that is of no use."""
+        log.warning("%s is dropped from the cache: %s", place.name, why)
+        try:
+            place.unlink(missing_ok=True)
+        except OSError as error:  # open elsewhere, where the system minds that
+            log.warning("%s could not be removed: %s", place, error)
+
+    def _make_room(self, size: int, stay: set[Path]) -> None:
+        """Remove the files used least recently until `size` bytes more are within the limit."""
+        rows = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*.safetensors"))
+        total = size + sum(path.stat().st_size for _, path in rows)
+        for _, path in rows:
+            if total > self.limit and path not in stay:
+                total -= path.stat().st_size
+                self.drop(path, f"the cache's limit is {self.limit} bytes")
+
+    def _digest(self, file: Path, *, progress: bool) -> str:
+        """sha256 of a file's bytes, by what is remembered of it or by reading it."""
+        status = file.stat()
+        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+        memo = self._memo()
+        name = str(file.resolve())
+        known = memo.get(name)
+        if isinstance(known, list) and known[:-1] == mark:
+            return str(known[-1])
+        digest = _sha256(file, status.st_size, progress=progress)
+        memo = {path: row for path, row in self._memo().items() if os.path.exists(path)} | {name: [*mark, digest]}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.folder / _MEMO) as out:
+                out.write(json.dumps(memo, indent=1).encode())
+        except (SdquantError, OSError) as error:
+            log.warning("The digest of %s was not kept: %s", file, error)
+        return digest
+
+    def _memo(self) -> Mapping[str, Any]:
+        try:
+            memo = json.loads((self.folder / _MEMO).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}  # none yet, or damaged: files are read through again
+        return memo if isinstance(memo, dict) else {}
+
+
+def cache_of(asked: Request) -> Cache | None:
+    """The cache that a request is to use; None for none."""
+    said = asked.cache if asked.cache is not None else os.environ.get(VARIABLE, "")
+    word = said.strip().lower()
+    if word in ("", "off", "0", "false", "no"):
+        return None
+    folder = default_folder() if word in ("on", "1", "true", "yes") else Path(os.path.expanduser(said))
+    return Cache(folder=folder, limit=parse_size(asked.cache_limit, "A cache_limit"))
+
+
+def default_folder() -> Path:
+    """Where the cache is unless a folder is named: `sdquant` in $XDG_CACHE_HOME, or in `.cache` of the home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sdquant"
+
+
+def _sha256(file: Path, size: int, *, progress: bool) -> str:
+    from tqdm import tqdm
+
+    digest, buffer = sha256(), memoryview(bytearray(_CHUNK))
+    label = f"Reading {file.name}"
+    with (
+        file.open("rb", buffering=0) as raw,
+        tqdm(total=size, desc=label, unit="B", unit_scale=True, disable=not progress, delay=2, leave=False) as bar,
+    ):
+        while count := raw.readinto(buffer):
+            digest.update(buffer[:count])
+            bar.update(count)
+    return digest.hexdigest()
