@@ -314,7 +314,7 @@ def test_gguf_written_from_a_foreign_file(
         save_file(layouts.prefixed(state, PREFIXES[0]), source)
     quantize_file(source, "q8_0", path, progress=False)
     header = read_header(path)
-    assert header.metadata["general.architecture"] == ("flux" if kind == "flux" else "sd")  # of no published width
+    assert header.metadata["general.architecture"] == ("flux" if kind == "flux" else "sd1")
     assert all(name.split(".")[0] not in ("model", "first_stage_model", "cond_stage_model") for name in header.tensors)
     pipe = sdquant.load_model(path, base=base, progress=False)
     folder = tmp_path / "folder"
