@@ -3,6 +3,7 @@ of those layouts, not with the converters that read them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,12 @@ def _count(state: State, prefix: str) -> int:
 def prefixed(state: State, prefix: str) -> State:
     """The same behind a prefix."""
     return {prefix + name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def config(folder: Path) -> dict[str, Any]:
+    """What the config.json in a component folder says."""
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return values
 
 
 def weights(folder: Path) -> State:
