@@ -50,30 +50,25 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("qwen-image", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),
 )
 
+_TRANSFORMERS = ("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight")
+# What is told by diffusers' own names, which some files have behind a prefix: family, component, class, names.
+_DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("flux", "transformer", "FluxTransformer2DModel",
+     (*_TRANSFORMERS, "x_embedder.weight", "single_transformer_blocks.0.proj_mlp.weight")),
+    ("sd3", "transformer", "SD3Transformer2DModel", (*_TRANSFORMERS, "pos_embed.proj.weight")),
+    ("sdxl", "unet", "UNet2DConditionModel", (*_UNET, "add_embedding.linear_1.weight")),
+    ("sd", "unet", "UNet2DConditionModel", _UNET),
+)  # fmt: skip
+
 ROWS: tuple[Family, ...] = (
-    Family(
-        family="flux",
-        component="transformer",
-        layout="diffusers",
-        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "x_embedder.weight",
-               "single_transformer_blocks.0.proj_mlp.weight"),
-        class_name="FluxTransformer2DModel",
+    *(
+        Family(
+            family=family, component=component, layout="diffusers", class_name=class_name,
+            names=tuple(prefix + name for name in names),
+        )
+        for family, component, class_name, names in _DIFFUSERS
+        for prefix in ("", *PREFIXES)
     ),
-    Family(
-        family="sd3",
-        component="transformer",
-        layout="diffusers",
-        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"),
-        class_name="SD3Transformer2DModel",
-    ),
-    Family(
-        family="sdxl",
-        component="unet",
-        layout="diffusers",
-        names=(*_UNET, "add_embedding.linear_1.weight"),
-        class_name="UNet2DConditionModel",
-    ),
-    Family(family="sd", component="unet", layout="diffusers", names=_UNET, class_name="UNet2DConditionModel"),
     Family(
         family="vae",
         component="vae",
