@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from .detection import MAIN
 from .errors import BadFileError, MissingComponentError, UnsupportedFileError
+from .formats import families
 
-# Prefixes that some versions of a library put before a component's tensor names and others do not.
-_PREFIXES = ("text_model.", "model.", "transformer.")
+# Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
+_PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
 
 
 def model_class(library: str | None, name: str) -> Any:

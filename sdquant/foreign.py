@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
 from .errors import UnsupportedFileError
+from .formats import families
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 LDM = "model.diffusion_model."
-_PREFIXES = (LDM, "diffusion_model.")  # before the names of a UNet or transformer
+# Cosmos 1.0, whose names diffusers knows only with their prefix.
+_COSMOS_1 = "net.blocks.block0."
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
 # Where checkpoints keep text encoders, by the name that a pipeline gives them: prefixes, the layout behind each.
 _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -94,7 +96,10 @@ def shapes(src: Source) -> dict[str, tuple[int, ...]]:
 
 def prefix_of(names: Iterable[str]) -> str:
     """What stands before the names of a UNet or transformer in a file; "" if nothing does."""
-    return next((prefix for prefix in _PREFIXES if any(key.startswith(prefix) for key in names)), "")
+    names = tuple(names)
+    if any(key.startswith(_COSMOS_1) for key in names):
+        return ""
+    return next((prefix for prefix in families.PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
 def idle(name: str) -> bool:

@@ -1,32 +1,40 @@
 """Write a model's float weights as GGUF: `sdquant quantize MODEL model.gguf -q q4_k`.
 
 A GGUF scheme is not for quantizing while loading; its file is written once, and loaded as found after that.
-Names are those of the source without the prefix of checkpoints: diffusers' own from a diffusers folder, the authors'
-from a file in their layout, as other tools write them. The component's config, where there is one, goes into the file
-under "sdquant", so that it loads without `base`.
+A file on its own is what other tools read: the authors' names without a prefix, layers fused as they are there. A file
+inside a diffusers folder has diffusers' names. Both keep the conventions of `formats.gguf_conventions`. The component's
+config, where there is one, goes into the file under "sdquant", so that it loads without `base`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends, planner
-from .backends.base import QuantSpec, Unfit
+from .backends._gguf_mixes import FILE_TYPES
+from .backends.base import QuantSpec
 from .detection import MAIN, Detected, detect
-from .errors import ConflictError, MissingComponentError, SettingsError
-from .foreign import LDM, prefix_of
-from .formats import families
+from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
+from .foreign import LDM, convert, prefix_of
+from .formats import families, gguf_conventions, reference
 from .formats.gguf_types import TYPES
+from .formats.reference import Written
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
+from .selection import FLOATS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 _FLOAT_TYPES = {row.dtype: name for name, row in TYPES.items() if row.dtype}
 FALLBACK = "q8_0"  # for weights that are no whole number of the wanted type's blocks
@@ -76,7 +84,7 @@ def quantize_file(
     total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
     with _bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":
-            write_component(next(iter(chosen.values())), spec, skip, goal, tick)
+            write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
             return goal
         with whole_folder(goal) as folder:
             replaced = {
@@ -88,7 +96,8 @@ def quantize_file(
 
             shutil.copytree(place, folder, dirs_exist_ok=True, ignore=gone)
             for name, src in chosen.items():
-                write_component(src, spec, skip, (folder if name == "." else folder / name) / "model.gguf", tick)
+                place_ = folder if name == "." else folder / name
+                write_component(src, spec, skip, place_ / "model.gguf", tick, alone=False)
     return goal
 
 
@@ -124,69 +133,149 @@ def main_only(src: Source) -> Source:
 
 
 def write_component(
-    src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any]
+    src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
 ) -> None:
-    """Write one component's weights; those that fit no block type stay in their float type."""
+    """Write one component's weights; those that fit no block type stay in their float type.
+
+    Args:
+        alone: the file is for other tools too, and not a part of a diffusers folder.
+    """
     from .formats.gguf_write import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    row = families.recognise(src.names)
-    family = families.sd_version({key: info.shape for key, info in src.tensors.items()})
-    # What readers of the reference layouts go by; with diffusers' names they would be wrong to.
-    foreign = (family if row.family == "sd" else row.family) if row is not None and row.foreign else None
+    parts, row = _names(src, alone)
+    kind = gguf_conventions.architecture(row)
+    # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
+    foreign = row.family if row is not None and row.foreign else None
+    name = (kind.name if kind else foreign) if foreign else src.class_name
+    values: dict[str, Any] = {
+        "general.architecture": name or "diffusion",
+        "general.name": src.path.name,
+        "general.quantization_version": 2,
+        METADATA_KEY: json.dumps(own, sort_keys=True),
+        f"{METADATA_KEY}.quant": spec.scheme.name,
+        f"{METADATA_KEY}.dtype": _main_dtype(src),
+    }
+    number = next((number for number, scheme in FILE_TYPES.items() if scheme == spec.scheme.name), None)
+    if number is not None:
+        values["general.file_type"] = number
     files = src.open()
     try:
-        write_gguf(
-            target,
-            list(_rows(src, spec, skip, files)),
-            {
-                "general.architecture": str(src.class_name or foreign or "diffusion"),
-                "general.name": src.path.name,
-                "general.quantization_version": 2,
-                METADATA_KEY: json.dumps(own, sort_keys=True),
-                f"{METADATA_KEY}.quant": spec.scheme.name,
-            },
-            progress=tick,
-        )
+        write_gguf(target, list(_rows(src, parts, kind, spec, skip, files)), values, progress=tick)
     finally:
         for file in files.values():
             file.close()
 
 
+def _names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
+    """The tensors to write, and the family that their names are of."""
+    row = families.recognise(src.names)
+    if row is not None and row.foreign:
+        prefix = prefix_of(src.names)
+        bare = [Written(key.removeprefix(prefix), (key,)) for key in src.tensors]
+        return bare, families.recognise([one.name for one in bare]) or row
+    parts = _authors(src) if alone else None
+    if parts is not None:
+        return parts, families.recognise([one.name for one in parts])
+    if alone and src.library == "diffusers" and (row is None or row.component in ("unet", "transformer")):
+        log.warning(
+            "%s: the names of a %s in other tools are not known here; its file has diffusers' names", src.path,
+            src.class_name,
+        )  # fmt: skip
+    return [Written(key, (key,)) for key in src.tensors], row
+
+
+def _authors(src: Source) -> list[Written] | None:
+    """The component under its authors' names; None if diffusers would not find the way back from them."""
+    shapes = {key: info.shape for key, info in src.tensors.items()}
+    parts = reference.written(src.class_name, shapes)
+    if parts is None:
+        return None
+    there = {one.name: (reference.shape_of(one, shapes), src.tensors[one.sources[0]]) for one in parts}
+    file = replace(
+        src,
+        tensors={name: replace(info, shape=shape) for name, (shape, info) in there.items()},
+        home={name: src.files[0] for name in there},
+    )
+    try:
+        back = convert(file, "transformer", src)
+    except UnsupportedFileError:
+        return None
+    same = back is not None and {key: info.shape for key, info in back.tensors.items()} == shapes
+    return parts if same else None
+
+
+def _main_dtype(src: Source) -> str:
+    """The float dtype with the most bytes: what the model computes in, though its small tensors are written in F32."""
+    sizes: Counter[str] = Counter()
+    for info in src.tensors.values():
+        sizes[info.dtype] += info.nbytes if info.dtype in FLOATS else 0
+    return max(FLOATS, key=lambda dtype: sizes[dtype])
+
+
 def _rows(
-    src: Source, spec: QuantSpec, skip: tuple[str, ...], files: Any
+    src: Source,
+    parts: list[Written],
+    kind: gguf_conventions.Architecture | None,
+    spec: QuantSpec,
+    skip: tuple[str, ...],
+    files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
+    shapes = {key: info.shape for key, info in src.tensors.items()}
+    fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
+    typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
+    fit = {weight.name for weight in planner.select(typed, fallback, "plain", skip)[0]}
+    for part in parts:
+        shape, dtype = reference.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
+        type_ = _float_type(part.name, shape, dtype)
+        if all(source in fit for source in part.sources):
+            type_ = _type_of(part.name, shape, dtype, spec, kind)
+
+        def data(part: Written = part, type_: str = type_) -> Tensor:
+            return _data(part, type_, src, files)
+
+        yield part.name, shape, type_, data
+
+
+def _data(part: Written, type_: str, src: Source, files: Any) -> Tensor:
+    """The numbers or blocks of a tensor as the file holds them."""
     import torch
 
-    shapes = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
-    prefix = prefix_of(src.names)
-    fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
-    weights, _ = planner.select(shapes, fallback, "plain", skip)
-    fit = {weight.name for weight in weights}
-    for key, info in src.tensors.items():
-        kind = _type_of(key, info.shape, info.dtype, spec) if key in fit else _FLOAT_TYPES[info.dtype]
-
-        def data(key: str = key, kind: str = kind) -> Tensor:
-            tensor: Tensor = files[src.home[key]].get(key)
-            if TYPES[kind].dtype:
-                return tensor.to(getattr(torch, str(TYPES[kind].dtype)))
-            return backends.get("gguf").encode(tensor, backends.parse(kind)).parts["blocks"]
-
-        yield key.removeprefix(prefix), info.shape, kind, data
+    tensors = [files[src.home[source]].get(source) for source in part.sources]
+    tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    if part.swapped:
+        tensor = torch.cat(tensor.chunk(2)[::-1])
+    if TYPES[type_].dtype:
+        return tensor.to(getattr(torch, str(TYPES[type_].dtype)))
+    return backends.get("gguf").encode(tensor, backends.parse(type_)).parts["blocks"]
 
 
-def _type_of(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> str:
+def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    if dtype in FLOATS and gguf_conventions.stays_single(name, shape):
+        return "f32"
+    return _FLOAT_TYPES[dtype]
+
+
+def _type_of(
+    name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: gguf_conventions.Architecture | None
+) -> str:
+    """The type of a weight that may be quantized."""
     from .backends.gguf import mix_type
 
-    kind = mix_type(spec.scheme.name, name)
-    for candidate in (kind, FALLBACK):
-        try:
-            backends.get("gguf").layout(backends.parse(candidate), shape, dtype)
-        except Unfit:
-            continue
-        return candidate
-    return _FLOAT_TYPES[dtype]
+    wanted = mix_type(spec.scheme.name, name)
+    plain = _float_type(name, shape, dtype)
+    if TYPES[wanted].dtype:
+        return plain if plain == "f32" else wanted
+    if gguf_conventions.stays_float(name, shape, kind):
+        return plain
+    for candidate in (wanted, FALLBACK):
+        if shape[-1] % TYPES[candidate].block == 0:
+            return candidate
+        folds = kind is None or (kind.folds and candidate in gguf_conventions.FOLDED)
+        if folds and math.prod(shape) % TYPES[candidate].block == 0:
+            return candidate
+    return plain
 
 
 class _bar:

@@ -87,9 +87,9 @@ class Installer:
             file = src.home[next(iter(found.keys.values()))]
             raise BadFileError(f"{file} was to be loaded: {error.what}", error.why, error.fix) from error
         if common_kind(self.model, self._names(name)) is None:
-            # A norm in a GGUF file, say: no layer of ours runs it packed.
+            # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
-            self.plain(name, backend.decode(packed, wanted.dtype))
+            self.plain(name, backend.decode(packed, self.dtype or wanted.dtype))
             return
         self.packed(name, packed, spec)
 
@@ -162,7 +162,10 @@ def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str]
 
 def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:
     """The kind of the layers that own a weight (several where it is tied); None if one of them cannot run it packed,
-    or they differ, as a language model's head that is tied to its table of embeddings does."""
+    or they differ, as a language model's head that is tied to its table of embeddings does, or it is not their weight
+    but a bias."""
+    if not all(name.endswith(".weight") for name in names):
+        return None
     kinds = {kind_of(model.get_submodule(name.rpartition(".")[0])) for name in names}
     return kinds.pop() if len(kinds) == 1 else None
 

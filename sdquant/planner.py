@@ -232,14 +232,17 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
 
 
 def _found(name: str, src: Source, request: Request, versions: Mapping[str, str] | None) -> ComponentPlan:
+    decoded = {key: weights_of(src, key) for key in src.found if not _of_a_layer(src, key)}
     weights = tuple(
         WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.found_bytes(key))
         for key, row in src.found.items()
+        if key not in decoded
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
     plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
-    plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values())
+    plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
+    plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
         name=name,
         class_name=src.class_name,
@@ -252,6 +255,16 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
     )
+
+
+def _of_a_layer(src: Source, name: str) -> bool:
+    """Whether a quantized tensor runs packed. Norms, biases and bare parameters that a GGUF file holds in blocks are
+    decoded while they are loaded."""
+    if src.container != "gguf":
+        return True
+    found = src.found[name]
+    shape = src.tensors[found.keys["blocks"]].shape if found.cut is None else found.cut.shape
+    return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
 
 
 def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:

@@ -69,7 +69,7 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
 
     That is so where a lone component joins the others of its base, and in GGUF files, which keep small tensors in F32.
-    The dtype with the most bytes decides: in the base, else in the file.
+    The dtype with the most bytes decides: in the base, else in the file. A file of ours says what it was made from.
     """
     if asked.base is not None:
         seen = detection.detect_base(asked.base, complete=False)
@@ -79,7 +79,7 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     for src in seen.sources.values():
         for info in src.plain.values():
             if info.dtype in ("float32", "float16", "bfloat16"):
-                sizes[info.dtype] += info.nbytes
+                sizes[src.named_dtype or info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0] if sizes else None
 
 

@@ -216,6 +216,12 @@ def prefixed(state: State, prefix: str) -> State:
     return {prefix + name: tensor.contiguous() for name, tensor in state.items()}
 
 
+def config(folder: Path) -> dict[str, Any]:
+    """What the config.json in a component folder says."""
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return values
+
+
 def weights(folder: Path) -> State:
     """The state dict in a component folder."""
     (file,) = folder.glob("*.safetensors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,6 @@ from . import layouts
 from .test_three_ways import images, same_bits
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +66,7 @@ def test_checkpoint_quantizes_as_the_folder_does(scheme: str, mode: str, ldm: Pa
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_lone_unet(prefix: str, sd: Path, tmp_path: Path) -> None:
     file = tmp_path / "unet.safetensors"
-    save_file(layouts.prefixed(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), prefix), file)
+    save_file(layouts.prefixed(layouts.unet(layouts.weights(sd / "unet"), layouts.config(sd / "unet")), prefix), file)
     assert sdquant.detect(file).component == "unet"
     same_bits(sdquant.load_model(file, "nf4", base=sd, progress=False), sdquant.load_model(sd, "nf4", progress=False))
 
@@ -156,7 +150,7 @@ def test_gguf_with_foreign_names(scheme: str, model: str, bfl: layouts.State, tm
 
     path = sdquant.demo.path(model)
     part = "unet" if model == "digits-sd" else "transformer"
-    state = layouts.unet(layouts.weights(path / part), _config(path / part)) if model == "digits-sd" else bfl
+    state = layouts.unet(layouts.weights(path / part), layouts.config(path / part)) if model == "digits-sd" else bfl
     backend, spec = backends.get("gguf"), backends.parse(scheme)
     rows = []
     for name, tensor in state.items():
@@ -219,7 +213,7 @@ def test_a_checkpoint_needs_no_weights_in_its_base(ldm: Path, sd: Path, shell: P
 
 def test_missing_parts_are_named_with_their_places(sd: Path, shell: Path, tmp_path: Path) -> None:
     file = tmp_path / "unet.safetensors"
-    save_file(layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet")), file)
+    save_file(layouts.unet(layouts.weights(sd / "unet"), layouts.config(sd / "unet")), file)
     with pytest.raises(MissingComponentError) as error:
         sdquant.load_model(file, base=shell, progress=False)
     assert "vae" in error.value.why and "text_encoder" in error.value.why and "unet" not in error.value.why
@@ -310,7 +304,7 @@ def test_sd3_transformer(prefix: str, tmp_path: Path) -> None:
     state = model.state_dict()
     save_file(layouts.prefixed(layouts.sd3(state), prefix), tmp_path / "model.safetensors")
     assert sdquant.detect(tmp_path / "model.safetensors").family == "sd3"
-    model.save_config(tmp_path / "owner")
+    model.savelayouts.config(tmp_path / "owner")
     owner = source.without_weights(tmp_path / "owner")
     made = foreign.convert(source.single_file(tmp_path / "model.safetensors"), "transformer", owner)
     assert made is not None
@@ -329,12 +323,12 @@ def test_gguf_written_from_a_foreign_file(
 
     path, base, source = tmp_path / "model.gguf", flux if kind == "flux" else sd, ldm
     if kind != "checkpoint":
-        state = bfl if kind == "flux" else layouts.unet(layouts.weights(sd / "unet"), _config(sd / "unet"))
+        state = bfl if kind == "flux" else layouts.unet(layouts.weights(sd / "unet"), layouts.config(sd / "unet"))
         source = tmp_path / "model.safetensors"
         save_file(layouts.prefixed(state, PREFIXES[0]), source)
     quantize_file(source, "q8_0", path, progress=False)
     header = read_header(path)
-    assert header.metadata["general.architecture"] == ("flux" if kind == "flux" else "sd")  # of no published width
+    assert header.metadata["general.architecture"] == ("flux" if kind == "flux" else "sd1")
     assert all(name.split(".")[0] not in ("model", "first_stage_model", "cond_stage_model") for name in header.tensors)
     pipe = sdquant.load_model(path, base=base, progress=False)
     folder = tmp_path / "folder"

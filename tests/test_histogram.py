@@ -18,15 +18,26 @@ def parameters(path: Path) -> int:
 
 def test_of_a_mix(tmp_path: Path) -> None:
     source = demo.path("digits-flux") / "transformer"
-    seen = detect(quantize_file(source, "q4_k_m", tmp_path / "m.gguf", skip=("x_embedder",), progress=False))
+    file = quantize_file(
+        source, "q4_k_m", tmp_path / "m.gguf", skip=("transformer_blocks.0.attn.to_q",), progress=False
+    )
+    seen = detect(file)
     rows = {row.type: row for row in seen.histogram}
-    assert set(rows) == {"q4_k", "q6_k", "bfloat16"}
+    assert set(rows) == {"q4_k", "q5_k", "q6_k", "bfloat16", "float32"}
     assert sum(row.weights for row in rows.values()) == parameters(source)
     assert sum(row.bytes for row in rows.values()) == seen.bytes
     assert (rows["q4_k"].bits_per_weight, rows["q6_k"].bits_per_weight) == (4.5, 6.5625)
-    assert seen.high_precision == ["x_embedder.weight"]
-    values = seen.to_dict()
-    assert values["histogram"][0]["bits_per_weight"] == 4.5 and values["high_precision"] == ["x_embedder.weight"]
+    kept = seen.high_precision
+    assert kept[0] == "double_blocks.*.img_attn.qkv.weight"  # q, k and v are one weight there
+    assert {name.split(".")[0] for name in kept[1:]} == {
+        "img_in",
+        "txt_in",
+        "time_in",
+        "vector_in",
+        "guidance_in",
+        "final_layer",
+    }
+    assert seen.to_dict()["histogram"][0]["bits_per_weight"] == 4.5 and seen.to_dict()["high_precision"] == kept
 
 
 @pytest.mark.parametrize(("quant", "bits"), [("nf4", 4.5), ("qint8", 8), ("int4", 4.3), ("sdnq-uint3", 3.5)])

@@ -24,6 +24,8 @@ class Family:
 
 _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
 _LDM = "model.diffusion_model."
+# What may stand before the names of a UNet or transformer: in files of ComfyUI, of trainers, of NVIDIA.
+PREFIXES = (_LDM, "diffusion_model.", "model.", "net.")
 _FIRST_STAGE = "first_stage_model.decoder.conv_in.weight"
 
 # Families that diffusers has key maps for: what tells them from each other, those with more of it first. Z-Image files
@@ -44,33 +46,29 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("wan", ("head.modulation", "blocks.0.self_attn.q.weight")),
     ("hidream", ("double_stream_blocks.0.block.adaLN_modulation.1.weight",)),
     ("cosmos", ("net.x_embedder.proj.1.weight",)),
+    ("cosmos", ("x_embedder.proj.1.weight", "blocks.0.adaln_modulation_cross_attn.1.weight")),
     ("qwen-image", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),
 )
 
+_TRANSFORMERS = ("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight")
+# What is told by diffusers' own names, which some files have behind a prefix: family, component, class, names.
+_DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("flux", "transformer", "FluxTransformer2DModel",
+     (*_TRANSFORMERS, "x_embedder.weight", "single_transformer_blocks.0.proj_mlp.weight")),
+    ("sd3", "transformer", "SD3Transformer2DModel", (*_TRANSFORMERS, "pos_embed.proj.weight")),
+    ("sdxl", "unet", "UNet2DConditionModel", (*_UNET, "add_embedding.linear_1.weight")),
+    ("sd", "unet", "UNet2DConditionModel", _UNET),
+)  # fmt: skip
+
 ROWS: tuple[Family, ...] = (
-    Family(
-        family="flux",
-        component="transformer",
-        layout="diffusers",
-        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "x_embedder.weight",
-               "single_transformer_blocks.0.proj_mlp.weight"),
-        class_name="FluxTransformer2DModel",
+    *(
+        Family(
+            family=family, component=component, layout="diffusers", class_name=class_name,
+            names=tuple(prefix + name for name in names),
+        )
+        for family, component, class_name, names in _DIFFUSERS
+        for prefix in ("", *PREFIXES)
     ),
-    Family(
-        family="sd3",
-        component="transformer",
-        layout="diffusers",
-        names=("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"),
-        class_name="SD3Transformer2DModel",
-    ),
-    Family(
-        family="sdxl",
-        component="unet",
-        layout="diffusers",
-        names=(*_UNET, "add_embedding.linear_1.weight"),
-        class_name="UNet2DConditionModel",
-    ),
-    Family(family="sd", component="unet", layout="diffusers", names=_UNET, class_name="UNet2DConditionModel"),
     Family(
         family="vae",
         component="vae",
@@ -115,7 +113,7 @@ ROWS: tuple[Family, ...] = (
     Family(family="sd", component="checkpoint", layout="ldm", names=(_LDM + "input_blocks.0.0.weight", _FIRST_STAGE)),
     *(
         Family(family=family, component=component, layout=layout, names=tuple(prefix + name for name in names))
-        for prefix in (_LDM, "diffusion_model.", "")
+        for prefix in (*PREFIXES, "")
         for family, component, layout, names in (
             *((family, "transformer", "original", names) for family, names in _OTHERS),
             ("flux", "transformer", "bfl", ("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight")),

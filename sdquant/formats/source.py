@@ -90,6 +90,12 @@ class Source:
         return name if name in {row.name for row in backends.get("gguf").schemes} else None
 
     @property
+    def named_dtype(self) -> str | None:
+        """The dtype that a GGUF file of ours was made from: its small tensors are in F32, whatever they were."""
+        name = self.metadata.get(f"{METADATA_KEY}.dtype")
+        return name if name in ("float32", "float16", "bfloat16") else None
+
+    @property
     def empty(self) -> bool:
         """Whether there is only a config, and no weights."""
         return not self.tensors

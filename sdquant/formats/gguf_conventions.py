@@ -1,0 +1,102 @@
+"""What readers of GGUF files of diffusion models rely on, as rows: city96's ComfyUI-GGUF above all, and diffusers.
+
+`general.architecture` is one of the names that ComfyUI-GGUF lets in. Some layers are never quantized: those at the two
+ends of a model, of which there are few and which matter much. The rows are those of city96's patch for llama-quantize,
+here for the authors' names and for diffusers'. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .families import Family
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row.
+
+    Attributes:
+        name: of `general.architecture`.
+        families: of `families.ROWS` whose files are tagged so. Not all of them are the model that the name says.
+        ends: pattern of the modules that stay floats.
+        folds: whether weights whose rows blocks do not divide are stored in other rows, with their shape beside them.
+            ComfyUI-GGUF reads that anywhere; diffusers nowhere, and city96's tools do it to UNets only.
+    """
+
+    name: str
+    families: tuple[str, ...]
+    ends: str
+    folds: bool = False
+
+
+_FLUX_ENDS = (
+    "img_in txt_in time_in vector_in guidance_in final_layer distilled_guidance_layer x_embedder context_embedder "
+    "time_text_embed time_guidance_embed norm_out proj_out"
+)
+_UNET_ENDS = "class_embedding time_embedding add_embedding time_embed label_emb conv_in conv_out input_blocks.0.0 out.2"
+_ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("flux", ("flux", "flux2", "chroma"), _FLUX_ENDS),
+    ("sd1", ("sd", "sd1", "sd2"), _UNET_ENDS),
+    ("sdxl", ("sdxl",), _UNET_ENDS),
+    (
+        "sd3",
+        ("sd3",),
+        "x_embedder t_embedder y_embedder context_embedder final_layer pos_embed time_text_embed norm_out proj_out",
+    ),
+    ("aura", ("auraflow",), "t_embedder init_x_linear modF.1 cond_seq_linear final_linear"),
+    ("ltxv", ("ltx-video",), "adaln_single caption_projection patchify_proj proj_out"),
+    ("hyvid", ("hunyuan-video",), "txt_in img_in time_in vector_in guidance_in final_layer"),
+    (
+        "wan",
+        ("wan", "wan-vace", "wan-animate"),
+        "patch_embedding text_embedding time_projection time_embedding img_emb head",
+    ),
+    ("hidream", ("hidream",), "p_embedder t_embedder x_embedder final_layer caption_projection"),
+    ("cosmos", ("cosmos",), "p_embedder t_embedder t_embedding_norm x_embedder pos_embedder final_layer"),
+    ("lumina2", ("lumina2", "z-image"), "x_embedder t_embedder cap_embedder final_layer context_refiner noise_refiner"),
+    ("qwen_image", ("qwen-image",), "img_in txt_in time_text_embed norm_out proj_out"),
+)
+ARCHITECTURES: tuple[Architecture, ...] = tuple(
+    Architecture(name, families, ends, folds=name in ("sd1", "sdxl")) for name, families, ends in _ROWS
+)
+
+SMALL = 1024  # numbers; a tensor of no more stays in F32
+# Parameters that other readers cannot take in 16 bits or in blocks: they look at layers' weights and biases only.
+_IN_LAYERS = (".weight", ".bias")
+_FULL = re.compile(r"\.ff_i\.gate\.weight$|pos_embedder|scale_shift_table|modulation$")
+# The types that ComfyUI-GGUF decodes by itself. What it leaves to gguf-py comes back in the shape as stored.
+FOLDED = frozenset({
+    "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "iq4_nl", "iq4_xs",
+})  # fmt: skip
+
+
+def architecture(row: Family | None) -> Architecture | None:
+    """The row for the files of a family; None for text encoders, VAEs, and models that nobody else reads from GGUF."""
+    if row is None or row.component not in ("unet", "transformer", "checkpoint"):
+        return None
+    return next((one for one in ARCHITECTURES if row.family in one.families), None)
+
+
+def stays_float(name: str, shape: tuple[int, ...], found: Architecture | None) -> bool:
+    """Whether a layer's weight is not quantized. Modules at the ends of a model are named from the top."""
+    if found is None:
+        return False
+    ends = any(name.startswith(f"{module}.") for module in found.ends.split())
+    return ends or len(shape) > 4 or _FULL.search(name) is not None
+
+
+def stays_single(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor that is not quantized is written in F32: norms and biases, small tensors, convolutions of video,
+    parameters outside of layers."""
+    return (
+        len([n for n in shape if n > 1]) < 2
+        or len(shape) > 4
+        or math.prod(shape) <= SMALL
+        or not name.endswith(_IN_LAYERS)
+        or _FULL.search(name) is not None
+    )
