@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .detection import MAIN
 from .errors import BadFileError, MissingComponentError, UnsupportedFileError
 from .formats import families
+from .formats.folder import read_json
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
 _PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
@@ -215,9 +216,11 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     with quiet():
         from diffusers import DiffusionPipeline
 
+    # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
+    left_out = {name: None for name, row in read_json(folder / "model_index.json").items() if row == [None, None]}
     try:
         with quiet(), _no_bars():
-            return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **parts)
+            return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
 from .errors import UnsupportedFileError
-from .formats import families
+from .formats import families, text
+from .selection import FLOATS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,7 @@ _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "text_encoder_2": (
         ("conditioner.embedders.1.model.", "openclip"),
+        ("conditioner.embedders.0.model.", "openclip"),  # of XL's refiner, which has no other
         ("text_encoders.clip_g.transformer.", "clip"),
         ("text_encoders.t5xxl.transformer.", "t5"),
     ),
@@ -66,7 +68,8 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     Raises:
         UnsupportedFileError: a weight is quantized in a way in which it cannot be taken apart.
     """
-    function = _converter(src.names, name, owner)
+    layout = _text_layout(src.names, name)
+    function = _converter(src.names, layout, name, owner)
     if function is None:
         return None
     from .tracing import trace
@@ -83,7 +86,36 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
             "Check that base= is a pipeline of the same model",
         ) from error
     recipes = {key: recipe for key, recipe in recipes.items() if not key.endswith("position_ids")}
-    return _converted(src, owner, recipes, packs) if recipes else None
+    if not recipes:
+        return None
+    made = _converted(src, owner, recipes, packs)
+    return with_projection(made) if layout is not None and layout[1] == "clip" else made
+
+
+def with_projection(src: Source) -> Source:
+    """A CLIP text encoder with the projection of its pooled output: files without one mean that it changes nothing.
+
+    So do those of Stable Diffusion 3 and of ComfyUI for CLIP-L; diffusers has an identity matrix there."""
+    name = "text_projection.weight"
+    if not str(src.class_name).endswith("TextModelWithProjection") or name in src.names:
+        return src
+    width, _ = text.sizes(src.tensors)
+    if width is None or (src.config.get("hidden_size"), src.config.get("projection_dim")) != (width, width):
+        return src  # then it is missing indeed
+    import torch
+
+    from .tracing import Recipe
+
+    floats = [info.dtype for info in src.plain.values() if info.dtype in FLOATS]
+    dtype = _float(max(floats, key=floats.count)) if floats else torch.bfloat16
+    recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
+    info = TensorInfo(dtype=str(dtype).removeprefix("torch."), shape=recipe.shape, nbytes=_nbytes(recipe))
+    return replace(
+        src,
+        tensors={**src.tensors, name: info},
+        home={**src.home, name: src.files[0]},
+        made={**src.made, name: recipe},
+    )
 
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
@@ -116,15 +148,19 @@ def unused(src: Source, parts: Iterable[Source]) -> list[str]:
     return sorted(src.names - used)
 
 
-def _converter(names: frozenset[str], name: str, owner: Source) -> Convert | None:
+def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
+    """Behind which prefix the file has the text encoder that a pipeline calls `name`, and in which layout."""
+    return next((row for row in _TEXT.get(name, ()) if any(key.startswith(row[0]) for key in names)), None)
+
+
+def _converter(names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source) -> Convert | None:
     """What turns a state dict of the file into one of the component; None if the file has nothing for it."""
     from .components import single_file
 
     classes, functions = single_file()
     kind = owner.class_name or ""
     if name in _TEXT:
-        found = next((row for row in _TEXT[name] if any(key.startswith(row[0]) for key in names)), None)
-        return None if found is None or (found[1] == "t5") != kind.startswith("T5") else _text(*found, owner)
+        return None if layout is None or (layout[1] == "t5") != ("T5" in kind) else _text(*layout, owner)
     row = classes.get(kind)
     if row is None:
         return None

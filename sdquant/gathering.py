@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import detection
 from .errors import MissingComponentError, UnsupportedFileError
-from .formats import configs, families
+from .formats import configs, families, text
 
 if TYPE_CHECKING:
     from .formats.source import Source
@@ -47,6 +47,11 @@ def with_base(asked: Request) -> Request:
 
 def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
     """What the path holds; with a base, the base's components with the lone one in its place."""
+    seen = _gathered(asked, complete=complete)
+    return dataclasses.replace(seen, sources={name: text.tidied(src) for name, src in seen.sources.items()})
+
+
+def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     seen = detection.detect(asked.path, complete=complete)
     if asked.base is None:
         return _with_config(seen) if complete else seen
@@ -67,7 +72,11 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
         )
     }
     if complete and row is not None and row.foreign:
-        parts = _translated(lone, base, None if row.component == "checkpoint" else name)
+        parts = _translated(lone, base, name)
+    elif complete:
+        from . import foreign
+
+        parts = {name: foreign.with_projection(parts[name])}
     sources = {**base.sources, **parts}
     if complete:
         _refuse_missing(asked, sources)
@@ -112,17 +121,18 @@ def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
         )
 
 
-def _translated(lone: Source, base: detection.Detected, only: str | None) -> dict[str, Source]:
-    """The components of a file in a foreign layout, under the names of the base's; of a checkpoint all that it has."""
+def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
+    """The components of a file in a foreign layout, under the names of the base's: the main one (a UNet or transformer)
+    and what else the file has."""
     from . import foreign
 
-    owners = base.sources if only is None else {only: base.sources[only]}
+    owners = {name: src for name, src in base.sources.items() if name == main or name not in detection.MAIN}
     made = {name: foreign.convert(lone, name, owner) for name, owner in owners.items()}
     parts = {name: src for name, src in made.items() if src is not None}
     if not parts:
         raise UnsupportedFileError(
             f"{lone.path} was to take its place in {base.path}",
-            f"diffusers has no key map from its layout to {', '.join(str(src.class_name) for src in owners.values())}",
+            f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
     left = [name for name in foreign.unused(lone, parts.values()) if not foreign.idle(name)]
@@ -134,20 +144,39 @@ def _translated(lone: Source, base: detection.Detected, only: str | None) -> dic
 
 
 def _place(seen: detection.Detected, base: detection.Detected) -> str:
-    """Which component of the base a lone one replaces: that with its tensor names, or of the same kind. For a
-    checkpoint of several, the main one."""
-    names = seen.sources["."].names
-    shared = {name: len(src.names & names) / max(len(src.names), 1) for name, src in base.sources.items()}
+    """Which component of the base a lone one replaces: a text encoder that of its kind and sizes, others that with
+    their tensor names, or of their kind. For a checkpoint of several, the main one."""
+    lone, kind = seen.sources["."], seen.component or ""
+    if seen.family in text.KINDS:
+        return _text_place(seen, base)
+    names = lone.names
+    shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
     if shared[best] > 0.9:
         return best
-    kind = seen.component or ""
     if kind in base.sources:
         return kind
     if kind == "checkpoint":
         return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
-    raise MissingComponentError(
-        f"{seen.path} was to take its place in {base.path}",
-        f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}",
-        "Give the pipeline folder of the same model as base",
+    raise _no_place(seen, base, f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}")
+
+
+def _text_place(seen: detection.Detected, base: detection.Detected) -> str:
+    """Which of the base's text encoders is of a lone one's kind, width and depth: SDXL and SD3 have two of CLIP."""
+    kind, mine = text.KINDS[str(seen.family)], text.sizes(seen.sources["."].tensors)
+    alike = {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
+    fitting = [name for name, sizes in alike.items() if sizes == mine]
+    if fitting or len(alike) == 1:  # of the only one, the weights tell in what they do not fit
+        return (fitting or list(alike))[0]
+    has = " and ".join(f"{name} ({text.told(sizes)})" for name, sizes in alike.items())
+    raise _no_place(
+        seen,
+        base,
+        f"it is a {kind} text encoder of {text.told(mine)}, and the pipeline has {has or 'none of that kind'}",
+    )
+
+
+def _no_place(seen: detection.Detected, base: detection.Detected, why: str) -> MissingComponentError:
+    return MissingComponentError(
+        f"{seen.path} was to take its place in {base.path}", why, "Give the pipeline folder of the same model as base"
     )

@@ -198,11 +198,14 @@ def _class_of(src: Source) -> tuple[str | None, str]:
 
 
 def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
-    if dtype is None or not tensor.is_floating_point() or tensor.element_size() == 1:
+    """A tensor that is not quantized, as it will be in memory. Nothing computes in float8."""
+    if not tensor.is_floating_point():
+        return tensor
+    if dtype is None and tensor.element_size() > 1:
         return tensor
     from .components import dtype_named
 
-    return tensor.to(dtype_named(dtype))
+    return tensor.to(dtype_named(dtype or "bfloat16"))
 
 
 def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -> Any:

@@ -289,4 +289,7 @@ def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
 
 
 def _cast(dtype: str, asked: str | None) -> str:
+    """The dtype in memory of a tensor that is not quantized. Nothing computes in float8."""
+    if dtype.startswith("float8"):
+        return asked or "bfloat16"
     return asked if asked is not None and dtype in FLOATS else dtype

@@ -68,13 +68,20 @@ def prepare(asked: Request) -> planner.Plan:
 def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
 
-    That is so where a lone component joins the others of its base, and in GGUF files, which keep small tensors in F32.
-    The dtype with the most bytes decides: in the base, else in the file. A file of ours says what it was made from.
+    That is so where a lone component joins the others of its base, in checkpoints of several (whose VAE is often in
+    F32), and in GGUF files, which keep small tensors in F32. The dtype with the most bytes decides: for a lone
+    component that in the base, else in the file. A GGUF file of ours says what it was made from.
     """
-    if asked.base is not None:
-        seen = detection.detect_base(asked.base, complete=False)
-    elif not any(src.container == "gguf" for src in seen.sources.values()):
-        return None
+    if asked.base is None:
+        packed = any(src.container == "gguf" for src in seen.sources.values())
+        return _most(seen) if packed else None
+    lone = detection.detect(asked.path, complete=False)
+    lent = None if lone.component == "checkpoint" else _most(detection.detect_base(asked.base, complete=False))
+    return lent or _most(lone)
+
+
+def _most(seen: detection.Detected) -> str | None:
+    """The float dtype with the most bytes; None if there are no floats."""
     sizes: Counter[str] = Counter()
     for src in seen.sources.values():
         for info in src.plain.values():

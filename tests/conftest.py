@@ -12,6 +12,7 @@ import pytest
 
 import sdquant
 from sdquant import backends
+from sdquant.components import quiet
 
 Saved = Callable[..., Path]
 
@@ -83,6 +84,28 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """small("sdxl" | "sd3" | "sd3-no-t5"): the folder of a small pipeline with random weights. Do not change it."""
+    from . import small as makers
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            with warnings.catch_warnings(), quiet():
+                warnings.simplefilter("ignore")  # what other libraries say while they are imported
+                made[name] = makers.ROWS[name](tmp_path_factory.mktemp("small") / name)
+        return made[name]
+
+    return get
+
+
+def shell(source: Path, target: Path) -> Path:
+    """A copy of a pipeline's folder without any weights: configs, tokenizers, scheduler."""
+    return Path(shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors")))
 
 
 def header_length(path: Path) -> int:

@@ -116,6 +116,13 @@ def openclip(state: State) -> State:
     return made
 
 
+def clip(state: State) -> State:
+    """A CLIP text model's state as checkpoints and lone files have it: behind `text_model.`, but for the projection.
+    Versions of transformers differ in that."""
+    bare = {name.removeprefix("text_model."): tensor for name, tensor in state.items()}
+    return {name if name.startswith("text_projection") else f"text_model.{name}": t for name, t in bare.items()}
+
+
 def bfl(state: State) -> State:
     """A FluxTransformer2DModel's state as Black Forest Labs name it."""
     made: State = {}
@@ -165,13 +172,22 @@ def bfl(state: State) -> State:
 
 
 def sd3(state: State) -> State:
-    """An SD3Transformer2DModel's state as Stability's `joint_blocks`."""
+    """An SD3Transformer2DModel's state as Stability's `joint_blocks`, of version 3 or 3.5."""
     made: State = {}
     take = dict(state)
 
     def move(ours: str, theirs: str) -> None:
         for leaf in ("weight", "bias"):
             made[f"{theirs}.{leaf}"] = take.pop(f"{ours}.{leaf}")
+
+    def fuse(ours: str, theirs: str) -> None:
+        for leaf in ("weight", "bias"):
+            made[f"{theirs}.{leaf}"] = torch.cat([take.pop(f"{ours.format(part)}.{leaf}") for part in "qkv"])
+
+    def norms(ours: str, theirs: str) -> None:  # which version 3 has not
+        for part in "qk":
+            if f"{ours.format(part)}.weight" in take:
+                made[f"{theirs}.ln_{part}.weight"] = take.pop(f"{ours.format(part)}.weight")
 
     def swap(ours: str, theirs: str) -> None:
         for leaf in ("weight", "bias"):  # shift before scale there
@@ -189,13 +205,16 @@ def sd3(state: State) -> State:
     blocks = _count(state, "transformer_blocks.")
     for i in range(blocks):
         a, b, last = f"transformer_blocks.{i}", f"joint_blocks.{i}", i == blocks - 1
-        for block, to, norm, out, ff in (
-            ("x_block", "to_{}", "norm1", "to_out.0", "ff"),
-            ("context_block", "add_{}_proj", "norm1_context", "to_add_out", "ff_context"),
+        if f"{a}.attn2.to_q.weight" in take:  # the image attends to itself a second time
+            fuse(f"{a}.attn2.to_{{}}", f"{b}.x_block.attn2.qkv")
+            norms(f"{a}.attn2.norm_{{}}", f"{b}.x_block.attn2")
+            move(f"{a}.attn2.to_out.0", f"{b}.x_block.attn2.proj")
+        for block, to, each, norm, out, ff in (
+            ("x_block", "to_{}", "norm_{}", "norm1", "to_out.0", "ff"),
+            ("context_block", "add_{}_proj", "norm_added_{}", "norm1_context", "to_add_out", "ff_context"),
         ):
-            for leaf in ("weight", "bias"):
-                fused = [take.pop(f"{a}.attn.{to.format(part)}.{leaf}") for part in "qkv"]
-                made[f"{b}.{block}.attn.qkv.{leaf}"] = torch.cat(fused)
+            fuse(f"{a}.attn.{to}", f"{b}.{block}.attn.qkv")
+            norms(f"{a}.attn.{each}", f"{b}.{block}.attn")
             if block == "context_block" and last:  # which ends there
                 swap(f"{a}.{norm}.linear", f"{b}.{block}.adaLN_modulation.1")
                 continue
@@ -209,6 +228,29 @@ def sd3(state: State) -> State:
 
 def _count(state: State, prefix: str) -> int:
     return len({name.split(".")[1] for name in state if name.startswith(prefix)})
+
+
+def sdxl_checkpoint(folder: Path) -> State:
+    """A Stable Diffusion XL pipeline's folder as Stability's one file."""
+    return {
+        **prefixed(unet(weights(folder / "unet"), config(folder / "unet")), "model.diffusion_model."),
+        **prefixed(vae(weights(folder / "vae"), config(folder / "vae")), "first_stage_model."),
+        **prefixed(clip(weights(folder / "text_encoder")), "conditioner.embedders.0.transformer."),
+        **prefixed(openclip(weights(folder / "text_encoder_2")), "conditioner.embedders.1.model."),
+    }
+
+
+def sd3_checkpoint(folder: Path) -> State:
+    """A Stable Diffusion 3 pipeline's folder as Stability's one file, with all text encoders that the folder has."""
+    made = {
+        **prefixed(sd3(weights(folder / "transformer")), "model.diffusion_model."),
+        **prefixed(vae(weights(folder / "vae"), config(folder / "vae")), "first_stage_model."),
+        **prefixed(clip(weights(folder / "text_encoder")), "text_encoders.clip_l.transformer."),
+        **prefixed(clip(weights(folder / "text_encoder_2")), "text_encoders.clip_g.transformer."),
+    }
+    if (folder / "text_encoder_3").exists():
+        made |= prefixed(weights(folder / "text_encoder_3"), "text_encoders.t5xxl.transformer.")
+    return made
 
 
 def prefixed(state: State, prefix: str) -> State:
@@ -230,9 +272,8 @@ def weights(folder: Path) -> State:
 
 def checkpoint(folder: Path, path: Path) -> Path:
     """A pipeline of Stable Diffusion 1 as one checkpoint in its authors' layout, with what training leaves in such."""
-    config = {name: json.loads((folder / name / "config.json").read_text()) for name in ("unet", "vae")}
-    state = prefixed(unet(weights(folder / "unet"), config["unet"]), "model.diffusion_model.")
-    state |= prefixed(vae(weights(folder / "vae"), config["vae"]), "first_stage_model.")
+    state = prefixed(unet(weights(folder / "unet"), config(folder / "unet")), "model.diffusion_model.")
+    state |= prefixed(vae(weights(folder / "vae"), config(folder / "vae")), "first_stage_model.")
     text = {f"text_model.{name.removeprefix('text_model.')}": t for name, t in weights(folder / "text_encoder").items()}
     state |= prefixed(text, "cond_stage_model.transformer.")
     state["cond_stage_model.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]

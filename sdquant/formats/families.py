@@ -80,7 +80,8 @@ ROWS: tuple[Family, ...] = (
         family="t5",
         component="text_encoder",
         layout="transformers",
-        names=("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
+        # The table of embeddings is `shared.weight`, `encoder.embed_tokens.weight`, or both.
+        names=("encoder.final_layer_norm.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
         class_name="T5EncoderModel",
     ),
     Family(
