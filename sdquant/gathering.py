@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import detection
 from .errors import MissingComponentError, UnsupportedFileError
 from .formats import configs, families
+from .formats.strays import refuse_strays
 
 if TYPE_CHECKING:
     from .formats.source import Source
@@ -48,6 +49,9 @@ def with_base(asked: Request) -> Request:
 def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
     """What the path holds; with a base, the base's components with the lone one in its place."""
     seen = detection.detect(asked.path, complete=complete)
+    if complete:
+        for src in seen.sources.values():
+            refuse_strays(src.path, src.plain)
     if asked.base is None:
         return _with_config(seen) if complete else seen
     base = detection.detect_base(asked.base, complete=complete)

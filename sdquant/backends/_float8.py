@@ -12,13 +12,13 @@ A scale is always what the codes are multiplied by to get the weight, whatever i
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .. import jsonline
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import FLOAT8, HINTS, MARKER, SCALES
 from ._bnb_library import FLOATS, tile
@@ -128,9 +128,9 @@ def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
 def _check_comfy(key: str, line: Tensor) -> None:
     """ComfyUI's JSON line of bytes says which format a weight is in; some of the others use float8 tensors too."""
     try:
-        claims = json.loads(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
+        claims = jsonline.parse(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
-    if kind not in DTYPES:
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(DTYPES)}")

@@ -244,6 +244,8 @@ class Backend(ABC):
     title: ClassVar[str]
     requires: ClassVar[Requirement | None]
     schemes: ClassVar[tuple[Scheme, ...]]
+    # The parts whose numbers are sizes of something: a file where one is negative is damaged.
+    magnitudes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:

@@ -41,6 +41,7 @@ class Bnb(Backend):
     name = "bnb"
     title = "bitsandbytes"
     requires = Requirement(package="bitsandbytes", minimum="0.48", extra="bnb")
+    magnitudes = frozenset({"absmax", "nested_absmax", "scb", "scale"})
     schemes = (
         Scheme(
             name="nf4",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError
+from ..errors import BadFileError, UnsupportedFileError
 from . import folder as folders
 from . import safetensors
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
@@ -256,6 +256,8 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
     for name in backends.names():
         try:
             rows = backends.get(name).find(tensors, side)
+        except UnsupportedFileError as error:
+            raise UnsupportedFileError(f"{path} was to be read: {error.what}", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
                 f"{path} was to be read",
@@ -263,7 +265,13 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:
-            found.setdefault(row.name, row)
+            if row.name in found:
+                raise BadFileError(
+                    f"{path} was to be read",
+                    f"weight {row.name!r} is both {found[row.name].scheme} and {row.scheme} by the keys beside it",
+                    "Get the file from its source",
+                )
+            found[row.name] = row
     return found
 
 
