@@ -225,7 +225,7 @@ def _source(
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:
-    """Every tensor is where the index says."""
+    """Every tensor is where the index says, if there is one, and it says it of all."""
     for key, file in index.items():
         if home.get(key) != file:
             raise BadFileError(
@@ -234,6 +234,13 @@ def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]
                 + (f"in {home[key].name}" if key in home else "in no shard"),
                 "Download the index and the shards again",
             )
+    left = sorted(home.keys() - index.keys()) if index else []
+    if left:
+        raise BadFileError(
+            f"{path} was to be loaded",
+            f"tensor {left[0]!r} is in {home[left[0]].name}, and not in the index",
+            "Download the index and the shards again",
+        )
 
 
 def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
