@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
-from .errors import UnsupportedFileError
+from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
+from .reading import read_weight
 from .selection import FLOATS
 
 if TYPE_CHECKING:
@@ -220,7 +221,9 @@ def _packs(src: Source) -> dict[str, _Pack]:
 def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
     backend = backends.of_scheme(found.scheme)
     try:
-        packed = backend.read(found, None, lambda key: src.read(files, key))
+        packed = read_weight(found, None, None, lambda key: src.read(files, key))
+    except BadFileError as error:
+        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"{src.path} was to be loaded",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import detection
 from .errors import MissingComponentError, UnsupportedFileError
 from .formats import configs, families, text
+from .formats.strays import refuse_strays
 
 if TYPE_CHECKING:
     from .formats.source import Source
@@ -53,6 +54,9 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     seen = detection.detect(asked.path, complete=complete)
+    if complete:
+        for src in seen.sources.values():
+            refuse_strays(src.path, src.plain)
     if asked.base is None:
         return _with_config(seen) if complete else seen
     base = detection.detect_base(asked.base, complete=complete)

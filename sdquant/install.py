@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends, components
-from .backends.base import Packed
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
-from .layouts import forms, has_layout
 from .memory import Trimmer
+from .reading import read_weight
 from .rows import cut
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from .backends.base import Packed
     from .formats.source import Source
 
 log = logging.getLogger(__name__)
@@ -36,21 +36,24 @@ class Installer:
         self.unexpected: list[str] = []
         self.trimmer = Trimmer()
 
-    def plain(self, key: str, tensor: Tensor) -> None:
-        """A float (or other unquantized) tensor, and all parameters that are tied to it."""
+    def plain(self, key: str, tensor: Tensor, file: Path | None = None) -> None:
+        """A float (or other unquantized) tensor, and all parameters that are tied to it.
+
+        Args:
+            file: it is from, for the error.
+        """
         name = components.model_name(key, self.known)
         if name is None:
             self.unexpected.append(key)
             return
-        wanted = tuple(self.model.get_parameter(name).shape) if name in self.ties else tuple(tensor.shape)
-        if tuple(tensor.shape) != wanted:
-            if tuple(n for n in tensor.shape if n != 1) != tuple(n for n in wanted if n != 1):
-                raise BadFileError(
-                    f"Tensor {key!r} was to be loaded",
-                    f"it has shape {list(tensor.shape)}, the model wants {list(wanted)}",
-                    "Check that the weights and the config belong together",
-                )
-            tensor = tensor.reshape(wanted)
+        if name in self.ties:
+            wanted = self.model.get_parameter(name)
+            why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+            if why is not None:
+                place = f" of {file}" if file is not None else ""
+                fix = "Check that the weights and the config belong together"
+                raise BadFileError(f"Tensor {key!r}{place} was to be loaded", why, fix)
+            tensor = tensor.reshape(wanted.shape)
         components.set_tensor(self.model, self._names(name), tensor)
 
     def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
@@ -122,26 +125,24 @@ class Installer:
             )
 
 
+def misfit(shape: tuple[int, ...], floats: bool, wanted: nn.Parameter) -> str | None:
+    """Why a plain tensor cannot be the model's parameter; None if it can. Dimensions of 1 do not count."""
+    if [n for n in shape if n != 1] != [n for n in wanted.shape if n != 1]:
+        return f"it has shape {list(shape)}, the model wants {list(wanted.shape)}"
+    if wanted.is_floating_point() and not floats:
+        return "it holds whole numbers, and the model wants floats: codes of a quantization that nothing here explains"
+    return None
+
+
 def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """A weight of `shape` that is quantized on disk, its parts held against each other.
 
     Raises:
         BadFileError: they do not belong together, or not to this model.
     """
-    spec = src.specs.get(found.name)
     if found.cut is not None:
         return _read_cut(found, shape, get)
-    if spec is None:
-        return backends.of_scheme(found.scheme).read(found, shape, get)
-    packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
-    if spec.shape != shape or not has_layout(packed):
-        parts = ", ".join(f"{part} {dtype} {list(size)}" for part, (dtype, size) in forms(packed).items())
-        raise BadFileError(
-            f"Weight {found.name!r} of {list(spec.shape)} in {spec.scheme}",
-            f"the model wants {list(shape)}, and the parts are {parts}",
-            "Quantize the model again",
-        )
-    return packed
+    return read_weight(found, src.specs.get(found.name), shape, get)
 
 
 def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
@@ -149,8 +150,8 @@ def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str]
     assert found.cut is not None
     whole, backend = found.cut.of, backends.of_scheme(found.scheme)
     if not found.cut.rows:
-        return backend.read(whole, shape, get)
-    packed = cut(backend.cuttable(backend.read(whole, found.cut.shape, get)), found.cut.rows)
+        return read_weight(whole, None, shape, get)
+    packed = cut(backend.cuttable(read_weight(whole, None, found.cut.shape, get)), found.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
             f"Weight {found.name!r} in {found.scheme}",

@@ -18,13 +18,10 @@ def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def has_layout(packed: Packed) -> bool:
-    """Whether the parts are what the scheme makes of such a weight, with some setting of its options, or what other
-    tools make of it."""
+    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
     spec = packed.spec
     row = backends.scheme(spec.scheme)
     backend = backends.get(row.backend)
-    if backend.foreign(packed):
-        return True
     values = [
         (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
         for name, option in row.options.items()

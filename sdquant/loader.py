@@ -166,7 +166,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device)
             else:
-                install.plain(key, tensor)
+                install.plain(key, tensor, src.home[key])
             done(info.nbytes)
         for name, found in src.found.items():
             install.found(found, src, files, part.spec)

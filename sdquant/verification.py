@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .backends.base import Found, Packed, Unfit
+from .backends.base import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
-from .layouts import forms, has_layout
+from .formats import families
+from .formats.strays import refuse_strays
+from .reading import read_weight
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from .formats.base import TensorFile
     from .formats.source import Source
@@ -54,21 +56,28 @@ class _Contents:
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
-    def shape_of(self) -> Callable[[str], tuple[int, ...] | None]:
-        """See `_shapes`. Not before it is asked for: it imports diffusers."""
-        return _shapes(self.src)
+    def wanted(self) -> Mapping[str, nn.Parameter]:
+        """See `_parameters`. Not before it is asked for: it imports diffusers."""
+        return _parameters(self.src)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The names of `wanted`."""
+        return frozenset(self.wanted)
 
     def check(self, bar: Any) -> list[str]:
         """Read everything; what could not be checked, in sentences."""
         unknown: Counter[str] = Counter()
         self.files = self.src.open()
         try:
+            refuse_strays(self.src.path, self.src.plain)
             for key in self.src.plain:
-                self._finite(key, self._get(key))
+                self._plain(key, self._get(key))
                 bar.update()
             for found in self.src.found.values():
                 unknown.update(self._weight(found))
                 bar.update(len(found.keys) + len(found.extra))
+            self._complete()
         finally:
             for file in self.files.values():
                 file.close()
@@ -80,12 +89,41 @@ class _Contents:
     def _get(self, key: str) -> Tensor:
         return self.files[self.src.home[key]].get(key)
 
+    def _plain(self, key: str, tensor: Tensor) -> None:
+        from .install import misfit
+
+        self._finite(key, tensor)
+        wanted = self._parameter(key)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted) if wanted is not None else None
+        if why is not None:
+            raise self._bad(key, why)
+
+    def _parameter(self, name: str) -> nn.Parameter | None:
+        """The model's parameter of that name; None if it has none, or no model is known."""
+        from . import components
+
+        found = components.model_name(name, self.known) if self.known else None
+        return self.wanted[found] if found is not None else None
+
+    def _complete(self) -> None:
+        """Raise BadFileError if the model has parameters that are not in the files."""
+        got = {id(self._parameter(name)) for name in self.src.names} if self.wanted else set()
+        missing = sorted(name for name, parameter in self.wanted.items() if id(parameter) not in got)
+        if missing:
+            raise BadFileError(
+                f"{self.src.path} was verified",
+                f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+                "Check that the weights and the config belong together",
+            )
+
     def _weight(self, found: Found) -> list[str]:
         """Read and decode one quantized weight; why that was not possible, if it is nobody's fault."""
         import torch
 
         try:
-            packed = self._packed(found)
+            wanted = self._parameter(found.name)
+            shape = tuple(wanted.shape) if wanted is not None else None
+            packed = read_weight(found, self.src.specs.get(found.name), shape, self._get)
             for part, tensor in packed.parts.items():
                 self._finite(found.keys[part], tensor)
             weight = backends.of_scheme(found.scheme).decode(packed, torch.float32)
@@ -99,31 +137,6 @@ class _Contents:
             raise self._bad(found.name, f"its parts do not belong together: {error}") from error
         self._finite(found.name, weight)
         return []
-
-    def _packed(self, found: Found) -> Packed:
-        """The packed weight, with its parts held against each other and against what is known of its shape."""
-        backend, spec = backends.of_scheme(found.scheme), self.src.specs.get(found.name)
-        if spec is None:
-            return backend.read(found, self.shape_of(found.name), self._get)
-        # A file of ours is read as any reader of its format would, where the format has readers.
-        told = replace(found, details={"dtype": spec.dtype, **found.details})
-        packed = Packed(spec=spec, parts={part: self._get(key) for part, key in found.keys.items()})
-        try:
-            seen = backend.read(told, spec.shape, self._get)
-        except NotImplementedError:
-            sound = has_layout(packed)
-        else:
-            sound = forms(seen) == forms(packed)
-            for name in spec.details.keys() & seen.spec.details.keys():
-                said, shown = spec.details[name], seen.spec.details[name]
-                if said != shown:
-                    why = f"sdquant's metadata says {name}={said!r}, its tensors say {shown!r}"
-                    raise self._bad(found.name, why)
-        if not sound:
-            parts = ", ".join(f"{part} {dtype} {list(shape)}" for part, (dtype, shape) in forms(packed).items())
-            why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
-            raise self._bad(found.name, why)
-        return packed
 
     def _finite(self, name: str, tensor: Tensor) -> None:
         import torch
@@ -144,21 +157,15 @@ class _Contents:
         )
 
 
-def _shapes(src: Source) -> Callable[[str], tuple[int, ...] | None]:
-    """The float weight's shape by its name, from the model that the config describes; None where there is none."""
-    if src.class_name is None or not src.config:
-        return lambda name: None
+def _parameters(src: Source) -> Mapping[str, nn.Parameter]:
+    """The parameters, by name, of the model that the config describes; {} where there is none that is known."""
+    row = families.recognise(src.names)
+    if src.class_name is None or not src.config or (row is not None and row.foreign):
+        return {}
     from . import components
 
     try:
         model = components.empty(src.library, src.class_name, src.config)
     except UnsupportedFileError:  # a class of a later diffusers or transformers
-        return lambda name: None
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    known = frozenset(shapes)
-
-    def shape(name: str) -> tuple[int, ...] | None:
-        found = components.model_name(name, known)
-        return shapes[found] if found is not None else None
-
-    return shape
+        return {}
+    return dict(model.named_parameters(remove_duplicate=False))

@@ -38,9 +38,6 @@ class Codec(ABC):
     def cuttable(self, packed: Packed) -> Packed:
         return packed
 
-    def foreign(self, packed: Packed) -> bool:
-        return False
-
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
         raise NotImplementedError(f"bitsandbytes has no module for {packed.spec.scheme}")
 

@@ -14,6 +14,9 @@ from .base import Found, PackedSpec, TensorInfo
 
 STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4
 
+_PACKINGS: Mapping[str, tuple[str, ...]] = {
+    "nf4": ("four-bit",), "fp4": ("four-bit",), "bnb-int8": ("bnb-int8",), "fp8": ("blockwise", "float8"),
+}  # fmt: skip
 # The file key of a part, by packing; {name} is the weight's, {stem} the same without its last word.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "four-bit": {"codes": "{name}", "absmax": "{name}.absmax", "nested_absmax": "{name}.nested_absmax"},
@@ -25,8 +28,17 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def packing_of(scheme: str, packing: str | None) -> str:
-    """The packing of a scheme: what its description says, else the only one it has."""
-    return packing or ("four-bit" if scheme in ("nf4", "fp4") else scheme)
+    """The packing of a scheme: what its description says, else the only one it has.
+
+    Raises:
+        KeyError: the scheme has no such packing.
+    """
+    known = _PACKINGS[scheme]
+    if packing is None and len(known) == 1:
+        return known[0]
+    if packing not in known:
+        raise KeyError(packing)
+    return str(packing)
 
 
 def key(name: str, part: str, spec: PackedSpec) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import jsonline
 from ._bnb_codec import bad
 from ._bnb_find import STATE
 from ._bnb_library import FLOATS, TORCH_FLOATS
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_DIMS = 8
+LARGEST = torch.finfo(torch.float32).max
 NESTED_BLOCK = 256  # fixed in bitsandbytes' quantize_4bit
 
 
@@ -44,7 +44,7 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
         raise bad(key, f"a quant_state is a short line of uint8, and this is {raw.dtype} {list(raw.shape)}")
     try:
-        claims = json.loads(bytes(raw.tolist()))
+        claims = jsonline.parse(bytes(raw.tolist()))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     if not isinstance(claims, dict):
@@ -64,8 +64,8 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     if nested is not ("nested_offset" in claims):
         raise bad(key, "it and the file's nested_absmax disagree on whether the scales are doubly quantized")
     offset = claims.get("nested_offset", 0.0)
-    if not isinstance(offset, float | int) or isinstance(offset, bool) or not math.isfinite(offset):
-        raise bad(key, f"its nested_offset is {offset!r}, and must be a finite number")
+    if not isinstance(offset, float | int) or isinstance(offset, bool) or not abs(offset) < LARGEST:
+        raise bad(key, f"its nested_offset is {offset!r:.40}, and must be a finite number")
     return claims
 
 

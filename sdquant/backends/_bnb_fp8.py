@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._bnb_arithmetic import decode_bytes
-from ._bnb_codec import Codec
+from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
 from ._bnb_tables import e4m3_code
 from ._chunks import by_rows
-from .base import Packed, PackedSpec, Part, QuantSpec, Unfit
+from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 BLOCK = 256
@@ -60,6 +62,21 @@ class Blockwise(Codec):
             library().functional.dequantize_blockwise(codes, state, out=out.view(-1))
         else:  # on a CPU twice as fast as bitsandbytes
             decode_bytes(codes, absmax, e4m3_code(out.device), block, out.view(-1))
+
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        """Only sdquant writes such files, and says the shape in their metadata."""
+        parts = dict(require(found, part, get) for part in ("codes", "absmax"))
+        (key, codes), (scale_key, absmax) = parts.items()
+        shape = tuple(codes.shape) if shape is None else shape
+        size = math.prod(shape)
+        if codes.dtype != torch.uint8 or codes.shape != (size,):
+            raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the weight has {size} codes of a byte")
+        if absmax.dtype != torch.float32 or absmax.shape != (math.ceil(size / BLOCK),):
+            why = f"it is {absmax.dtype} {list(absmax.shape)}, and {size} weights make {math.ceil(size / BLOCK)} blocks"
+            raise bad(scale_key, why)
+        details = {"packing": "blockwise", "block_size": BLOCK}
+        spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=found.details["dtype"], details=details)
+        return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
 
     def by_row(self, packed: Packed) -> bool:
         return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0)

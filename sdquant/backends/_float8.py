@@ -13,7 +13,6 @@ does not do.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .. import jsonline
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
-from ._float8_scales import factors, fitted, grid_shape, is_block, of_rows
+from ._float8_scales import factors, fitted, grid_shape, of_rows
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
@@ -79,19 +79,6 @@ class Float8(Codec):
         scale = packed.parts["scale"].repeat_interleave(down, 0)[: packed.spec.shape[0]].contiguous()
         details = {**packed.spec.details, "block": [1, across]}
         return Packed(spec=replace(packed.spec, details=details), parts={**packed.parts, "scale": scale})
-
-    def foreign(self, packed: Packed) -> bool:
-        codes, scale, shape = packed.parts.get("codes"), packed.parts.get("scale"), packed.spec.shape
-        if codes is None or codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
-            return False
-        details = packed.spec.details
-        block = details.get("block")
-        if scale is None or (block is not None and not (is_block(block) and len(shape) == 2)):
-            return scale is None and block is None
-        ones = (1,) * (len(shape) - 1)
-        grids = [(1, *ones), (shape[0], *ones)] if block is None else [grid_shape(shape, block)]
-        kind = torch.uint8 if details.get("scale") == "e8m0" else torch.float32
-        return packed.parts.keys() == {"codes", "scale"} and scale.dtype == kind and tuple(scale.shape) in grids
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         mx = _format(found, get) == "mxfp8"
@@ -166,10 +153,10 @@ def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
 def _marked(key: str, line: Tensor) -> str:
     """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
     try:
-        claims = json.loads(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
-    except (ValueError, RecursionError) as error:
+        claims = jsonline.parse(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
+    except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
-    if kind not in FORMATS:
+    if not isinstance(kind, str) or kind not in FORMATS:
         raise bad(key, f"it says the weight is in format {kind!r}, and sdquant reads {', '.join(FORMATS)}")
     return str(kind)

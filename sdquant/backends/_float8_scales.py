@@ -39,17 +39,23 @@ def fitted(
         BadFileError: it is of a dtype or shape that no known format has.
     """
     if mx:
+        if scale.dtype not in (torch.uint8, _E8M0):
+            raise bad(key, f"MXFP8 has exponents of a byte as scales, and these are {scale.dtype}")
         grid = _untiled(key, _exponents(key, scale.view(torch.uint8)), shape)
         return grid, _MX
     exponents = scale.dtype == _E8M0 or details.get("scale") == "e8m0"
     scale = _exponents(key, scale.view(torch.uint8)) if exponents else scales(key, scale)
-    ones = (1,) * (len(shape) - 1)
+    ones, said = (1,) * (len(shape) - 1), details.get("block")
+    if said is not None and not _is_block(said):
+        raise bad(key, f"blocks are said to be {said!r}")
+    if said is not None and len(shape) == 2 and tuple(scale.shape) == grid_shape(shape, said):
+        return scale, (said[0], said[1])
     if scale.numel() == 1:
         return scale.reshape(1, *ones), None
     if tuple(scale.shape) in {shape[:1], (shape[0], 1), (shape[0], *ones)}:
         return scale.reshape(shape[0], *ones), None
     grid = scale.squeeze(-1) if scale.ndim == 3 else scale  # [rows, groups, 1] of groups of columns
-    block = _block(key, tuple(grid.shape), shape, details.get("block"))
+    block = _block(tuple(grid.shape), shape) if said is None else None
     if block is None:
         raise bad(
             key,
@@ -76,15 +82,11 @@ def grid_shape(shape: tuple[int, ...], block: Block) -> tuple[int, int]:
     return math.ceil(shape[0] / block[0]), math.ceil(shape[1] / block[1])
 
 
-def _block(key: str, grid: tuple[int, ...], shape: tuple[int, ...], said: Any) -> Block | None:
-    """The block size of a grid of scales: as the file says, else the usual one, else one that divides the weight."""
+def _block(grid: tuple[int, ...], shape: tuple[int, ...]) -> Block | None:
+    """The block size of a grid of scales where the file does not say it: the usual one, else one that divides the
+    weight; None if there is none."""
     if len(shape) != 2 or len(grid) != 2 or 0 in grid:
         return None
-    if said is not None:
-        if not is_block(said):
-            raise bad(key, f"its config says that blocks are {said!r}")
-        said = (said[0], said[1])
-        return said if grid == grid_shape(shape, said) else None
     if grid == grid_shape(shape, (_USUAL, _USUAL)):
         return _USUAL, _USUAL
     sizes = [one // many for one, many in zip(shape, grid, strict=True) if one % many == 0]
@@ -93,8 +95,7 @@ def _block(key: str, grid: tuple[int, ...], shape: tuple[int, ...], said: Any) -
     return sizes[0], sizes[1]
 
 
-def is_block(said: Any) -> bool:
-    """Whether `said`, out of a file, can be a block's size."""
+def _is_block(said: Any) -> bool:
     return (
         isinstance(said, (list, tuple))
         and len(said) == 2

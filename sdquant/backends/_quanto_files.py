@@ -47,9 +47,9 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
         buffers = [f"{module}.{buffer}" if module else buffer for buffer in BUFFERS]
         possible = _possible({part: tensors[at] for part, at in keys.items()})
         mapped = _mapped(config.get("quantization_map") or {}, module)
-        if len(possible) > 1 and not mapped and asked not in possible:
+        if len(possible) > 1 and not mapped and asked is None:
             unsure.append(len(found))
-        scheme = mapped or (asked if asked in possible else None) or (possible[0] if possible else asked or "qint4")
+        scheme = mapped or asked or (possible[0] if possible else "qint4")
         row = Found(name=name, scheme=scheme, keys=keys, evidence="", extra=tuple(b for b in buffers if b in tensors))
         found.append(_explained(row, tensors))
     # A weight of one or two rows does not show its bits; in quanto's files they are those of its neighbours.
@@ -145,7 +145,8 @@ def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str])
         part: TensorInfo(dtype=dtypes[part], shape=tuple(tensor.shape), nbytes=tensor.nbytes)
         for part, tensor in parts.items()
     }
-    if found.scheme not in _possible(infos) or parts["shift"].shape != parts["scale"].shape:
+    alike = infos["shift"].shape == infos["scale"].shape and dtypes["shift"] in (dtypes["scale"], "uint8", "int8")
+    if found.scheme not in _possible(infos) or not alike:
         shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in infos.items())
         raise _bad(found, f"its sizes ({shapes}) are not those of {found.scheme}")
     raise Unfit(f"optimum-quanto's {found.scheme} does not say in the file what shape its weight has")

@@ -244,6 +244,8 @@ class Backend(ABC):
     title: ClassVar[str]
     requires: ClassVar[Requirement | None]
     schemes: ClassVar[tuple[Scheme, ...]]
+    # The parts whose numbers are sizes of something: a file where one is negative is damaged.
+    magnitudes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
@@ -276,11 +278,6 @@ class Backend(ABC):
     def cuttable(self, packed: Packed) -> Packed:
         """The same weight, decoding to the same bits, packed by row where it can be: rows of it are to be taken."""
         return packed
-
-    def foreign(self, packed: Packed) -> bool:
-        """Whether the parts are those of a weight of `packed.spec` in a form that `layout` does not make, and that
-        files of other tools have."""
-        return False
 
     # The library's own modules, for schemes whose `runtimes` name "library".
 

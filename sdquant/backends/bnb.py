@@ -41,6 +41,7 @@ class Bnb(Backend):
     name = "bnb"
     title = "bitsandbytes"
     requires = Requirement(package="bitsandbytes", minimum="0.48", extra="bnb")
+    magnitudes = frozenset({"absmax", "nested_absmax", "scb", "scale"})
     schemes = (
         Scheme(
             name="nf4",
@@ -111,9 +112,6 @@ class Bnb(Backend):
 
     def cuttable(self, packed: Packed) -> Packed:
         return _codec_of(packed.spec).cuttable(packed)
-
-    def foreign(self, packed: Packed) -> bool:
-        return _codec_of(packed.spec).foreign(packed)
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         return _codec_of(packed.spec).to_library(module, packed, spec)

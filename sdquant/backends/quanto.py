@@ -43,6 +43,7 @@ class Quanto(Backend):
     name: ClassVar[str] = "quanto"
     title: ClassVar[str] = "optimum-quanto"
     requires: ClassVar[Requirement | None] = Requirement(package="optimum-quanto", minimum="0.2.7", extra="quanto")
+    magnitudes: ClassVar[frozenset[str]] = frozenset({"scale"})
     schemes: ClassVar[tuple[Scheme, ...]] = (
         _scheme("qint8", 8, "8-bit integers, a scale per output row"),
         _scheme("qfloat8", 8, "float8 e4m3, a scale per output row", aliases=("qfloat8_e4m3fn",)),

@@ -224,7 +224,7 @@ class SDNQ(Backend):
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         parts = {part: get(key) for part, key in found.keys.items()}
         shape = _shape(parts, CODES[found.scheme]) if shape is None else shape
-        if parts["scale"].ndim == 2 and parts["scale"].shape == (1, shape[0]) != (1, 1):
+        if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == _turned(shape):
             # Written for SDNQ's quantized matmul: the weight as [in, out].
             parts |= {part: tensor.t().contiguous() for part, tensor in parts.items()}
             parts["weight"] = parts["weight"].view(shape)
@@ -332,7 +332,7 @@ def _scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
     if dtype in _OF_DTYPE and not extras:
         return _OF_DTYPE[dtype]
     raise UnsupportedFileError(
-        f"{weight} is stored by SDNQ as {dtype}{' with ' + ', '.join(extras) if extras else ''}",
+        f"{weight} is stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
         f"sdquant reads SDNQ's {', '.join(sorted(_OF_DTYPE))}, with plain scales, and no rotation or codebook",
         "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
     )
@@ -387,7 +387,14 @@ def _belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Ten
         row = math.prod(shape[1:])
         if up.ndim != 2 or tuple(down.shape) != (up.shape[1], row) or up.shape[0] != shape[0]:
             return False
+    if zeros is not None and zeros.dtype != scale.dtype:
+        return False
     return all(tensor.is_floating_point() for part, tensor in parts.items() if part != "weight")
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, int]:
+    """[in, out], unless that is [out, in]."""
+    return (math.prod(shape[1:]), shape[0])
 
 
 def _shape(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:

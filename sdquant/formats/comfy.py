@@ -42,13 +42,14 @@ def formats(path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str
     """
     said = {_weight(path, layer, tensors): row for layer, row in _layers(path, metadata).items()}
     shown = [key.removesuffix(MARKER) + "weight" for key in tensors if key.rpartition(".")[2] == MARKER]
-    strange = Counter(said[name] for name in said if said[name] not in FORMATS)
-    strange.update(_guess(name, tensors) for name in shown if name not in said and not _is_float8(tensors.get(name)))
+    strange = {name: said[name] for name in said if said[name] not in FORMATS}
+    strange |= {name: _guess(name, tensors) for name in shown if name not in said and not _is_float8(tensors.get(name))}
     if strange:
-        kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in strange.items())
+        kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in Counter(strange.values()).items())
         raise UnsupportedFileError(
             f"{path} was to be loaded",
-            f"it has layers in formats of ComfyUI's that this version does not read: {kinds}",
+            f"it has layers in formats of ComfyUI's that this version does not read: {kinds}, the first of them "
+            f"{next(iter(strange))!r}",
             f"Use a file of the same model in {', '.join(FORMATS)}, nf4 or GGUF, or quantize the unquantized one",
         )
     for name, kind in said.items():

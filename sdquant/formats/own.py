@@ -66,7 +66,8 @@ def _damaged(file: Path, why: str) -> BadFileError:
 def found_in(
     file: Path, own: Mapping[str, Any], specs: Mapping[str, PackedSpec], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, Found]:
-    found = {}
+    found: dict[str, Found] = {}
+    owner: dict[str, str] = {}
     for name, spec in specs.items():
         row, keys = own["weights"][name], _keys(file, name, own["weights"][name]["parts"], spec)
         missing = [key for key in (*keys.values(), *row["extra"]) if key not in tensors]
@@ -76,6 +77,9 @@ def found_in(
                 f"tensor {missing[0]!r} is missing, which belongs to weight {name!r}",
                 "Quantize the model again",
             )
+        for key in (*keys.values(), *row["extra"]):
+            if owner.setdefault(key, name) != name:
+                raise _damaged(file, f"tensor {key!r} is said to belong both to {owner[key]!r} and to {name!r}")
         found[name] = Found(
             name=name,
             scheme=spec.scheme,
@@ -98,7 +102,7 @@ def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str
     except UnknownQuantError as error:
         raise UnsupportedFileError(
             f"{file} was to be read",
-            f"its weights are quantized to {spec.scheme!r}, which no backend here has",
+            f"its weight {name!r} is quantized to {spec.scheme!r}, which no backend here has",
             "Update sdquant, or install the package that has this scheme",
         ) from error
     try:

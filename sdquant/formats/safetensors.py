@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .. import jsonline
 from ..backends.base import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
 from ..writing import whole_file
@@ -61,9 +62,8 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     """
     size, raw = _raw_header(path)
     try:
-        # Strictly UTF-8: left to itself, `json` would also read UTF-16 and NaN, which the format does not have.
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
-    except (ValueError, RecursionError) as error:
+        header = jsonline.parse(raw, constants=False)
+    except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     if not isinstance(header, dict):
         raise _bad(path, "its header is not a table")
@@ -109,18 +109,6 @@ def _raw_header(path: Path) -> tuple[int, bytes]:
 
 def _bad(path: Path, why: str) -> BadFileError:
     return BadFileError(f"{path} was to be read as safetensors", why, AGAIN)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return table
-
-
-def _no_constants(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
 
 
 def _is_size(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError
+from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, safetensors
 from . import folder as folders
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
@@ -234,7 +234,7 @@ def _source(
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:
-    """Every tensor is where the index says."""
+    """Every tensor is where the index says, if there is one, and it says it of all."""
     for key, file in index.items():
         if home.get(key) != file:
             raise BadFileError(
@@ -243,6 +243,13 @@ def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]
                 + (f"in {home[key].name}" if key in home else "in no shard"),
                 "Download the index and the shards again",
             )
+    left = sorted(home.keys() - index.keys()) if index else []
+    if left:
+        raise BadFileError(
+            f"{path} was to be loaded",
+            f"tensor {left[0]!r} is in {home[left[0]].name}, and not in the index",
+            "Download the index and the shards again",
+        )
 
 
 def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
@@ -265,6 +272,8 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
     for name in backends.names():
         try:
             rows = backends.get(name).find(tensors, side)
+        except UnsupportedFileError as error:
+            raise UnsupportedFileError(f"{path} was to be read: {error.what}", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
                 f"{path} was to be read",
@@ -272,7 +281,13 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:
-            found.setdefault(row.name, row)
+            if row.name in found:
+                raise BadFileError(
+                    f"{path} was to be read",
+                    f"weight {row.name!r} is both {found[row.name].scheme} and {row.scheme} by the keys beside it",
+                    "Get the file from its source",
+                )
+            found[row.name] = row
     return found
 
 

@@ -92,6 +92,25 @@ class TestShards:
         error = _refused(_sharded(tmp_path, INDEX | {"x.bias": INDEX["y.weight"]}))
         assert "'x.bias'" in error.why and INDEX["x.weight"] in error.why
 
+    def test_a_tensor_that_is_not_in_the_index(self, tmp_path: Path) -> None:
+        rows = {key: name for key, name in INDEX.items() if key != "x.bias"}
+        error = _refused(_sharded(tmp_path, rows))
+        assert "'x.bias'" in error.why and INDEX["x.bias"] in error.why
+
+    def test_a_shard_that_is_the_other_once_more(self, tmp_path: Path) -> None:
+        """Under another name: a link within the folder is fine, the same tensors twice are not."""
+        path = _sharded(tmp_path) / INDEX["y.weight"]
+        path.unlink()
+        path.symlink_to(INDEX["x.weight"])
+        assert "is both in" in _refused(tmp_path).why
+
+    @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+    def test_a_shard_that_is_no_file(self, make: Callable[[Path], None], tmp_path: Path) -> None:
+        path = _sharded(tmp_path) / INDEX["y.weight"]
+        path.unlink()
+        make(path)
+        assert INDEX["y.weight"] in _refused(tmp_path).why
+
     @pytest.mark.parametrize("weight_map", [None, {}, [], "m-00001-of-00002.safetensors", 7])
     def test_an_index_without_a_map(self, weight_map: Any, tmp_path: Path) -> None:
         assert "weight_map" in _refused(_sharded(tmp_path, weight_map)).why
