@@ -71,6 +71,12 @@ ROWS: tuple[Family, ...] = (
         class_name="UNet2DConditionModel",
     ),
     Family(family="sd", component="unet", layout="diffusers", names=_UNET, class_name="UNet2DConditionModel"),
+    Family(  # before diffusers' own: the names at both ends are the same
+        family="vae",
+        component="vae",
+        layout="ldm",
+        names=("encoder.down.0.block.0.conv1.weight", "decoder.up.0.block.0.conv1.weight", "decoder.conv_in.weight"),
+    ),
     Family(
         family="vae",
         component="vae",
