@@ -167,6 +167,8 @@ def _component(src: Source, path: str) -> Detected:
         _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
     quant, evidence = _quantization(src)
+    if src.variant or src.variants:
+        evidence.append(_variant(src))
     if src.class_name:
         evidence.insert(0, f"the config says {src.class_name}")
     if row:
@@ -187,10 +189,17 @@ def _component(src: Source, path: str) -> Detected:
         tensors=len(src.tensors),
         bytes=src.weight_bytes,
         types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=_name_warnings(named, hint, quant),
+        warnings=_name_warnings(named, hint, quant) + ([_variant(src)] if src.variant and src.variants else []),
         class_name=src.class_name or (row.class_name if row else None),
         sources={".": src},
     )
+
+
+def _variant(src: Source) -> str:
+    """Which variant of the weights is taken, and which are not."""
+    taken = f"the weights are those of variant {src.variant}" if src.variant else "the weights are those of no variant"
+    beside = ", ".join(src.variants)
+    return f"{taken}; beside them are those of {beside}" if beside else taken
 
 
 def _shapes(src: Source) -> dict[str, tuple[int, ...]]:

@@ -75,8 +75,8 @@ def load_model(
         mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
         components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
         skip: modules to leave as they are, by a part of their path or a pattern with `*`.
-        base: pipeline folder that has the rest, when `path` is a transformer or UNet alone, or a checkpoint of several
-            models, which lacks configs and tokenizers. Of what the file holds, base needs no weights.
+        base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
+            which lacks configs and tokenizers. Of what the file holds, base needs no weights.
         runtime: "library" or "plain"; default the library's modules where it has some.
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
@@ -186,7 +186,11 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
 def _class_of(src: Source) -> tuple[str | None, str]:
     if src.class_name is None or not src.config:
         row = families.recognise(src.names)
-        what = f"a {row.family} {row.component}" if row else "of a model that its tensor names do not tell"
+        what = (
+            f"a {' '.join(dict.fromkeys((row.family, row.component)))}"
+            if row
+            else "of a model that its tensor names do not tell"
+        )
         if row is not None and row.foreign:
             what += f" in the {row.layout} layout"
         raise MissingComponentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return get
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder for gigabytes, gone as soon as the test is over: pytest keeps the folders of its last runs."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
 
 
 def shell(source: Path, target: Path) -> Path:

@@ -41,10 +41,16 @@ def _clip(layers: int, width: int, *, projected: bool = True) -> Any:
     return _random((CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
 
 
-def _clip_tokenizer() -> Any:
+def clip_tokenizer() -> Any:
     from transformers import CLIPTokenizer
 
     return CLIPTokenizer.from_pretrained(sdquant.demo.path("digits-sd") / "tokenizer")
+
+
+def t5_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(sdquant.demo.path("digits-flux") / "tokenizer_2")
 
 
 def sdxl(folder: Path) -> Path:
@@ -61,7 +67,7 @@ def sdxl(folder: Path) -> Path:
     pipe = StableDiffusionXLPipeline(
         vae=_random(vae()), unet=_random(unet), scheduler=DDIMScheduler(),
         text_encoder=_clip(2, 32, projected=False), text_encoder_2=_clip(3, PROJECTED),
-        tokenizer=_clip_tokenizer(), tokenizer_2=_clip_tokenizer(), add_watermarker=False,
+        tokenizer=clip_tokenizer(), tokenizer_2=clip_tokenizer(), add_watermarker=False,
     )  # fmt: skip
     pipe.save_pretrained(folder)
     return folder
@@ -70,7 +76,7 @@ def sdxl(folder: Path) -> Path:
 def sd3(folder: Path, *, t5: bool = True) -> Path:
     """A StableDiffusion3Pipeline's folder, its transformer with what version 3.5 has more."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
-    from transformers import AutoTokenizer, T5EncoderModel
+    from transformers import T5EncoderModel
 
     transformer = SD3Transformer2DModel(
         sample_size=8, in_channels=4, out_channels=4, num_layers=3, attention_head_dim=32, num_attention_heads=2,
@@ -82,12 +88,12 @@ def sd3(folder: Path, *, t5: bool = True) -> Path:
         flux = sdquant.demo.path("digits-flux")
         text = {
             "text_encoder_3": T5EncoderModel.from_pretrained(flux / "text_encoder_2", dtype=torch.bfloat16),
-            "tokenizer_3": AutoTokenizer.from_pretrained(flux / "tokenizer_2"),
+            "tokenizer_3": t5_tokenizer(),
         }
     pipe = StableDiffusion3Pipeline(
         vae=_random(vae()), transformer=_random(transformer), scheduler=FlowMatchEulerDiscreteScheduler(),
         text_encoder=_clip(2, 32), text_encoder_2=_clip(3, PROJECTED),
-        tokenizer=_clip_tokenizer(), tokenizer_2=_clip_tokenizer(), **text,
+        tokenizer=clip_tokenizer(), tokenizer_2=clip_tokenizer(), **text,
     )  # fmt: skip
     pipe.save_pretrained(folder)
     return folder

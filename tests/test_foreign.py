@@ -71,6 +71,22 @@ def test_lone_unet(prefix: str, sd: Path, tmp_path: Path) -> None:
     same_bits(sdquant.load_model(file, "nf4", base=sd, progress=False), sdquant.load_model(sd, "nf4", progress=False))
 
 
+@pytest.mark.parametrize("name", ["digits-sd", "digits-flux"])
+def test_lone_vae(name: str, tmp_path: Path) -> None:
+    """ComfyUI's `ae.safetensors` and `vae-ft-mse.safetensors`."""
+    base = sdquant.demo.path(name)
+    state = {key: tensor.neg() for key, tensor in layouts.weights(base / "vae").items()}
+    save_file(layouts.prefixed(layouts.vae(state, _config(base / "vae")), ""), tmp_path / "ae.safetensors")
+    seen = sdquant.detect(tmp_path / "ae.safetensors")
+    assert (seen.family, seen.component) == ("vae", "vae")
+    pipe = sdquant.load_model(tmp_path / "ae.safetensors", "int8", base=base, progress=False)
+    got = plain(pipe.vae)
+    assert got.keys() == state.keys() and all(torch.equal(got[key], tensor) for key, tensor in state.items())
+    assert dict(quantized(main_part(pipe)))
+    with pytest.raises(MissingComponentError, match="a vae in the ldm layout"):
+        sdquant.load_model(tmp_path / "ae.safetensors", progress=False)
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("scheme", [None, "nf4", "int8", "qint8", "fp8"])
 def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
@@ -339,7 +355,7 @@ def test_gguf_written_from_a_foreign_file(
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
-    assert all(row.component in ("checkpoint", "unet", "transformer") for row in foreign)
+    assert all(row.component in ("checkpoint", "unet", "transformer", "vae") for row in foreign)
 
 
 def _lone(class_name: str, **config: Any) -> tuple[Any, dict[str, Any]]:
@@ -377,7 +393,7 @@ FULL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", PREFIXES[:2])
 @pytest.mark.parametrize("family", FULL)
-def test_full_size_without_base(family: str, prefix: str, tmp_path: Path) -> None:
+def test_full_size_without_base(family: str, prefix: str, disk: Path) -> None:
     """Every tensor that was written arrives, in the right place, with the config told by names and shapes alone."""
     class_name, sizes = FULL[family]
     model, config = _lone(class_name, **sizes)
@@ -386,7 +402,7 @@ def test_full_size_without_base(family: str, prefix: str, tmp_path: Path) -> Non
         generator = torch.Generator().manual_seed(seed)
         state[name] = torch.empty(parameter.shape, dtype=torch.bfloat16).uniform_(-1, 1, generator=generator)
     foreign = layouts.bfl(state) if family == "flux" else layouts.unet(state, config)
-    file = tmp_path / "model.safetensors"
+    file = disk / "model.safetensors"
     save_file(layouts.prefixed(foreign, prefix), file)
     del foreign
     assert sdquant.detect(file).family == family

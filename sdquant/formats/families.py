@@ -69,6 +69,12 @@ ROWS: tuple[Family, ...] = (
         for family, component, class_name, names in _DIFFUSERS
         for prefix in ("", *PREFIXES)
     ),
+    Family(  # before diffusers' own: the names at both ends are the same
+        family="vae",
+        component="vae",
+        layout="ldm",
+        names=("encoder.down.0.block.0.conv1.weight", "decoder.up.0.block.0.conv1.weight", "decoder.conv_in.weight"),
+    ),
     Family(
         family="vae",
         component="vae",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,16 @@ from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
 BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers call a component's weights
-VARIANTS = ("", "fp16", "bf16")
+VARIANTS = ("", "fp16", "bf16")  # those that are preferred to others, in this order
 WEIGHTS = (".safetensors", ".gguf")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
+
+# What they call the files: diffusers has put the variant before and behind the number of a shard.
+_NAME = re.compile(
+    rf"(?P<base>{'|'.join(BASES)})(\.(?P<variant>[\w-]+?))?"
+    r"((-(?P<shard>\d{5})-of-(?P<total>\d{5}))?(\.(?P<late>(?!index\b)[\w-]+))?\.safetensors"
+    r"|\.safetensors\.(?P<index>index)(\.(?P<late_index>[\w-]+))?\.json)"
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,22 +62,35 @@ def inside(path: Path, folder: Path) -> Path:
     )
 
 
-def weights(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
-    """The weight files of a component folder: the usual names first, else the only file of a known kind; and the file
-    of each tensor, where there is an index."""
-    for variant in VARIANTS:
-        dot = f".{variant}" if variant else ""
-        for base in BASES:
-            index = folder / f"{base}.safetensors.index{dot}.json"
-            if index.exists():
-                rows = _weight_map(folder, index)
-                return tuple(sorted(set(rows.values()))), rows
-            file = folder / f"{base}{dot}.safetensors"
-            if file.exists():
-                return (inside(file, folder),), {}
+@dataclass(frozen=True)
+class Weights:
+    """The weight files of a component folder.
+
+    Attributes:
+        files: the files. index: the file of each tensor, where there is an index.
+        variant: what was put into their names ("fp16", "ema"), "" if nothing was.
+        others: the other variants in the folder, which are passed over.
+    """
+
+    files: tuple[Path, ...]
+    index: Mapping[str, Path]
+    variant: str = ""
+    others: tuple[str, ...] = ()
+
+
+def weights(folder: Path) -> Weights:
+    """The weights of a component folder: under the usual names, else the only file of a known kind.
+
+    Of several variants the one without a name is taken, as diffusers does; then fp16, bf16, and the others by name.
+    """
+    usual = _usual(folder)
+    if usual:
+        order = sorted(usual, key=lambda name: (VARIANTS.index(name) if name in VARIANTS else len(VARIANTS), name))
+        files, index = _files(folder, usual[order[0]])
+        return Weights(files, index, order[0], tuple(order[1:]))
     others = visible_weights(folder)
     if len(others) == 1:
-        return (inside(others[0], folder),), {}
+        return Weights((inside(others[0], folder),), {})
     if others:
         raise UnsupportedFileError(
             f"{folder} was to be loaded",
@@ -81,6 +103,44 @@ def weights(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
     raise MissingComponentError(
         f"{folder} was to be loaded", "there are no weights in it", "Give a folder with .safetensors or .gguf weights"
     )
+
+
+def _usual(folder: Path) -> dict[str, list[re.Match[str]]]:
+    """The files in a folder that have diffusers' and transformers' usual names, by variant."""
+    found: dict[str, list[re.Match[str]]] = {}
+    for name in sorted(os.listdir(folder)):
+        match = _NAME.fullmatch(name)
+        if match:
+            found.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
+    return found
+
+
+def _files(folder: Path, names: list[re.Match[str]]) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
+    """Of the files of one variant: the shards of an index, the one file, or all shards where the index is lost."""
+    base = min((match["base"] for match in names), key=BASES.index)
+    mine = [match for match in names if match["base"] == base]
+    for match in mine:
+        if match["index"]:
+            rows = _weight_map(folder, folder / match.string)
+            return tuple(sorted(set(rows.values()))), rows
+    for match in mine:
+        if not match["total"]:
+            return (inside(folder / match.string, folder),), {}
+    total, there = int(mine[0]["total"]), sorted(int(match["shard"]) for match in mine)
+    if there != list(range(1, total + 1)):
+        raise BadFileError(
+            f"{folder} was to be loaded",
+            f"it has no index, and of {total} shards {len(mine)}, the first of which is {mine[0].string}",
+            "Download the missing files into the folder",
+        )
+    return tuple(inside(folder / match.string, folder) for match in mine), {}
+
+
+def is_usual(path: Path) -> bool:
+    """Whether a file is a whole set of weights under a usual name, and all others beside it are its variants."""
+    match = _NAME.fullmatch(path.name)
+    beside = [_NAME.fullmatch(other.name) for other in visible_weights(path.parent)]
+    return match is not None and not match["total"] and all(m and m["base"] == match["base"] for m in beside)
 
 
 def visible_weights(folder: Path, suffixes: tuple[str, ...] = WEIGHTS) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class Source:
         metadata: the metadata of the first file.
         container: "safetensors" or "gguf".
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
+        variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
     """
 
     path: Path
@@ -61,6 +62,8 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     container: str = "safetensors"
     made: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
+    variant: str = ""
+    variants: tuple[str, ...] = ()
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -141,8 +144,9 @@ def component_folder(folder: Path, *, complete: bool = True) -> Source:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = _configs(folder)
-    files, index = folders.weights(folder)
-    return _source(folder, files, config=config, side=side, complete=complete, index=index)
+    found = folders.weights(folder)
+    src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
+    return replace(src, variant=found.variant, variants=found.others)
 
 
 def without_weights(folder: Path) -> Source:
@@ -158,7 +162,7 @@ def single_file(path: Path, *, complete: bool = True) -> Source:
     """The component in one `.safetensors` or `.gguf` file, with the config beside it if no other weights are there."""
     if path.suffix.lower() in folders.PICKLES:
         raise folders.pickle_refused(path)
-    alone = folders.visible_weights(path.parent) == [path]
+    alone = folders.visible_weights(path.parent) == [path] or folders.is_usual(path)
     config, side = _configs(path.parent) if alone else ({}, {})
     if not _class(config)[0]:  # of something else
         config, side = {}, {}
