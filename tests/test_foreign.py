@@ -286,7 +286,7 @@ def test_sd3_transformer(prefix: str, tmp_path: Path) -> None:
     state = model.state_dict()
     save_file(layouts.prefixed(layouts.sd3(state), prefix), tmp_path / "model.safetensors")
     assert sdquant.detect(tmp_path / "model.safetensors").family == "sd3"
-    model.savelayouts.config(tmp_path / "owner")
+    model.save_config(tmp_path / "owner")
     owner = source.without_weights(tmp_path / "owner")
     made = foreign.convert(source.single_file(tmp_path / "model.safetensors"), "transformer", owner)
     assert made is not None
