@@ -60,7 +60,8 @@ ROWS: dict[str, Row] = {
     "mmproj by its names": Row(("v.blk.0.ln1.weight", "v.patch_embd.weight", "mm.2.bias"), _PROJECTOR, _ALONE),
     "LoRA of llama.cpp": Row(("blk.0.x.weight.lora_a",), _LORA, "safetensors", "llama", {"general.type": "adapter"}),
     "LoRA of a trainer": Row(
-        ("lora_unet_single_blocks_0_linear1.lora_up.weight", "lora_unet_single_blocks_0_linear1.alpha"), _LORA, "safetensors", "flux",
+        ("lora_unet_single_blocks_0_linear1.lora_up.weight", "lora_unet_single_blocks_0_linear1.alpha"),
+        _LORA, "safetensors", "flux",
     ),
     "LoRA of diffusers": Row(("transformer.single_transformer_blocks.0.proj_mlp.lora_A.weight",), _LORA, "safetensors"),
     "the first of three parts": Row(
