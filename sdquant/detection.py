@@ -259,11 +259,15 @@ def same_scheme(asked: str, found: str | None) -> bool:
     )
 
 
+_ALONE = "Give the model's own file, a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest"
 _REFUSALS = {
-    "text-encoder": ("it is a text encoder or language model", "Load the UNet or transformer from its own GGUF file"),
-    "projector": ("it is a vision projector", "Load the UNet or transformer from its own GGUF file"),
-    "adapter": ("it is a LoRA", "Load the model, then the LoRA as safetensors"),
-    "split": ("it is one part of a split file", "Merge the parts with llama-gguf-split --merge"),
+    "text-encoder": ("it is a text encoder or language model", _ALONE),
+    "projector": ("it is the vision projector of a language model", _ALONE),
+    "adapter": ("it is a LoRA, and LoRAs are not read from GGUF", "Load the model, then the LoRA as safetensors"),
+    "split": (
+        "it is one part of a split file",
+        "Merge the parts with `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the result",
+    ),
 }
 
 
@@ -286,9 +290,9 @@ def _refuse_unless_diffusion(src: Source) -> None:
     if kind == "all-in-one":
         raise RefusedFileError(
             f"{src.files[0]} was to be loaded",
-            "it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF",
-            "Use a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest",
+            f"it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF ({kind.evidence})",
+            _ALONE,
         )
     if kind in _REFUSALS:
         why, fix = _REFUSALS[kind]
-        raise UnsupportedFileError(f"{src.files[0]} was to be loaded", why, fix)
+        raise UnsupportedFileError(f"{src.files[0]} was to be loaded", f"{why} ({kind.evidence})", fix)

@@ -13,7 +13,7 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,39 +170,45 @@ def write_component(
 def _names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
     """The tensors to write, and the family that their names are of."""
     row = families.recognise(src.names)
+    model = row is not None and row.component in ("unet", "transformer", "checkpoint")
+    prefix = prefix_of(src.names) if model else ""
+    keys = {key.removeprefix(prefix): key for key in src.tensors}
+    bare = [Written(name, (key,)) for name, key in keys.items()]
     if row is not None and row.foreign:
-        prefix = prefix_of(src.names)
-        bare = [Written(key.removeprefix(prefix), (key,)) for key in src.tensors]
-        return bare, families.recognise([one.name for one in bare]) or row
-    parts = _authors(src) if alone else None
+        return bare, families.recognise(keys) or row
+    kind = src.class_name or (row.class_name if row else None)
+    parts = _authors(src, kind, keys) if alone else None
     if parts is not None:
         return parts, families.recognise([one.name for one in parts])
-    if alone and src.library == "diffusers" and (row is None or row.component in ("unet", "transformer")):
+    if alone and (model or (row is None and src.library == "diffusers")):
         log.warning(
-            "%s: the names of a %s in other tools are not known here; its file has diffusers' names", src.path,
-            src.class_name,
+            "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
+            src.path, kind,
         )  # fmt: skip
-    return [Written(key, (key,)) for key in src.tensors], row
+    return bare, row
 
 
-def _authors(src: Source) -> list[Written] | None:
-    """The component under its authors' names; None if diffusers would not find the way back from them."""
-    shapes = {key: info.shape for key, info in src.tensors.items()}
-    parts = reference.written(src.class_name, shapes)
+def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[Written] | None:
+    """The component under its authors' names; None if diffusers would not find the way back from them.
+
+    Args:
+        keys: the file's key of each tensor, by diffusers' name.
+    """
+    shapes = {name: src.tensors[key].shape for name, key in keys.items()}
+    parts = reference.written(class_name, shapes)
     if parts is None:
         return None
-    there = {one.name: (reference.shape_of(one, shapes), src.tensors[one.sources[0]]) for one in parts}
-    file = replace(
-        src,
-        tensors={name: replace(info, shape=shape) for name, (shape, info) in there.items()},
-        home={name: src.files[0] for name in there},
-    )
+    there = {
+        one.name: replace(src.tensors[keys[one.sources[0]]], shape=reference.shape_of(one, shapes)) for one in parts
+    }
+    file = replace(src, tensors=there, home={name: src.files[0] for name in there})
     try:
-        back = convert(file, "transformer", src)
+        back = convert(file, "transformer", replace(src, class_name=class_name))
     except UnsupportedFileError:
         return None
-    same = back is not None and {key: info.shape for key, info in back.tensors.items()} == shapes
-    return parts if same else None
+    if back is None or {name: info.shape for name, info in back.tensors.items()} != shapes:
+        return None
+    return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
 
 
 def _main_dtype(src: Source) -> str:
@@ -228,6 +234,12 @@ def _rows(
     fit = {weight.name for weight in planner.select(typed, fallback, "plain", skip)[0]}
     for part in parts:
         shape, dtype = reference.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
+        if dtype not in _FLOAT_TYPES:
+            raise UnsupportedFileError(
+                f"{src.path} was to be written as GGUF",
+                f"its tensor {part.sources[0]!r} is {dtype}, which GGUF has no type for",
+                "Start from float weights",
+            )
         type_ = _float_type(part.name, shape, dtype)
         if all(source in fit for source in part.sources):
             type_ = _type_of(part.name, shape, dtype, spec, kind)

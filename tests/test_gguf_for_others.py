@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
 from sdquant.backends._gguf_mixes import FILE_TYPES
 from sdquant.components import main_part
+from sdquant.errors import UnsupportedFileError
 from sdquant.formats import reference
 from sdquant.formats.gguf import read_header, write_gguf
 from sdquant.gguf_files import quantize_file
@@ -35,7 +37,7 @@ def authors_names(model: str) -> State:
 
 
 @pytest.mark.parametrize("model", PARTS)
-@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "q5_1", "q4_k_m", "q3_k_s", "iq4_xs", "tq2_0", "bf16", "f32"])
+@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "q4_k_m", "q3_k_s", "tq2_0", "bf16", "f32"])
 def test_comfyui_reads_what_is_written(scheme: str, model: str, tmp_path: Path) -> None:
     """Every tensor is there under the name and in the shape of the reference, with the values of our own codec."""
     file = quantize_file(sdquant.demo.path(model), scheme, tmp_path / "model.gguf", progress=False)
@@ -175,6 +177,24 @@ def test_architectures_are_told_by_their_tensors(name: str, tmp_path: Path) -> N
             assert torch.equal(floats[key], weight), key
 
 
+@pytest.mark.parametrize("prefix", ["", comfy_gguf.PREFIX])
+def test_a_lone_file_with_names_of_diffusers(prefix: str, flux: Path, tmp_path: Path) -> None:
+    """Without a config: the class is told by the names, which are translated all the same."""
+    save_file(layouts.prefixed(layouts.weights(flux / "transformer"), prefix), tmp_path / "flux.safetensors")
+    file = quantize_file(tmp_path / "flux.safetensors", "q8_0", tmp_path / "lone.gguf", progress=False)
+    folder = quantize_file(flux, "q8_0", tmp_path / "whole.gguf", progress=False)
+    (one, tensors, types), other = comfy_gguf.read(file), comfy_gguf.read(folder)
+    assert (one, types) == (other[0], other[2])
+    assert all(torch.equal(tensor, other[1][name]) for name, tensor in tensors.items())
+
+
+def test_what_gguf_has_no_type_for_is_refused(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(4, 32), "mask": torch.zeros(4, dtype=torch.bool)}, tmp_path / "a.safetensors")
+    with pytest.raises(UnsupportedFileError, match="'mask' is bool"):
+        quantize_file(tmp_path / "a.safetensors", "q8_0", tmp_path / "a.gguf", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
 def test_rows_of_the_reference_names_fit_what_diffusers_maps() -> None:
     """A name that is not known leaves the file with diffusers' names: half a translation would be worse."""
     shapes = {"x_embedder.weight": (8, 8), "something_new.weight": (8, 8)}
@@ -190,7 +210,7 @@ def test_models_without_a_map_are_written_with_diffusers_names(
     model.save_pretrained(tmp_path / "model")
     with caplog.at_level(logging.WARNING):
         file = quantize_file(tmp_path / "model", "q8_0", tmp_path / "model.gguf", progress=False)
-    assert "in other tools are not known" in caplog.text
+    assert "names that other tools have" in caplog.text and "UNet2DConditionModel" in caplog.text
     assert read_header(file).tensors.keys() == model.state_dict().keys()
     with pytest.raises(comfy_gguf.Refused, match="UNet2DConditionModel"):
         comfy_gguf.read(file)

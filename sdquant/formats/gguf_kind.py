@@ -79,7 +79,6 @@ _ROWS = (
     _Row("adapter", _any_name(r"\.lora_[ab]$|\.lora_(up|down|A|B)\.")),
     _Row("projector", _key("general.type", "mmproj")),
     _Row("projector", _key("general.type", "clip-vision")),
-    _Row("projector", _key("general.architecture", "clip")),
     _Row("projector", _all_names(r"(v|mm|a)\.")),
     _Row("text-encoder", _all_names(r"(text_model|text_projection|logit_scale)\b")),  # CLIP, transformers' names
     _Row("text-encoder", _all_names(r"(encoder\.block|encoder\.final_layer_norm|shared)\.")),  # T5, the same
@@ -90,6 +89,7 @@ _ROWS = (
         ),
     ),
     _Row("all-in-one", _both_ends),
+    _Row("projector", _key("general.architecture", "clip")),
     _Row("text-encoder", _all_names(_LLAMA_CPP)),
     _Row("text-encoder", _language_model),
 )

@@ -211,7 +211,7 @@ def _source(
                     "Check which of the two belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
-    if not tensors:
+    if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
         raise BadFileError(f"{path} was to be loaded", "it holds no tensors", "Get the file from its source")
     _check_index(path, index or {}, home)
     own = read_own(files[0], metadata)

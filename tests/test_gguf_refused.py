@@ -1,0 +1,134 @@
+"""GGUF files that are no UNet or transformer are refused by name with what to do, by `load_model` and `inspect`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gguf
+import numpy as np
+import pytest
+
+import sdquant
+from sdquant import cli
+from sdquant.errors import UnsupportedFileError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+UNET = "model.diffusion_model.input_blocks.0.0.weight"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A file: tensors, `general.architecture` and other values, and what its refusal must say."""
+
+    names: tuple[str, ...]
+    says: str
+    fix: str
+    architecture: str = ""
+    values: dict[str, str | int] = field(default_factory=dict)
+
+
+_ONE, _TEXT, _PROJECTOR, _LORA = "all-in-one checkpoint", "text encoder or language model", "vision projector", "LoRA"
+_PART = "part of a split file"
+_ALONE, _MERGE = "UNet/transformer", "llama-gguf-split --merge"
+ROWS: dict[str, Row] = {
+    "Stable Diffusion 1 of stable-diffusion.cpp": Row(
+        (UNET, "first_stage_model.decoder.conv_in.weight", "cond_stage_model.transformer.x.bias", "alphas_cumprod"),
+        _ONE, _ALONE,
+    ),
+    "the same, tagged": Row((UNET, "first_stage_model.decoder.conv_in.weight"), _ONE, _ALONE, "sd1"),
+    "XL": Row((UNET, "conditioner.embedders.1.model.ln_final.weight"), _ONE, _ALONE, "sdxl"),
+    "SD3": Row(("model.diffusion_model.pos_embed", "text_encoders.clip_l.transformer.x.weight"), _ONE, _ALONE),
+    "Flux with a VAE": Row(("model.diffusion_model.img_in.weight", "vae.decoder.conv_in.weight"), _ONE, _ALONE, "flux"),
+    "an autoencoder in it": Row(
+        ("img_in.weight", "encoder.conv_in.weight", "decoder.conv_in.weight", "quant_conv.weight"), _ONE, _ALONE, "pig"
+    ),
+    "T5": Row(("token_embd.weight", "enc.blk.0.attn_q.weight", "enc.output_norm.weight"), _TEXT, _ALONE, "t5encoder"),
+    "T5 under transformers' names": Row(
+        ("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"), _TEXT, _ALONE, "pig"
+    ),
+    "Llama": Row(("token_embd.weight", "blk.0.attn_q.weight", "output_norm.weight"), _TEXT, _ALONE, "llama"),
+    "Qwen2-VL": Row(("token_embd.weight", "blk.0.attn_q.bias"), _TEXT, _ALONE, "qwen2vl"),
+    "a language model by its tag": Row(("model.layers.0.self_attn.q_proj.weight",), _TEXT, _ALONE, "gemma3"),
+    "CLIP": Row(("text_model.embeddings.token_embedding.weight", "text_projection.weight"), _TEXT, _ALONE),
+    "CLIP, tagged": Row(("text_model.encoder.layers.0.mlp.fc1.weight",), _TEXT, _ALONE, "clip"),
+    "mmproj": Row(("v.blk.0.attn_q.weight", "mm.0.weight"), _PROJECTOR, _ALONE, "clip", {"general.type": "mmproj"}),
+    "mmproj by its names": Row(("v.blk.0.ln1.weight", "v.patch_embd.weight", "mm.2.bias"), _PROJECTOR, _ALONE),
+    "LoRA of llama.cpp": Row(("blk.0.x.weight.lora_a",), _LORA, "safetensors", "llama", {"general.type": "adapter"}),
+    "LoRA of a trainer": Row(
+        ("lora_unet_single_blocks_0_linear1.lora_up.weight", "lora_unet_single_blocks_0_linear1.alpha"),
+        _LORA, "safetensors", "flux",
+    ),
+    "LoRA of diffusers": Row(("transformer.single_transformer_blocks.0.proj_mlp.lora_A.weight",), _LORA, "safetensors"),
+    "the first of three parts": Row(
+        ("double_blocks.0.img_attn.qkv.weight",), _PART, _MERGE, "flux", {"split.count": 3, "split.no": 0}
+    ),
+    "a first part without tensors": Row((), _PART, _MERGE, "flux", {"split.count": 2}),
+}  # fmt: skip
+
+
+def _write(row: Row, path: Path) -> Path:
+    writer: GGUFWriter = gguf.GGUFWriter(path, row.architecture)  # no tag if it is empty
+    for key, value in row.values.items():
+        if isinstance(value, int):
+            writer.add_uint16(key, value)
+        else:
+            writer.add_string(key, value)
+    for name in row.names:
+        writer.add_tensor(name, np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_by_name_with_what_to_do(name: str, sd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = ROWS[name]
+    path = _write(row, tmp_path / "some-Q8_0.gguf")
+    sentences = set()
+    for base in (None, sd):
+        with pytest.raises(UnsupportedFileError) as caught:
+            sdquant.load_model(path, base=base, progress=False)
+        assert str(path) in caught.value.what and row.says in caught.value.why and row.fix in caught.value.fix
+        sentences.add(str(caught.value))
+    for words in (("inspect",), ("inspect", "--json"), ("inspect", "--verify"), ("plan",)):
+        assert cli.main([*words, str(path)]) == 2
+        out, err = capsys.readouterr()
+        told = err
+        if "--json" in words:
+            told = " ".join(json.loads(out)["error"].values())
+        assert "Traceback" not in out + err and all(part in told for part in (str(path), row.says, row.fix))
+    assert len(sentences) == 1
+
+
+def test_the_evidence_is_named(sd: Path, tmp_path: Path) -> None:
+    """Whoever does not believe it can look."""
+    for name, evidence in (
+        ("Llama", "token_embd.weight"),
+        ("a language model by its tag", "general.architecture = gemma3"),
+        ("LoRA of llama.cpp", "general.type = adapter"),
+        ("the first of three parts", "split.count = 3"),
+        ("XL", "conditioner.embedders.1.model.ln_final.weight"),
+    ):
+        with pytest.raises(UnsupportedFileError) as caught:
+            sdquant.detect(_write(ROWS[name], tmp_path / "model.gguf"))
+        assert evidence in caught.value.why
+
+
+def test_what_looks_like_one_of_them_and_is_none_is_read(flux: Path, tmp_path: Path) -> None:
+    """A lone part of one, and models whose tags or names resemble theirs."""
+    for number, (names, architecture, values) in enumerate(
+        (
+            (("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight"), "qwen_image", {"split.count": 1}),
+            (("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"), "llama.flux", {}),
+            ((UNET, "model.diffusion_model.label_emb.0.0.weight"), "", {"general.type": "model"}),
+        )
+    ):
+        row = Row(names, "", "", architecture, dict(values))
+        assert sdquant.detect(_write(row, tmp_path / f"{number}.gguf")).container == "gguf"
