@@ -113,14 +113,18 @@ def _locked(place: Path, lock: Path) -> int:
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(file)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(lock)):
+                    return file
         except BlockingIOError:
             os.close(file)
             raise ConflictError(
                 f"{place} was to be written", "another process is writing to it", "Wait until it is done"
             ) from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.stat(lock)):
-                return file
+        except KeyboardInterrupt:
+            lock.unlink(missing_ok=True)
+            os.close(file)
+            raise
         os.close(file)  # its holder has removed it meanwhile
 
 

@@ -76,7 +76,7 @@ def test_lone_vae(name: str, tmp_path: Path) -> None:
     """ComfyUI's `ae.safetensors` and `vae-ft-mse.safetensors`."""
     base = sdquant.demo.path(name)
     state = {key: tensor.neg() for key, tensor in layouts.weights(base / "vae").items()}
-    save_file(layouts.prefixed(layouts.vae(state, _config(base / "vae")), ""), tmp_path / "ae.safetensors")
+    save_file(layouts.prefixed(layouts.vae(state, layouts.config(base / "vae")), ""), tmp_path / "ae.safetensors")
     seen = sdquant.detect(tmp_path / "ae.safetensors")
     assert (seen.family, seen.component) == ("vae", "vae")
     pipe = sdquant.load_model(tmp_path / "ae.safetensors", "int8", base=base, progress=False)
