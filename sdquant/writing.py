@@ -110,9 +110,10 @@ def _one_writer(place: Path) -> Iterator[Path]:
 
 def _locked(place: Path, lock: Path) -> int:
     while True:
-        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        file, mine = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), False
         try:
             _lock(file)
+            mine = True
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(lock)):
                     return file
@@ -122,7 +123,8 @@ def _locked(place: Path, lock: Path) -> int:
                 f"{place} was to be written", "another process is writing to it", "Wait until it is done"
             ) from None
         except KeyboardInterrupt:
-            lock.unlink(missing_ok=True)
+            if mine:
+                lock.unlink(missing_ok=True)
             os.close(file)
             raise
         os.close(file)  # its holder has removed it meanwhile

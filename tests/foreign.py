@@ -189,22 +189,33 @@ def _float8_blocks(folder: Path) -> Path:
     return folder
 
 
-def _mxfp8(folder: Path) -> Path:
-    """A lone file of ComfyUI's MXFP8, by its own library, listed in the metadata."""
-    from comfy_kitchen.tensor import TensorCoreMXFP8Layout
+def _comfy(kind: str) -> Callable[[Path], Path]:
+    """A lone file of ComfyUI's, by its own library: listed in the metadata, or with a line beside each weight."""
 
-    tensors: dict[str, Tensor] = {}
-    layers: dict[str, Any] = {}
-    for name, tensor in load_file(_transformer() / WEIGHTS).items():
-        if tensor.ndim < 2:
-            tensors[name] = tensor
-            continue
-        codes, params = TensorCoreMXFP8Layout.quantize(tensor)
-        tensors |= {name: codes, name.removesuffix("weight") + "weight_scale": params.scale}
-        layers[name.removesuffix(".weight")] = {"format": "mxfp8"}
-    path = folder / "digits-flux-mxfp8.safetensors"
-    save_file(tensors, path, {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})})
-    return path
+    def make(folder: Path) -> Path:
+        from comfy_kitchen.tensor import TensorCoreMXFP8Layout, TensorWiseINT8Layout
+
+        tensors: dict[str, Tensor] = {}
+        layers: dict[str, Any] = {}
+        for name, tensor in load_file(_transformer() / WEIGHTS).items():
+            if tensor.ndim < 2:
+                tensors[name] = tensor
+                continue
+            stem = name.removesuffix("weight")
+            if kind == "mxfp8":
+                codes, params = TensorCoreMXFP8Layout.quantize(tensor)
+                layers[stem[:-1]] = {"format": kind}
+            else:
+                codes, params = TensorWiseINT8Layout.quantize(tensor, per_channel="norm" not in name)
+                line = json.dumps({"format": kind}).encode()
+                tensors[stem + "comfy_quant"] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+            tensors |= {name: codes, stem + "weight_scale": params.scale}
+        said = json.dumps({"format_version": "1.0", "layers": layers})
+        path = folder / f"digits-flux-{kind}.safetensors"
+        save_file(tensors, path, {"_quantization_metadata": said} if layers else None)
+        return path
+
+    return make
 
 
 ROWS: dict[str, Row] = {
@@ -215,7 +226,8 @@ ROWS: dict[str, Row] = {
     "fp8 e5m2": Row("fp8", "float8_e5m2", _float8("e5m2"), config=False),
     "fp8 comfy_quant": Row("fp8", "*.weight_scale", _float8("quant"), config=False),
     "fp8 in blocks": Row("fp8", "*.weight_scale_inv", _float8_blocks),
-    "fp8 mxfp8": Row("fp8", "*.weight_scale", _mxfp8, config=False),
+    "fp8 mxfp8": Row("fp8", "*.weight_scale", _comfy("mxfp8"), config=False),
+    "comfy int8": Row("qint8", "int8_tensorwise", _comfy("int8_tensorwise"), config=False),
     "lone nf4": Row("nf4", "quant_state", _bnb_lone("nf4"), config=False),
     "lone nf4 doubly quantized": Row("nf4", "quant_state", _bnb_lone("nf4,double_quant"), config=False),
     "lone fp4": Row("fp4", "quant_state", _bnb_lone("fp4"), config=False),

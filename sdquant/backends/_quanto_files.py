@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError
+from ._names import leaf
 from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
 from .base import Found, Packed, PackedSpec, Part, TensorInfo, Unfit
 
@@ -25,6 +26,9 @@ BUFFERS = ("input_scale", "output_scale")
 CONFIG_NAMES = {"qint8": "int8", "qint4": "int4", "qint2": "int2", "qfloat8": "float8"}
 DATA_KEYS = ("._data._data", "._data")
 DATA_DTYPES = ("int8", "uint8", *FLOAT8)
+# ComfyUI's format of the same meaning: int8 codes, one float32 scale for all or for each row.
+COMFY = "int8_tensorwise"
+_COMFY_HINTS = ("comfy_quant", "input_scale")
 
 
 def data_key(scheme: str) -> str:
@@ -33,7 +37,8 @@ def data_key(scheme: str) -> str:
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
-    """See `Backend.find`. `config` may hold "quantization_config" and "quantization_map"."""
+    """See `Backend.find`. `config` may hold "quantization_config", "quantization_map", and "comfy", the format of each
+    weight of ComfyUI's files."""
     asked = _asked(config.get("quantization_config") or {})
     found: list[Found] = []
     unsure: list[int] = []
@@ -60,7 +65,21 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
         else:
             note = "; one or two rows do not show their bits and nothing else in the file does: 4 assumed"
             found[at] = replace(found[at], evidence=found[at].evidence + note)
-    return found
+    comfy = config.get("comfy") or {}
+    return found + [_comfy(name, tensors) for name, kind in comfy.items() if kind == COMFY]
+
+
+def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
+    keys = {"data": name, "scale": leaf(name, "weight_scale")}
+    extra = [leaf(name, hint) for hint in _COMFY_HINTS]
+    return Found(
+        name=name,
+        scheme="qint8",
+        keys={part: key for part, key in keys.items() if key in tensors},
+        extra=tuple(key for key in extra if key in tensors),
+        evidence=f"ComfyUI's {COMFY}: int8 codes, scales in *.weight_scale",
+        details={"comfy": True},
+    )
 
 
 def _explained(row: Found, tensors: Mapping[str, TensorInfo]) -> Found:
@@ -110,10 +129,13 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
         if part not in found.keys:
             raise _bad(found, f"it has no {found.name}._{part}")
     parts = {part: get(found.keys[part]) for part in needed}
+    details: dict[str, Any] = {}
+    if found.details.get("comfy"):
+        parts["scale"] = _of_rows(parts["scale"], tuple(parts["data"].shape))
+        details["comfy"] = True
     dtypes = {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()}
     if dtypes["scale"] not in FLOATS:
         raise _bad(found, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")
-    details: dict[str, Any] = {}
     if shape is None:
         shape = _shape(found, parts, dtypes)
     if "shift" in needed:
@@ -131,6 +153,15 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
             )
     spec = PackedSpec(scheme=found.scheme, shape=tuple(shape), dtype=dtypes["scale"], details=details)
     return Packed(spec=spec, parts=parts)
+
+
+def _of_rows(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """ComfyUI's scale as quanto has it: one for each row, but for weights of one row."""
+    if scale.numel() == 1 and shape:
+        scale = scale.reshape(1).expand(shape[0])
+    if not shape or scale.numel() != shape[0]:
+        return scale  # which is refused for its shape
+    return scale.reshape(() if shape[0] == 1 else (shape[0], *(1 for _ in shape[1:]))).contiguous()
 
 
 def _shape(found: Found, parts: Mapping[str, Tensor], dtypes: Mapping[str, str]) -> tuple[int, ...]:

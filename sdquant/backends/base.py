@@ -281,6 +281,10 @@ class Backend(ABC):
 
     # The library's own modules, for schemes whose `runtimes` name "library".
 
+    def library_runs(self, packed: Packed) -> bool:
+        """Whether the library's module can run such a weight; a plain layer does where it cannot."""
+        return True
+
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         """The library's module in place of the float `module`, whose weight may be on the meta device; same bias."""
         raise NotImplementedError(f"{self.name} has no library modules")

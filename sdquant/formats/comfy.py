@@ -1,4 +1,4 @@
-"""What ComfyUI's files say about the format of each layer. Headers only, no torch.
+"""What ComfyUI's files say about the format of each layer, before any weight is read. No torch.
 
 A quantized layer X has a tensor `X.comfy_quant` (a line of JSON, in bytes), or is listed in the metadata, which ComfyUI
 turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix that
@@ -8,89 +8,110 @@ comfy-kitchen, its library of kernels.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends._float8_find import FORMATS, MARKER
+from .. import jsonline
+from ..backends._float8_find import FORMATS as FLOAT8
+from ..backends._float8_find import MARKER
 from ..errors import BadFileError, UnsupportedFileError
+from . import safetensors
 
 if TYPE_CHECKING:
     from ..backends.base import TensorInfo
 
 METADATA = "_quantization_metadata"
+# The formats that are read here, and the dtype of their codes. int8_tensorwise is qint8: a scale for all or for a row.
+READ: Mapping[str, str] = {**FLOAT8, "int8_tensorwise": "int8"}
 _PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
-
-# How formats that are not read show themselves where only the tensors tell: the dtype of the codes, a neighbour.
-_SHAPES: tuple[tuple[str, str, str], ...] = (
-    ("uint8", "weight_scale_2", "nvfp4"),
-    ("int8", "weight_s_rel", "asym_w4a8_int8"),
-    ("int8", "weight_proj_down", "svdquant_w4a4"),
-    ("int8", "weight_zeros", "awq_w4a16"),
-    ("int8", "weight_scale", "an int8 or int4 one"),
-)
+_MOST = 4096  # bytes of a line; ComfyUI writes some tens
 
 
-def formats(path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The format that the metadata gives a layer, by the name of its weight.
+def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The format of each quantized layer that has one of ComfyUI's, by the name of its weight.
+
+    Args:
+        home: the file of each tensor. metadata: of the first file.
 
     Raises:
-        BadFileError: the metadata makes no sense, or not with these tensors.
+        BadFileError: what is said makes no sense, or not with these tensors.
         UnsupportedFileError: layers are in a format that is not read here.
     """
-    said = {_weight(path, layer, tensors): row for layer, row in _layers(path, metadata).items()}
-    shown = [key.removesuffix(MARKER) + "weight" for key in tensors if key.rpartition(".")[2] == MARKER]
-    strange = {name: said[name] for name in said if said[name] not in FORMATS}
-    strange |= {name: _guess(name, tensors) for name in shown if name not in said and not _is_float8(tensors.get(name))}
+    if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
+        return {}
+    path = next(iter(home.values()))
+    said = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
+    for key, kind in _marked(tensors, home).items():
+        name = key.removesuffix(MARKER) + "weight"
+        if name not in tensors:
+            raise _bad(home[key], key, f"it is about {name!r}, which is not in the file")
+        if said.setdefault(name, kind) != kind:
+            raise _bad(home[key], key, f"it says {kind!r}, and the file's metadata says {said[name]!r}")
+    strange = {name: kind for name, kind in said.items() if kind not in READ}
     if strange:
         kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in Counter(strange.values()).items())
         raise UnsupportedFileError(
             f"{path} was to be loaded",
             f"it has layers in formats of ComfyUI's that this version does not read: {kinds}, the first of them "
             f"{next(iter(strange))!r}",
-            f"Use a file of the same model in {', '.join(FORMATS)}, nf4 or GGUF, or quantize the unquantized one",
+            f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized one",
         )
     for name, kind in said.items():
-        if tensors[name].dtype != FORMATS[kind]:
-            raise _bad(path, f"it says that {name!r} is in {kind}, and that tensor is {tensors[name].dtype}")
+        if tensors[name].dtype != READ[kind]:
+            raise _bad(home[name], name, f"it is said to be in {kind}, and is {tensors[name].dtype}")
     return said
 
 
-def _layers(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+def _is_marker(key: str) -> bool:
+    return key.rpartition(".")[2] == MARKER
+
+
+def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     text = metadata.get(METADATA)
     if text is None:
         return {}
     try:
-        rows = json.loads(text)["layers"].items()
-        # Some tools write the format alone instead of a table.
-        layers = {str(layer): row if isinstance(row, str) else row["format"] for layer, row in rows}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _bad(path, f"it is no table of layers: {error!r}") from error
-    if not all(isinstance(kind, str) for kind in layers.values()):
-        raise _bad(path, "a format in it is not a text")
-    return layers
+        rows = jsonline.parse(text.encode())["layers"].items()
+        return {layer: _kind(row) for layer, row in rows}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad(path, METADATA, f"it is no table of layers: {error!r}") from error
+
+
+def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict[str, str]:
+    """What the tensors beside the weights say. Of a file that ends too early, what is there."""
+    keys = [key for key in tensors if _is_marker(key)]
+    said = {}
+    for path in dict.fromkeys(home[key] for key in keys):
+        here = [key for key in keys if home[key] == path]
+        long = next((key for key in here if tensors[key].nbytes > _MOST), None)
+        if long is not None:
+            raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, and it is one line of JSON")
+        for key, line in safetensors.peek(path, here).items():
+            try:
+                said[key] = _kind(jsonline.parse(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise _bad(path, key, f"its JSON says no format: {error!r}") from error
+    return said
+
+
+def _kind(row: Any) -> str:
+    """A layer's format, with what changes its meaning. Some tools write the name alone instead of a table."""
+    kind = row if isinstance(row, str) else row["format"]
+    if not isinstance(kind, str):
+        raise TypeError(f"format {kind!r} is not a text")
+    params = row.get("params") if isinstance(row, dict) else None
+    tables = [table for table in (row, params) if isinstance(table, dict)]
+    return f"{kind} with convrot" if any(table.get("convrot") for table in tables) else kind
 
 
 def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:
     for prefix in _PREFIXES:
         if f"{prefix}{layer}.weight" in tensors:
             return f"{prefix}{layer}.weight"
-    raise _bad(path, f"it has a format for layer {layer!r}, which has no weight in the file")
+    raise _bad(path, METADATA, f"it has a format for layer {layer!r}, which has no weight in the file")
 
 
-def _guess(name: str, tensors: Mapping[str, TensorInfo]) -> str:
-    info, stem = tensors.get(name), name.removesuffix("weight")
-    for dtype, neighbour, kind in _SHAPES:
-        if info is not None and info.dtype == dtype and stem + neighbour in tensors:
-            return kind
-    return "an unknown one" if info is None else f"one with {info.dtype} codes"
-
-
-def _is_float8(info: TensorInfo | None) -> bool:
-    return info is not None and info.dtype in FORMATS.values()
-
-
-def _bad(path: Path, why: str) -> BadFileError:
-    return BadFileError(f"The {METADATA} of {path} was read", why, "Get the file from its source again")
+def _bad(path: Path, key: str, why: str) -> BadFileError:
+    return BadFileError(f"{key!r} of {path} was read", why, "Get the file from its source again")

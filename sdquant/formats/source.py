@@ -219,7 +219,7 @@ def _source(
     if specs:
         found = found_in(files[0], own, specs, tensors)
     else:
-        found = _foreign(path, tensors, {**side, "comfy": comfy.formats(files[0], tensors, metadata)})
+        found = _foreign(path, tensors, {**side, "comfy": comfy.formats(tensors, home, metadata)})
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from comfy_kitchen.tensor import TensorCoreMXFP8Layout
-from safetensors.torch import save_file
 from torch import Tensor
 
-import sdquant
 from sdquant import backends
 from sdquant.backends.base import Found, Packed, TensorInfo
-from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.errors import BadFileError
 from sdquant.reading import read_weight
 from sdquant.rows import cut
 
@@ -152,53 +149,3 @@ def test_a_block_size_that_does_not_fit(size: Any) -> None:
     side = {"quantization_config": {"quant_method": "fp8", "weight_block_size": size}}
     with pytest.raises(BadFileError):
         _read({NAME: codes, "proj.weight_scale_inv": scale}, (128, 256), side)
-
-
-class TestTheMetadata:
-    def _file(self, folder: Path, layers: Any, **tensors: Tensor) -> Path:
-        codes, params = TensorCoreMXFP8Layout.quantize(_weight((64, 64)))
-        both = {"model.diffusion_model.proj.weight": codes, "model.diffusion_model.proj.weight_scale": params.scale}
-        metadata = {"_quantization_metadata": layers if isinstance(layers, str) else json.dumps({"layers": layers})}
-        save_file(both | tensors, folder / "model.safetensors", metadata)
-        return folder / "model.safetensors"
-
-    @pytest.mark.parametrize("layer", ["proj", "model.diffusion_model.proj"])
-    @pytest.mark.parametrize("row", [{"format": "mxfp8"}, "mxfp8"])
-    def test_it_says_what_layers_are_in(self, layer: str, row: Any, tmp_path: Path) -> None:
-        seen = sdquant.verify(self._file(tmp_path, {layer: row}))
-        assert seen.quant == "fp8" and seen.warnings == []
-
-    @pytest.mark.parametrize(
-        ("layers", "word"),
-        [
-            ("{", "no table"), ("[]", "no table"), ('{"layers": 3}', "no table"), ("[" * 9000, "no table"),
-            ({"proj": {}}, "no table"), ({"proj": 3}, "no table"), ({"proj": {"format": 3}}, "not a text"),
-            ({"other": {"format": "mxfp8"}}, "no weight"), ({"proj": {"format": "float8_e5m2"}}, "float8_e4m3fn"),
-        ],
-    )  # fmt: skip
-    def test_that_makes_no_sense(self, layers: Any, word: str, tmp_path: Path) -> None:
-        path = self._file(tmp_path, layers)
-        with pytest.raises(BadFileError, match=word) as caught:
-            sdquant.detect(path)
-        assert str(path) in str(caught.value)
-
-    def test_formats_that_are_not_read(self, tmp_path: Path) -> None:
-        path = self._file(tmp_path, {"proj": {"format": "nvfp4"}})
-        with pytest.raises(UnsupportedFileError, match=r"nvfp4 \(1 layers\)") as caught:
-            sdquant.detect(path)
-        assert str(path) in caught.value.what and "GGUF" in caught.value.fix
-
-    @pytest.mark.parametrize(
-        ("codes", "neighbour", "word"),
-        [
-            (torch.uint8, "weight_scale_2", "nvfp4"), (torch.int8, "weight_scale", "int8"),
-            (torch.int8, "weight_s_rel", "asym_w4a8_int8"), (torch.int16, "weight_scale", "int16 codes"),
-        ],
-    )  # fmt: skip
-    def test_formats_that_only_tensors_show(
-        self, codes: torch.dtype, neighbour: str, word: str, tmp_path: Path
-    ) -> None:
-        tensors = {"proj.weight": torch.ones(4, 4, dtype=codes), f"proj.{neighbour}": torch.ones(1)}
-        save_file(tensors | {"proj.comfy_quant": _line("x")}, tmp_path / "model.safetensors")
-        with pytest.raises(UnsupportedFileError, match=word):
-            sdquant.detect(tmp_path / "model.safetensors")

@@ -1,0 +1,122 @@
+"""What ComfyUI's files say of their layers' formats: read, held against the tensors, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy_kitchen.tensor import TensorCoreMXFP8Layout, TensorWiseINT8Layout
+from safetensors.torch import save_file
+from torch import Tensor
+
+import sdquant
+from sdquant import backends
+from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.formats.source import single_file
+from sdquant.reading import read_weight
+
+PREFIX = "model.diffusion_model."
+
+
+def _weight(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+def _line(row: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(row).encode()), dtype=torch.uint8)
+
+
+def _file(folder: Path, layers: Any = None, **tensors: Tensor) -> Path:
+    """A file with one layer in MXFP8 and a metadata of `layers`."""
+    codes, params = TensorCoreMXFP8Layout.quantize(_weight((64, 64)))
+    both = {f"{PREFIX}proj.weight": codes, f"{PREFIX}proj.weight_scale": params.scale}
+    metadata = {"_quantization_metadata": layers if isinstance(layers, str) else json.dumps({"layers": layers})}
+    save_file(both | tensors, folder / "model.safetensors", metadata if layers is not None else None)
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("layer", ["proj", f"{PREFIX}proj"])
+@pytest.mark.parametrize("row", [{"format": "mxfp8"}, "mxfp8"])
+def test_the_metadata(layer: str, row: Any, tmp_path: Path) -> None:
+    seen = sdquant.verify(_file(tmp_path, {layer: row}))
+    assert seen.quant == "fp8" and seen.warnings == []
+
+
+def test_a_line_beside_the_weight(tmp_path: Path) -> None:
+    path = _file(tmp_path, **{f"{PREFIX}proj.comfy_quant": _line({"format": "mxfp8"})})
+    assert sdquant.verify(path).quant == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("layers", "word"),
+    [
+        ("{", "no table"), ("[]", "no table"), ('{"layers": 3}', "no table"), ("[" * 9000, "no table"),
+        ({"proj": {}}, "no table"), ({"proj": 3}, "no table"), ({"proj": {"format": 3}}, "not a text"),
+        ({"other": {"format": "mxfp8"}}, "no weight"), ({"proj": {"format": "float8_e5m2"}}, "float8_e4m3fn"),
+        ({"proj": {"format": "int8_tensorwise"}}, "float8_e4m3fn"),
+    ],
+)  # fmt: skip
+def test_a_metadata_that_makes_no_sense(layers: Any, word: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, layers)
+    with pytest.raises(BadFileError, match=word) as caught:
+        sdquant.detect(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "word"),
+    [
+        ("proj", _line("int8_tensorwise"), "mxfp8"), ("proj", _line([]), "no format"), ("proj", _line({}), "no format"),
+        ("proj", torch.tensor([123], dtype=torch.uint8), "no format"), ("proj", _line("x" * 5000), "one line"),
+        ("other", _line("mxfp8"), "not in the file"),
+    ],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense(key: str, line: Tensor, word: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, {"proj": "mxfp8"}, **{f"{PREFIX}{key}.comfy_quant": line})
+    with pytest.raises(BadFileError, match=word) as caught:
+        sdquant.detect(path)
+    assert str(path) in str(caught.value) and f"{PREFIX}{key}.comfy_quant" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"format": "nvfp4"}, "nvfp4"),
+        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}, "int8_tensorwise with convrot"),
+        ({"format": "int8_tensorwise", "params": {"convrot": True}}, "int8_tensorwise with convrot"),
+    ],
+)
+@pytest.mark.parametrize("where", ["metadata", "line"])
+def test_formats_that_are_not_read(row: Any, word: str, where: str, tmp_path: Path) -> None:
+    beside = {f"{PREFIX}proj.comfy_quant": _line(row)} if where == "line" else {}
+    path = _file(tmp_path, {"proj": row} if where == "metadata" else None, **beside)
+    with pytest.raises(UnsupportedFileError, match=rf"{word} \(1 layers\)") as caught:
+        sdquant.detect(path)
+    assert str(path) in caught.value.what and "GGUF" in caught.value.fix and f"{PREFIX}proj" in caught.value.why
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("shape", [(48, 80), (1, 16)])
+def test_int8_is_that_of_comfy_kitchen(shape: tuple[int, int], per_channel: bool, tmp_path: Path) -> None:
+    codes, params = TensorWiseINT8Layout.quantize(_weight(shape), per_channel=per_channel)
+    file = {"proj.weight": codes, "proj.weight_scale": params.scale, "proj.comfy_quant": _line("int8_tensorwise")}
+    save_file(file, tmp_path / "model.safetensors")
+    (found,) = single_file(tmp_path / "model.safetensors").found.values()
+    packed = read_weight(found, None, shape, file.__getitem__)
+    assert found.scheme == "qint8"
+    theirs = TensorWiseINT8Layout.dequantize(codes, params)
+    assert torch.equal(backends.get("quanto").decode(packed, torch.bfloat16), theirs)
+
+
+@pytest.mark.parametrize(
+    ("scale", "word"),
+    [(torch.ones(3, 1), "has to be"), (torch.ones(4, 2), "has to be"), (None, "no proj.weight._scale")],
+)
+def test_int8_whose_scale_does_not_fit(scale: Tensor | None, word: str, tmp_path: Path) -> None:
+    file = {"proj.weight": torch.ones(4, 8, dtype=torch.int8), "proj.comfy_quant": _line("int8_tensorwise")}
+    save_file(file | ({} if scale is None else {"proj.weight_scale": scale}), tmp_path / "model.safetensors")
+    with pytest.raises(BadFileError, match=word):
+        sdquant.verify(tmp_path / "model.safetensors")
