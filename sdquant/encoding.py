@@ -29,10 +29,16 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
     """
     packed = backends.get(spec.scheme.backend).encode(weight, spec)
     for part in packed.parts.values():
-        if part.dtype in _FLOATS and not bool(torch.isfinite(part).all()):
-            raise BadFileError(
-                f"Weight {name!r} was to be quantized to {spec}",
-                "it has values that are not a number, infinite, or too large for the scheme's scales",
-                f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
-            )
+        if part.dtype in _FLOATS:
+            require_finite(name, part, spec)
     return packed
+
+
+def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
+    """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
+    if not bool(torch.isfinite(scales).all()):
+        raise BadFileError(
+            f"Weight {name!r} was to be quantized to {spec}",
+            "it has values that are not a number, infinite, or too large for the scheme's scales",
+            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+        )

@@ -13,26 +13,25 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, planner
+from . import authors, backends, planner
 from .backends._gguf_mixes import FILE_TYPES
 from .backends.base import QuantSpec
-from .detection import MAIN, Detected, detect
-from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
-from .foreign import LDM, convert, prefix_of
-from .formats import families, gguf_conventions, reference
+from .detection import detect
+from .errors import UnsupportedFileError
+from .formats import gguf_conventions, reference
 from .formats.gguf_types import TYPES
-from .formats.reference import Written
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
 from .selection import FLOATS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .formats.reference import Written
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +71,12 @@ def quantize_file(
     spec = backends.parse(quant)
     asked = request(place, quant=quant, components=components, skip=skip)
     seen = detect(place)
-    chosen = _chosen(seen, asked.components, single=goal.suffix == ".gguf")
+    chosen = authors.chosen(seen, asked.components, single=goal.suffix == ".gguf")
     for src in chosen.values():
-        if src.found:
-            raise ConflictError(
-                f"{src.path} was to be quantized to {spec}",
-                "its weights are quantized already",
-                "Start from float weights",
-            )
+        authors.refuse_quantized(src, spec)
     goal.parent.mkdir(parents=True, exist_ok=True)
     total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
-    with _bar(total, spec, progress) as tick:
+    with authors.bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":
             write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
             return goal
@@ -101,37 +95,6 @@ def quantize_file(
     return goal
 
 
-def _chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
-    if set(seen.sources) == {"."}:
-        return {".": main_only(seen.sources["."])}
-    unknown = [name for name in named or () if name not in seen.sources]
-    if unknown:
-        raise SettingsError(
-            f"Component {unknown[0]!r} was named", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
-        )
-    names = named or [name for name in seen.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
-    if single and named is None:
-        names = [name for name in MAIN if name in seen.sources][:1]
-    if single and len(names) != 1:
-        raise SettingsError(
-            f"{', '.join(names) or 'No component'} was to go into one file",
-            "a GGUF file holds one component",
-            "Name one",
-        )
-    if not names:
-        raise MissingComponentError(f"{seen.path} was to be quantized", "it has no component to quantize", "Name one")
-    return {name: seen.sources[name] for name in names}
-
-
-def main_only(src: Source) -> Source:
-    """The UNet or transformer of a checkpoint of several models, which GGUF readers do not take; others as they are."""
-    row = families.recognise(src.names)
-    if row is None or row.component != "checkpoint":
-        return src
-    tensors = {key: info for key, info in src.tensors.items() if key.startswith(LDM)}
-    return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
-
-
 def write_component(
     src: Source, spec: QuantSpec, skip: tuple[str, ...], target: Path, tick: Callable[[int], Any], *, alone: bool
 ) -> None:
@@ -143,7 +106,7 @@ def write_component(
     from .formats.gguf_write import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    parts, row = _names(src, alone)
+    parts, row = authors.names(src, alone)
     kind = gguf_conventions.architecture(row)
     # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
     foreign = row.family if row is not None and row.foreign else None
@@ -165,50 +128,6 @@ def write_component(
     finally:
         for file in files.values():
             file.close()
-
-
-def _names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
-    """The tensors to write, and the family that their names are of."""
-    row = families.recognise(src.names)
-    model = row is not None and row.component in ("unet", "transformer", "checkpoint")
-    prefix = prefix_of(src.names) if model else ""
-    keys = {key.removeprefix(prefix): key for key in src.tensors}
-    bare = [Written(name, (key,)) for name, key in keys.items()]
-    if row is not None and row.foreign:
-        return bare, families.recognise(keys) or row
-    kind = src.class_name or (row.class_name if row else None)
-    parts = _authors(src, kind, keys) if alone else None
-    if parts is not None:
-        return parts, families.recognise([one.name for one in parts])
-    if alone and (model or (row is None and src.library == "diffusers")):
-        log.warning(
-            "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
-            src.path, kind,
-        )  # fmt: skip
-    return bare, row
-
-
-def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[Written] | None:
-    """The component under its authors' names; None if diffusers would not find the way back from them.
-
-    Args:
-        keys: the file's key of each tensor, by diffusers' name.
-    """
-    shapes = {name: src.tensors[key].shape for name, key in keys.items()}
-    parts = reference.written(class_name, shapes)
-    if parts is None:
-        return None
-    there = {
-        one.name: replace(src.tensors[keys[one.sources[0]]], shape=reference.shape_of(one, shapes)) for one in parts
-    }
-    file = replace(src, tensors=there, home={name: src.files[0] for name in there})
-    try:
-        back = convert(file, "transformer", replace(src, class_name=class_name))
-    except UnsupportedFileError:
-        return None
-    if back is None or {name: info.shape for name, info in back.tensors.items()} != shapes:
-        return None
-    return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
 
 
 def _main_dtype(src: Source) -> str:
@@ -254,10 +173,7 @@ def _data(part: Written, type_: str, src: Source, files: Any) -> Tensor:
     """The numbers or blocks of a tensor as the file holds them."""
     import torch
 
-    tensors = [files[src.home[source]].get(source) for source in part.sources]
-    tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    if part.swapped:
-        tensor = torch.cat(tensor.chunk(2)[::-1])
+    tensor = authors.read(part, src, files)
     if TYPES[type_].dtype:
         return tensor.to(getattr(torch, str(TYPES[type_].dtype)))
     return backends.get("gguf").encode(tensor, backends.parse(type_)).parts["blocks"]
@@ -288,21 +204,3 @@ def _type_of(
         if folds and math.prod(shape) % TYPES[candidate].block == 0:
             return candidate
     return plain
-
-
-class _bar:
-    """A progress bar over bytes written."""
-
-    def __init__(self, total: int, spec: QuantSpec, progress: bool) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=total, desc=f"Writing {spec}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
-        )
-
-    def __enter__(self) -> Callable[[int], Any]:
-        tick: Callable[[int], Any] = self._bar.update
-        return tick
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()

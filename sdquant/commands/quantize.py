@@ -12,6 +12,8 @@ from . import _shared
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
 )  # fmt: skip
+_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache")
+_DEFAULTS = {"mode": "auto"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
+    from .. import gguf_files, single_files
     from ..detection import detect
     from ..loader import load_planned
     from ..preparation import prepare
@@ -43,15 +46,17 @@ def run(args: argparse.Namespace) -> int:
     _shared.refuse_target(out)
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
     refuse_existing(out, args.overwrite)
-    if gguf:
-        from ..gguf_files import quantize_file
-
-        if len(each) > 1:
+    if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and single_files.suits(quant)):
+        if not isinstance(quant, str):
             raise SettingsError(
-                f"{quant} was asked for", "GGUF takes one scheme for all components", f"Use -q {gguf[0]}"
+                f"{quant} was asked for",
+                "GGUF takes one scheme for all components",
+                f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
-        quantize_file(
-            _shared.place(args.path), gguf[0], out,
+        _refuse_useless(args, quant)
+        write = gguf_files.quantize_file if gguf else single_files.quantize_file
+        write(
+            _shared.place(args.path), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite, progress=args.progress,
         )  # fmt: skip
     else:
@@ -70,3 +75,14 @@ def run(args: argparse.Namespace) -> int:
     quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
     print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
     return 0
+
+
+def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
+    """Raise SettingsError for flags about loading: such a file is made from the weights without loading a model."""
+    given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
+    if given:
+        raise SettingsError(
+            f"--{given[0].replace('_', '-')} was given for a file in {scheme}",
+            "it is made from the weights alone, without loading the model",
+            "Leave it out",
+        )

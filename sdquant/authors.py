@@ -1,0 +1,138 @@
+"""A component as other tools want it in one file: which one, under its authors' names, layers fused as they are there.
+
+What GGUF files and single safetensors files have in common; see `gguf_files` and `single_files`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import planner
+from .detection import MAIN, Detected
+from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
+from .foreign import LDM, convert, prefix_of
+from .formats import families, reference
+from .formats.reference import Written
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .backends.base import QuantSpec
+    from .formats.base import TensorFile
+    from .formats.source import Source
+
+log = logging.getLogger(__name__)
+
+
+def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
+    """The components to quantize, by name.
+
+    Args:
+        named: by the caller; None for the usual ones, or the main one where they are to go into a `single` file.
+    """
+    if set(seen.sources) == {"."}:
+        return {".": main_only(seen.sources["."])}
+    unknown = [name for name in named or () if name not in seen.sources]
+    if unknown:
+        raise SettingsError(
+            f"Component {unknown[0]!r} was named", f"{seen.path} has {', '.join(seen.sources)}", "Name one of them"
+        )
+    names = named or [name for name in seen.sources if planner.QUANTIZED_BY_DEFAULT.match(name)]
+    if single and named is None:
+        names = [name for name in MAIN if name in seen.sources][:1]
+    if single and len(names) != 1:
+        raise SettingsError(
+            f"{', '.join(names) or 'No component'} was to go into one file",
+            "one file holds one component",
+            "Name one",
+        )
+    if not names:
+        raise MissingComponentError(f"{seen.path} was to be quantized", "it has no component to quantize", "Name one")
+    return {name: seen.sources[name] for name in names}
+
+
+def main_only(src: Source) -> Source:
+    """The UNet or transformer of a checkpoint of several models, which GGUF readers do not take; others as they are."""
+    row = families.recognise(src.names)
+    if row is None or row.component != "checkpoint":
+        return src
+    tensors = {key: info for key, info in src.tensors.items() if key.startswith(LDM)}
+    return replace(src, tensors=tensors, home={key: src.home[key] for key in tensors})
+
+
+def refuse_quantized(src: Source, spec: QuantSpec) -> None:
+    """Raise ConflictError if weights of the component are quantized already."""
+    if src.found:
+        raise ConflictError(
+            f"{src.path} was to be quantized to {spec}",
+            "its weights are quantized already",
+            "Start from float weights",
+        )
+
+
+def names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
+    """The tensors to write, and the family that their names are of."""
+    row = families.recognise(src.names)
+    model = row is not None and row.component in ("unet", "transformer", "checkpoint")
+    prefix = prefix_of(src.names) if model else ""
+    keys = {key.removeprefix(prefix): key for key in src.tensors}
+    bare = [Written(name, (key,)) for name, key in keys.items()]
+    if row is not None and row.foreign:
+        return bare, families.recognise(keys) or row
+    kind = src.class_name or (row.class_name if row else None)
+    parts = _authors(src, kind, keys) if alone else None
+    if parts is not None:
+        return parts, families.recognise([one.name for one in parts])
+    if alone and (model or (row is None and src.library == "diffusers")):
+        log.warning(
+            "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
+            src.path, kind,
+        )  # fmt: skip
+    return bare, row
+
+
+def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> list[Written] | None:
+    """The component under its authors' names; None if diffusers would not find the way back from them.
+
+    Args:
+        keys: the file's key of each tensor, by diffusers' name.
+    """
+    shapes = {name: src.tensors[key].shape for name, key in keys.items()}
+    parts = reference.written(class_name, shapes)
+    if parts is None:
+        return None
+    there = {
+        one.name: replace(src.tensors[keys[one.sources[0]]], shape=reference.shape_of(one, shapes)) for one in parts
+    }
+    file = replace(src, tensors=there, home={name: src.files[0] for name in there})
+    try:
+        back = convert(file, "transformer", replace(src, class_name=class_name))
+    except UnsupportedFileError:
+        return None
+    if back is None or {name: info.shape for name, info in back.tensors.items()} != shapes:
+        return None
+    return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
+
+
+def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:
+    """A tensor to be written, out of the opened files of `src`."""
+    import torch
+
+    tensors = [files[src.home[source]].get(source) for source in part.sources]
+    tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return torch.cat(tensor.chunk(2)[::-1]) if part.swapped else tensor
+
+
+@contextmanager
+def bar(total: int, spec: QuantSpec, progress: bool) -> Iterator[Callable[[int], Any]]:
+    """A progress bar over bytes; the function that it gives adds some."""
+    from tqdm import tqdm
+
+    label = f"Writing {spec}"
+    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, delay=2, leave=False) as shown:
+        yield shown.update

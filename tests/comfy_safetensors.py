@@ -1,0 +1,111 @@
+"""A strict reader of single safetensors files by ComfyUI's and Forge's rules, on their own libraries: comfy-kitchen and
+bitsandbytes. What it says no to would fail there, or come out wrong without a word. Written from what ComfyUI's
+`convert_old_quants` and `_load_quantized_module` and Forge's `Linear` for NF4 do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes
+import torch
+from comfy_kitchen.tensor import TensorCoreFP8Layout, TensorWiseINT8Layout
+from safetensors.torch import load_file
+from torch import Tensor
+
+BNB = ".weight.quant_state.bitsandbytes__"
+# What tells ComfyUI the sizes of a model: their shapes have to be the weights' own.
+MEASURED = (
+    "img_in.weight", "txt_in.weight", "vector_in.in_layer.weight", "final_layer.linear.weight",
+    "input_blocks.0.0.weight", "label_emb.0.0.weight", "transformer_blocks.0.attn2.to_k.weight", "out.2.weight",
+)  # fmt: skip
+KNOWN = ("weight", "bias", "scale")  # the last words of tensors that a model has
+
+
+class Refused(Exception):
+    """ComfyUI or Forge would not load the file, or would load it wrongly."""
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], set[str]]:
+    """All tensors as floats, by name, and the names of those that were quantized.
+
+    Raises:
+        Refused: with the rule that is broken.
+    """
+    state = load_file(path)
+    if any("bitsandbytes__" in key for key in state):
+        floats, packed = _forge(state)
+    else:
+        floats, packed = _comfy(_converted(state))
+    strange = [key for key in floats if key.rpartition(".")[2] not in KNOWN]
+    if strange:
+        raise Refused(f"{strange[0]} is left over")
+    hidden = [key for key in packed if key.endswith(MEASURED)]
+    if hidden and any("bitsandbytes__" in key for key in state):
+        raise Refused(f"{hidden[0]} does not show the model's size")
+    return floats, packed
+
+
+def _forge(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
+    floats = dict(state)
+    packed = set()
+    for key in state:
+        module, mark, _ = key.partition(BNB)
+        if not mark:
+            continue
+        name = f"{module}.weight"
+        stats = {part.removeprefix(f"{name}."): floats.pop(part) for part in state if part.startswith(f"{name}.")}
+        if set(stats) != {"absmax", "quant_map", key.removeprefix(f"{name}.")}:
+            raise Refused(f"{name} has {sorted(stats)}")  # Forge has no doubly quantized scales
+        weight: Any = bitsandbytes.nn.Params4bit.from_prequantized(floats.pop(name), stats, device="cpu")
+        if weight.quant_state.blocksize != 64:
+            raise Refused(f"{name} has blocks of {weight.quant_state.blocksize}")
+        # bitsandbytes' functions for a CPU (0.50) take wrong scales where a row is not whole blocks: one block a row.
+        shape, weight.quant_state.shape = weight.quant_state.shape, torch.Size((weight.quant_state.absmax.numel(), 64))
+        floats[name] = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state).reshape(shape)
+        packed.add(name)
+    return floats, packed
+
+
+def _converted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The older spelling of scaled float8 in the newer one."""
+    marker = state.pop("scaled_fp8", None)
+    if marker is None:
+        return state
+    made: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        module, mark, rest = key.rpartition(".scale_weight")
+        if mark and not rest:
+            conf = {"format": "float8_e4m3fn", "full_precision_matrix_mult": marker.numel() == 2}
+            made[f"{module}.comfy_quant"] = torch.tensor(list(json.dumps(conf).encode()), dtype=torch.uint8)
+            made[f"{module}.weight_scale"] = tensor
+        else:
+            made[key] = tensor
+    return made
+
+
+def _comfy(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
+    floats = dict(state)
+    packed = set()
+    for key in [key for key in state if key.endswith(".comfy_quant")]:
+        module = key.removesuffix(".comfy_quant")
+        conf = json.loads(bytes(floats.pop(key).tolist()))
+        codes, scale = floats.pop(f"{module}.weight"), floats.pop(f"{module}.weight_scale")
+        if codes.ndim != 2:
+            raise Refused(f"{module} is no linear layer")
+        layout: Any
+        if conf["format"] == "float8_e4m3fn":
+            if scale.numel() != 1 or codes.dtype != torch.float8_e4m3fn or not conf.get("full_precision_matrix_mult"):
+                raise Refused(f"{module}: float8 with a scale for all, {scale.shape} {codes.dtype}")
+            layout = TensorCoreFP8Layout
+        elif conf["format"] == "int8_tensorwise":
+            if scale.dtype != torch.float32 or scale.shape != (len(codes), 1) or codes.dtype != torch.int8:
+                raise Refused(f"{module}: int8 with a float32 scale for each row, {scale.shape} {scale.dtype}")
+            layout = TensorWiseINT8Layout
+        else:
+            raise Refused(f"{module} is in {conf}")
+        params = layout.Params(scale=scale, orig_dtype=torch.float32, orig_shape=tuple(codes.shape))
+        floats[f"{module}.weight"] = layout.dequantize(codes, params)
+        packed.add(f"{module}.weight")
+    return floats, packed

@@ -1,0 +1,125 @@
+"""One safetensors file for Forge and ComfyUI: read by their rules, and the same weights when sdquant loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sdquant
+from sdquant import backends, single_files
+from sdquant.cli import main
+from sdquant.components import main_part
+from sdquant.errors import BadFileError, ConflictError, SettingsError
+from sdquant.weights import plain, quantized
+
+from . import comfy_safetensors, layouts
+from .test_three_ways import images
+
+# A layer under the name that other tools know the model by.
+MODELS = [("digits-sd", "input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"),
+          ("digits-flux", "double_blocks.0.img_attn.qkv.weight")]  # fmt: skip
+# How far a decoded weight is from what it was, as a share of it; bfloat16 weights of the shipped models.
+ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02}
+
+
+@pytest.mark.parametrize(("model", "layer"), MODELS)
+@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+def test_other_tools_read_it_and_sdquant_the_same(
+    scheme: str, model: str, layer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"model-{scheme}.safetensors"
+    assert main(["quantize", model, str(file), "-q", scheme]) == 0
+    capsys.readouterr()
+    floats, packed = comfy_safetensors.read(file)
+    assert layer in packed and len(packed) > 10
+    seen = sdquant.verify(file)
+    assert (seen.quant, seen.warnings) == (scheme, [])
+
+    base = sdquant.demo.path(model)
+    pipe = sdquant.load_model(file, base=base, progress=False)
+    assert np.isfinite(images(pipe, 1)).all()
+    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, tmp_path / "floats.safetensors")
+    theirs = plain(main_part(sdquant.load_model(tmp_path / "floats.safetensors", base=base, progress=False)))
+    mine, original = dict(quantized(main_part(pipe))), plain(main_part(sdquant.load_model(base, progress=False)))
+    assert len(mine) >= len(packed)
+    for name, part in mine.items():
+        weight = backends.of_scheme(part.spec.scheme).decode(part, torch.bfloat16)
+        assert torch.equal(weight, theirs[name]), name
+        wide = original[name].float()
+        assert (weight.float() - wide).norm() < ERROR[scheme] * wide.norm(), name
+    for name, tensor in plain(main_part(pipe)).items():
+        assert torch.equal(tensor, original[name]), name
+
+
+def test_it_loads_alone(tmp_path: Path) -> None:
+    file = single_files.quantize_file(sdquant.demo.path("digits-flux"), "qint8", tmp_path / "f.safetensors")
+    alone = sdquant.load_model(file, progress=False)
+    assert type(alone).__name__ == "FluxTransformer2DModel" and dict(quantized(alone))
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "qint8"])
+def test_a_text_encoder(scheme: str, flux: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"t5-{scheme}.safetensors"
+    assert main(["quantize", "digits-flux", str(file), "-q", scheme, "--components", "text_encoder_2"]) == 0
+    capsys.readouterr()
+    floats, packed = comfy_safetensors.read(file)
+    assert packed and all(name.startswith("encoder.block.") for name in packed)
+    pipe = sdquant.load_model(file, base=flux, progress=False)
+    mine = dict(quantized(pipe.text_encoder_2))
+    for name, part in mine.items():
+        assert torch.equal(backends.of_scheme(part.spec.scheme).decode(part, torch.float32), floats[name]), name
+
+
+def test_a_checkpoint_gives_its_unet(sd: Path, tmp_path: Path) -> None:
+    checkpoint = layouts.checkpoint(sd, tmp_path / "digits-v1.safetensors")
+    one = single_files.quantize_file(checkpoint, "nf4", tmp_path / "one-nf4.safetensors", progress=False)
+    two = single_files.quantize_file(sd, "nf4", tmp_path / "two-nf4.safetensors", progress=False)
+    mine, others = load_file(one), load_file(two)
+    assert mine.keys() == others.keys()
+    assert all(torch.equal(tensor, others[key]) for key, tensor in mine.items())
+
+
+def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
+    file = single_files.quantize_file(
+        flux, "fp8", tmp_path / "f.safetensors", skip=("transformer_blocks", "single_transformer_blocks")
+    )
+    _, packed = comfy_safetensors.read(file)
+    assert packed == set()
+    with pytest.raises(SettingsError, match="one file holds one component"):
+        single_files.quantize_file(flux, "fp8", tmp_path / "g.safetensors", components=("transformer", "text_encoder"))
+
+
+def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:
+    file = single_files.quantize_file(sd, "nf4", tmp_path / "model-nf4.safetensors")
+    with pytest.raises(ConflictError):
+        single_files.quantize_file(file, "fp8", tmp_path / "again.safetensors")
+    with pytest.raises(SettingsError, match="exists"):
+        single_files.quantize_file(sd, "nf4", file)
+    for flag in (["--dtype", "float32"], ["--mode", "post"], ["--base", "digits-sd"], ["--runtime", "plain"]):
+        for target in ("x.safetensors", "x.gguf"):
+            scheme = "q8_0" if target.endswith("gguf") else "nf4"
+            assert main(["quantize", "digits-sd", str(tmp_path / target), "-q", scheme, *flag]) == 2
+            assert flag[0] in capsys.readouterr().err
+    assert not (tmp_path / "x.safetensors").exists() and not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+def test_a_weight_that_is_not_a_number(scheme: str, sd: Path, tmp_path: Path) -> None:
+    tensors = layouts.weights(sd / "unet")
+    name = next(name for name in tensors if name.endswith("attn1.to_q.weight"))
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "unet.safetensors")
+    with pytest.raises(BadFileError, match=r"attn1\.to_q"):
+        single_files.quantize_file(tmp_path / "unet.safetensors", scheme, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_options_and_other_schemes_are_written_as_before() -> None:
+    assert all(single_files.suits(scheme) for scheme in ("nf4", "bnb:nf4", "FP8", "qint8"))
+    for scheme in ("nf4,double_quant", "nf4,embeddings", "fp8,packing=blockwise", "int8", "q8_0", "none"):
+        assert not single_files.suits(scheme)
