@@ -128,7 +128,7 @@ def _refuse_unknown(found: Found, get: Callable[[str], Tensor]) -> None:
 def _check_comfy(key: str, line: Tensor) -> None:
     """ComfyUI's JSON line of bytes says which format a weight is in; some of the others use float8 tensors too."""
     try:
-        claims = jsonline.parse(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
+        claims = jsonline.parse(jsonline.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None
