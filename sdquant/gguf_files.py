@@ -9,8 +9,10 @@ under "sdquant", so that it loads without `base`.
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from . import backends, planner
 from .backends.base import QuantSpec, Unfit
 from .detection import MAIN, Detected, detect
-from .errors import ConflictError, MissingComponentError, SettingsError
+from .errors import BadFileError, ConflictError, MissingComponentError, SettingsError
 from .foreign import LDM, prefix_of
 from .formats import families
+from .formats.folder import inside
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
@@ -56,11 +59,12 @@ def quantize_file(
     Raises:
         ConflictError: the weights are quantized already.
     """
-    from .saving import refuse_existing
+    from .saving import refuse_existing, refuse_nested
     from .writing import whole_folder
 
-    place, goal = Path(path), Path(target)
+    place, goal = Path(os.path.expanduser(path)), Path(target)
     refuse_existing(goal, overwrite)
+    refuse_nested(place, goal)
     spec = backends.parse(quant)
     asked = request(place, quant=quant, components=components, skip=skip)
     seen = detect(place)
@@ -78,18 +82,37 @@ def quantize_file(
         if goal.suffix == ".gguf":
             write_component(next(iter(chosen.values())), spec, skip, goal, tick)
             return goal
-        with whole_folder(goal) as folder:
-            replaced = {
-                old for src in chosen.values() for old in (*src.files, *src.path.glob("*.safetensors.index*.json"))
-            }
-
-            def gone(home: str, names: list[str]) -> list[str]:
-                return [name for name in names if Path(home, name) in replaced]
-
-            shutil.copytree(place, folder, dirs_exist_ok=True, ignore=gone)
+        old = {file for src in chosen.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
+        rest = files_in(place, old)
+        rows = [row for src in chosen.values() for row in _rows(src, spec, skip, {})]
+        needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
+        with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
+            for path in rest:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(place / path, folder / path)
             for name, src in chosen.items():
-                write_component(src, spec, skip, (folder if name == "." else folder / name) / "model.gguf", tick)
+                home = folder if name == "." else folder / name
+                home.mkdir(exist_ok=True)
+                write_component(src, spec, skip, home / "model.gguf", tick)
     return goal
+
+
+def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
+    """The files of a folder and its subfolders, relative to it.
+
+    Raises:
+        BadFileError: one is a link that leads out of the folder, or no file at all.
+    """
+    found = []
+    for home, folders, names in os.walk(place):
+        for name in (*(name for name in folders if Path(home, name).is_symlink()), *names):
+            path = Path(home, name)
+            if path in without:
+                continue
+            if not inside(path, place).is_file():
+                raise BadFileError(f"{path} was to be copied", "it is not a regular file", "Put the file itself there")
+            found.append(path.relative_to(place))
+    return sorted(found)
 
 
 def _chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> dict[str, Source]:
