@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from . import authors, backends, planner
 from .backends._gguf_mixes import FILE_TYPES
 from .backends.base import QuantSpec
 from .detection import detect
-from .errors import UnsupportedFileError
+from .errors import BadFileError, UnsupportedFileError
 from .formats import gguf_conventions, reference
+from .formats.folder import inside
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
@@ -31,6 +33,7 @@ from .selection import FLOATS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .formats.families import Family
     from .formats.reference import Written
 
 log = logging.getLogger(__name__)
@@ -63,11 +66,12 @@ def quantize_file(
     Raises:
         ConflictError: the weights are quantized already.
     """
-    from .saving import refuse_existing
+    from .saving import refuse_existing, refuse_nested
     from .writing import whole_folder
 
-    place, goal = Path(path), Path(target)
+    place, goal = Path(os.path.expanduser(path)), Path(target)
     refuse_existing(goal, overwrite)
+    refuse_nested(place, goal)
     spec = backends.parse(quant)
     asked = request(place, quant=quant, components=components, skip=skip)
     seen = detect(place)
@@ -80,19 +84,36 @@ def quantize_file(
         if goal.suffix == ".gguf":
             write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
             return goal
-        with whole_folder(goal) as folder:
-            replaced = {
-                old for src in chosen.values() for old in (*src.files, *src.path.glob("*.safetensors.index*.json"))
-            }
-
-            def gone(home: str, names: list[str]) -> list[str]:
-                return [name for name in names if Path(home, name) in replaced]
-
-            shutil.copytree(place, folder, dirs_exist_ok=True, ignore=gone)
+        old = {file for src in chosen.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
+        rest = files_in(place, old)
+        rows = [row for src in chosen.values() for row in _rows(src, authors.names(src, False), spec, skip, {})]
+        needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
+        with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
+            for path in rest:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(place / path, folder / path)
             for name, src in chosen.items():
-                place_ = folder if name == "." else folder / name
-                write_component(src, spec, skip, place_ / "model.gguf", tick, alone=False)
+                home = folder if name == "." else folder / name
+                write_component(src, spec, skip, home / "model.gguf", tick, alone=False)
     return goal
+
+
+def files_in(place: Path, without: Container[Path] = ()) -> list[Path]:
+    """The files of a folder and its subfolders, relative to it.
+
+    Raises:
+        BadFileError: one is a link that leads out of the folder, or no file at all.
+    """
+    found = []
+    for home, folders, names in os.walk(place):
+        for name in (*(name for name in folders if Path(home, name).is_symlink()), *names):
+            path = Path(home, name)
+            if path in without:
+                continue
+            if not inside(path, place).is_file():
+                raise BadFileError(f"{path} was to be copied", "it is not a regular file", "Put the file itself there")
+            found.append(path.relative_to(place))
+    return sorted(found)
 
 
 def write_component(
@@ -106,7 +127,8 @@ def write_component(
     from .formats.gguf_write import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    parts, row = authors.names(src, alone)
+    named = authors.names(src, alone)
+    row = named[1]
     kind = gguf_conventions.architecture(row)
     # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
     foreign = row.family if row is not None and row.foreign else None
@@ -124,7 +146,7 @@ def write_component(
         values["general.file_type"] = number
     files = src.open()
     try:
-        write_gguf(target, list(_rows(src, parts, kind, spec, skip, files)), values, progress=tick)
+        write_gguf(target, list(_rows(src, named, spec, skip, files)), values, progress=tick)
     finally:
         for file in files.values():
             file.close()
@@ -140,13 +162,13 @@ def _main_dtype(src: Source) -> str:
 
 def _rows(
     src: Source,
-    parts: list[Written],
-    kind: gguf_conventions.Architecture | None,
+    named: tuple[list[Written], Family | None],
     spec: QuantSpec,
     skip: tuple[str, ...],
     files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
+    parts, kind = named[0], gguf_conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
     fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}

@@ -1,24 +1,50 @@
-"""JSON in a few bytes of a file that may be anybody's: one reading or none."""
+"""JSON out of files that may be anybody's: one reading or none, in little more memory than the text itself.
+
+Python makes some sixty bytes of an empty list, which takes three in a file, and four bytes of every letter of a text
+with a single one from outside the first 65536. So how much there is gets counted before anything is made of it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
+MOST = 500_000  # values and names; a table of a hundred thousand tensors has not yet been seen in an image model
+WIDE = 8 << 20  # bytes of text that has letters outside ASCII
 
-def parse(raw: bytes, *, constants: bool = True) -> Any:
+
+def text(raw: bytes) -> str:
+    """The text of a file's bytes.
+
+    Raises:
+        ValueError: not UTF-8, or large and not ASCII.
+    """
+    if len(raw) > WIDE and not raw.isascii():
+        raise ValueError(f"it has {len(raw)} bytes that are not all ASCII; {WIDE} is the limit")
+    return raw.decode("utf-8")  # left to itself, `json` would also read UTF-16
+
+
+def parse(line: str, *, constants: bool = True, duplicates: bool = False) -> Any:
     """The value.
 
     Args:
         constants: whether NaN and infinities may stand for numbers, which JSON does not have and Python writes.
+        duplicates: whether a key may be in a table twice; readers disagree on which counts, and here the last does.
 
     Raises:
-        ValueError: not UTF-8, not JSON, a key twice in a table (readers disagree on which counts), or nested too deep.
+        ValueError: not JSON, nested too deep, or more than a header or config has.
     """
+    if len(line) > WIDE and ("\\u" in line or not line.isascii()):
+        raise ValueError(f"it has {len(line)} letters that are not all ASCII; {WIDE} is the limit")
+    if sum(line.count(mark) for mark in ",:[{") > MOST:
+        raise ValueError(f"it has more than {MOST} values")
     try:
-        # Decoded here: left to itself, `json` would also read UTF-16.
-        text = raw.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=None if constants else _no_constants)
+        return json.loads(
+            line,
+            object_pairs_hook=None if duplicates else _no_duplicates,
+            parse_constant=None if constants else _no_constants,
+        )
     except RecursionError as error:
         raise ValueError(str(error)) from error
 
@@ -26,8 +52,8 @@ def parse(raw: bytes, *, constants: bool = True) -> Any:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{name!r:.200} stands there twice")
     return table
 
 

@@ -71,6 +71,19 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
         raise SettingsError(f"{target} was to be written", "it exists", "Choose another path, or allow overwriting")
 
 
+def refuse_nested(source: Path, target: Path) -> None:
+    """Raise SettingsError if a folder that is read and one that is written lie in each other: what is written would be
+    read, or the source be gone. They may be one and the same, where replacing it was asked for."""
+    one, other = source.resolve(), target.resolve()
+    if other in one.parents:
+        why = f"the model is in it, in {source}, and would be gone"
+    elif one in other.parents and one.is_dir() and target.suffix not in (".safetensors", ".gguf"):
+        why = f"it is inside the model's own folder {source}"
+    else:
+        return
+    raise SettingsError(f"{target} was to be written", why, "Choose another path")
+
+
 @contextmanager
 def offload_suspended(model: Any) -> Iterator[None]:
     """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""

@@ -106,7 +106,9 @@ class _Contents:
         return self.wanted[found] if found is not None else None
 
     def _complete(self) -> None:
-        """Raise BadFileError if the model has parameters that are not in the files."""
+        """Raise BadFileError if the model has parameters that are not in its folder. A lone file may be some of it."""
+        if not self.src.path.is_dir():
+            return
         got = {id(self._parameter(name)) for name in self.src.names} if self.wanted else set()
         missing = sorted(name for name, parameter in self.wanted.items() if id(parameter) not in got)
         if missing:

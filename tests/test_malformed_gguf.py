@@ -235,7 +235,7 @@ def test_what_does_not_fit(
     change, says = SHAPES[name]
     change(model)
     path = model.write(tmp_path / "model")
-    _refused(sdquant.verify, path, says, kind=SdquantError)
+    _refused(sdquant.verify, path.parent, says, kind=SdquantError)
     _refused(sdquant.load_model, path, says, kind=SdquantError)
 
 

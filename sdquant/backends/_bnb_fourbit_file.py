@@ -44,7 +44,7 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
         raise bad(key, f"a quant_state is a short line of uint8, and this is {raw.dtype} {list(raw.shape)}")
     try:
-        claims = jsonline.parse(bytes(raw.tolist()))
+        claims = jsonline.parse(jsonline.text(bytes(raw.tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     if not isinstance(claims, dict):

@@ -153,7 +153,7 @@ def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
 def _marked(key: str, line: Tensor) -> str:
     """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
     try:
-        claims = jsonline.parse(bytes(line.to(torch.uint8).flatten()[:4096].tolist()))
+        claims = jsonline.parse(jsonline.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from ..detection import detect
     from ..loader import load_planned
     from ..preparation import prepare
-    from ..saving import refuse_existing, save
+    from ..saving import refuse_existing, refuse_nested, save
     from ..writing import require_space
 
     if (args.target is None) == (args.out is None):
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     _shared.refuse_target(out)
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
     refuse_existing(out, args.overwrite)
+    refuse_nested(Path(_shared.place(args.path)), out)
     if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and single_files.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(

@@ -26,6 +26,8 @@ class Cursor:
         self.path, self._file = path, file
         self.size = os.fstat(file.fileno()).st_size
         self._window, self._start, self._at = b"", 0, 0
+        # What whoever reads the header has taken from it: bytes kept as text; strings in arrays, all and kept.
+        self.kept = self.texts = self.kept_texts = 0
 
     @property
     def position(self) -> int:
@@ -96,6 +98,11 @@ class Cursor:
         """One value of the `struct` format character `form`."""
         value: int | float = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))[0]
         return value
+
+    def uints(self, form: str, of: str) -> tuple[int, ...]:
+        """Several whole numbers, by a `struct` format."""
+        numbers: tuple[int, ...] = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))
+        return numbers
 
     def uint(self, form: str, of: str) -> int:
         """One whole number."""

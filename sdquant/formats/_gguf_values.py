@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 KEPT_ITEMS = 1024  # longer arrays are skipped
 KEPT_STRING = 1 << 20  # bytes; longer strings are skipped
+KEPT_TEXT = 8 << 20  # bytes of strings in all; what comes after is skipped: a letter may take four bytes in memory
+ODD_TEXT = 1024  # bytes; in longer strings stray bytes are not spelled out
 KEPT_TOTAL = 1 << 20  # array items in all: each costs some 30 bytes of memory for as little as one byte of file
+MAX_TEXTS = 2 << 20  # strings in arrays, those that are skipped too; a language model's words are 256k, three times
+KEPT_TEXTS = 1 << 18  # strings in arrays that are kept: each is decoded by itself
 MAX_KEY = 65_535
 
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -106,6 +110,11 @@ def _array(cursor: Cursor, name: str) -> Value:
     count = cursor.uint("Q", f"the length of {name!r}")
     inner = _type_name(cursor, name, kind)
     cursor.need(count * (8 if kind == STRING else struct.calcsize(FORMS[kind])), f"the array {name!r}")
+    if kind == STRING:
+        cursor.texts += count
+        cursor.kept_texts += count if count <= KEPT_ITEMS else 0
+        if cursor.texts > MAX_TEXTS or cursor.kept_texts > KEPT_TEXTS:
+            raise cursor.bad(f"its metadata has too many strings at {name!r}", "Get the file from its source")
     value: Any
     if count > KEPT_ITEMS:
         value = Skipped(inner, count)
@@ -122,11 +131,13 @@ def _array(cursor: Cursor, name: str) -> Value:
 
 def _string(cursor: Cursor, name: str) -> str | Skipped:
     length = cursor.uint("Q", f"the length of {name!r}")
-    if length > KEPT_STRING:
+    if length > KEPT_STRING or cursor.kept + length > KEPT_TEXT:
         cursor.skip(length, f"the string {name!r}")
         return Skipped("string", length)
+    cursor.kept += length
     # Values are shown, never used as names: a stray byte in one is no reason to refuse the file.
-    return cursor.take(length, f"the string {name!r}").decode(errors="backslashreplace")
+    errors = "backslashreplace" if length <= ODD_TEXT else "replace"
+    return cursor.take(length, f"the string {name!r}").decode(errors=errors)
 
 
 def _plain(cursor: Cursor, name: str, kind: int, count: int) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import jsonline
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
@@ -38,8 +38,8 @@ def read_json(path: Path) -> dict[str, Any]:
             raise BadFileError(asked, "it is not a regular file", "Check the path")
         if path.stat().st_size > MAX_JSON:
             raise BadFileError(asked, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = jsonline.parse(jsonline.text(path.read_bytes()), duplicates=True)
+    except (OSError, ValueError) as error:
         raise BadFileError(asked, str(error), "Check the file") from error
     if not isinstance(value, dict):
         raise BadFileError(asked, "it does not hold a table", "Check the file")

@@ -179,31 +179,31 @@ def _tensors(cursor: Cursor, count: int, values: Mapping[str, Value]) -> dict[st
         name = read_name(cursor, f"tensor {index}", MAX_NAME)
         if name in tensors:
             raise cursor.bad(f"two tensors are called {name!r}", SOURCE)
-        stored = _stored(cursor, name)
-        kind = _type(cursor, name, stored)
+        dims = cursor.uint("I", f"the dimensions of {name!r}")
+        if not 1 <= dims <= MAX_DIMS:
+            raise cursor.bad(f"tensor {name!r} has {dims} dimensions, which must be 1 to {MAX_DIMS}", SOURCE)
+        *sizes, number, offset = cursor.uints(f"{dims}QIQ", f"the shape of {name!r}")
+        stored = _stored(cursor, name, sizes)
+        kind = _type(cursor, name, stored, number)
         tensors[name] = GGUFTensor(
             dtype=kind.dtype or kind.name,
             shape=_logical(cursor, name, stored, values),
             nbytes=kind.size(math.prod(stored)),
             type=kind.name,
             stored=stored,
-            offset=cursor.uint("Q", f"the offset of {name!r}"),
+            offset=offset,
         )
     return tensors
 
 
-def _stored(cursor: Cursor, name: str) -> tuple[int, ...]:
-    dims = cursor.uint("I", f"the dimensions of {name!r}")
-    if not 1 <= dims <= MAX_DIMS:
-        raise cursor.bad(f"tensor {name!r} has {dims} dimensions, which must be 1 to {MAX_DIMS}", SOURCE)
-    shape = tuple(cursor.uint("Q", f"the shape of {name!r}") for _ in range(dims))[::-1]  # innermost first in the file
+def _stored(cursor: Cursor, name: str, sizes: list[int]) -> tuple[int, ...]:
+    shape = tuple(sizes[::-1])  # innermost first in the file
     if not all(1 <= n <= MAX_DIM for n in shape) or math.prod(shape) > MAX_NUMEL:
         raise cursor.bad(f"tensor {name!r} has the impossible shape {list(shape)}", SOURCE)
     return shape
 
 
-def _type(cursor: Cursor, name: str, stored: tuple[int, ...]) -> GGMLType:
-    number = cursor.uint("I", f"the type of {name!r}")
+def _type(cursor: Cursor, name: str, stored: tuple[int, ...], number: int) -> GGMLType:
     kind = BY_ID.get(number)
     if kind is None:
         raise UnsupportedFileError(

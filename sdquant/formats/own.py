@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import backends
+from .. import backends, jsonline
 from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 
@@ -23,14 +22,14 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, str):
         return {}
     try:
-        own = json.loads(text)
+        own = jsonline.parse(text)
         version = own["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise _damaged(file, repr(error)) from error
     if version != FORMAT_VERSION:
         raise UnsupportedFileError(
             f"{file} was to be read",
-            f"it is of sdquant format {version}, this is format {FORMAT_VERSION}",
+            f"it is of sdquant format {version!s:.40}, this is format {FORMAT_VERSION}",
             "Update sdquant",
         )
     weights, config = own.get("weights"), own.get("config")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER = 100_000_000  # bytes; the library's own limit
 MAX_DIMS = 64
+MAX_NAME = 65_535  # letters
 AGAIN = "Download or copy the file again"
 
 # safetensors' names for dtypes -> torch's.
@@ -60,9 +61,9 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     Raises:
         BadFileError: it is not a sound safetensors file.
     """
-    size, raw = _raw_header(path)
+    size, length, text = _raw_header(path)
     try:
-        header = jsonline.parse(raw, constants=False)
+        header = jsonline.parse(text, constants=False)
     except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     if not isinstance(header, dict):
@@ -74,7 +75,7 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     end = 0
     for key, row in sorted(header.items(), key=lambda item: _place(path, *item)):
         infos[key], end = _info(path, key, row, end)
-    short = 8 + len(raw) + end - size
+    short = 8 + length + end - size
     if complete and short > 0:
         raise _bad(path, f"it is {short} bytes short of what its header announces")
     if complete and short < 0:
@@ -85,8 +86,8 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
 def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
     """The bytes of a few small tensors; of a file that `read_header` has found sound. What it is too short for is left
     out."""
-    _, raw = _raw_header(path)
-    header, start = json.loads(raw), 8 + len(raw)
+    _, length, text = _raw_header(path)
+    header, start = json.loads(text), 8 + length
     found = {}
     with path.open("rb") as file:
         for key in keys:
@@ -98,8 +99,8 @@ def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-def _raw_header(path: Path) -> tuple[int, bytes]:
-    """The size of the file and its JSON header."""
+def _raw_header(path: Path) -> tuple[int, int, str]:
+    """The size of the file, and its JSON header: bytes and text."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
@@ -110,9 +111,11 @@ def _raw_header(path: Path) -> tuple[int, bytes]:
             if len(start) == 8 and length <= min(MAX_HEADER, status.st_size - 8):
                 raw = file.read(length)
                 if len(raw) == length:
-                    return status.st_size, raw
+                    return status.st_size, length, jsonline.text(raw)
             file.seek(0)
             head = file.read(32)
+    except ValueError as error:
+        raise _bad(path, f"its header is damaged: {error}") from error
     except OSError as error:
         raise BadFileError(f"{path} was to be read", str(error.strerror or error), "Check the path") from error
     if len(start) < 8:
@@ -128,11 +131,13 @@ def _bad(path: Path, why: str) -> BadFileError:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _place(path: Path, key: str, row: Any) -> tuple[int, int]:
     """Where a tensor begins and ends in the data."""
+    if len(key) > MAX_NAME:
+        raise _bad(path, f"tensor {key[:40]!r}... has a name of {len(key)} letters; {MAX_NAME} is the limit")
     place = row.get("data_offsets") if isinstance(row, dict) else None
     if not isinstance(place, list) or len(place) != 2 or not all(_is_size(n) for n in place):
         raise _bad(path, f"tensor {key!r} has no place in it: its data_offsets are not two sizes")
@@ -144,7 +149,7 @@ def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[
     begin, end = row["data_offsets"]
     name, shape = row.get("dtype"), row.get("shape")
     if not isinstance(name, str) or name not in DTYPES:
-        raise _bad(path, f"tensor {key!r} has the dtype {name!r}, which is none of {', '.join(DTYPES)}")
+        raise _bad(path, f"tensor {key!r} has the dtype {name!r:.40}, which is none of {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_size(n) for n in shape):
         raise _bad(path, f"tensor {key!r} has a shape that is not a list of at most {MAX_DIMS} sizes")
     if begin != previous:
