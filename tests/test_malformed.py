@@ -22,8 +22,8 @@ REFUSALS = (BadFileError, UnsupportedFileError, MissingComponentError, ConflictE
 # Formats whose weights go through the same checks as those of another that every run goes through.
 ALIKE = {
     "nf4", "fp4", "qint8", "fp8 scale_weight", "fp8 weight_scale_inv", "qfloat8", "qint2", "diffusers qint8",
-    "diffusers qint4", "sdnq-int8", "sdnq-uint3", "own nf4", "own bnb-int8", "own qint4", "own int8", "own float8", "own qint8",
-    "own qint3", "own int8_sym", "own int4_sym", "own sdnq-uint3",
+    "diffusers qint4", "sdnq-int8", "sdnq-uint3", "own nf4", "own bnb-int8", "own qint4", "own int8", "own float8",
+    "own qint8", "own qint3", "own int8_sym", "own int4_sym", "own sdnq-uint3",
 }  # fmt: skip
 
 
