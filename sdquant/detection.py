@@ -30,7 +30,7 @@ class Detected:
 
     Attributes:
         path: as given.
-        container: "pipeline", "component", "safetensors" or "gguf".
+        container: "pipeline", "component", "safetensors", "gguf" or "pickle".
         family: model family ("sd1", "sdxl", "flux", ...), None if unknown.
         component: "unet", "transformer", "text_encoder", "vae", or "pipeline".
         quant, backend: scheme and backend of the quantization inside, None if there is none.
@@ -87,40 +87,41 @@ class Detected:
         }
 
 
-def detect(path: str | Path, *, complete: bool = True) -> Detected:
+def detect(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
     """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
     Args:
         complete: also check that the files are as long as their headers say.
+        allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
 
     Raises:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
-    return _seen(path, complete, partial=False)
+    return _seen(path, complete, allow_pickle, partial=False)
 
 
-def detect_base(path: str | Path, *, complete: bool = True) -> Detected:
+def detect_base(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
     """The same for a pipeline that lends its parts: components may have a config and no weights."""
-    return _seen(path, complete, partial=True)
+    return _seen(path, complete, allow_pickle, partial=True)
 
 
-def _seen(path: str | Path, complete: bool, *, partial: bool) -> Detected:
+def _seen(path: str | Path, complete: bool, pickles: bool, *, partial: bool) -> Detected:
     try:
-        return _look(Path(os.path.expanduser(path)), str(path), complete, partial)
+        return _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
 
 
-def _look(place: Path, path: str, complete: bool, partial: bool) -> Detected:
+def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
     if not place.is_dir():
-        return _component(source.single_file(place, complete=complete), path)
+        return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path)
     index = place / "model_index.json"
     if not index.exists():
-        return _component(source.component_folder(place, complete=complete), path)
+        return _component(source.component_folder(place, complete=complete, allow_pickle=pickles), path)
     parts = {
-        name: _component(_part(sub, complete, partial), str(sub))
+        name: _component(_part(sub, complete, pickles, partial), str(sub))
         for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
     }
     if not parts:
@@ -130,10 +131,10 @@ def _look(place: Path, path: str, complete: bool, partial: bool) -> Detected:
     return _pipeline(path, parts)
 
 
-def _part(folder_: Path, complete: bool, partial: bool) -> Source:
+def _part(folder_: Path, complete: bool, pickles: bool, partial: bool) -> Source:
     if partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
         return source.without_weights(folder_)
-    return source.component_folder(folder_, complete=complete)
+    return source.component_folder(folder_, complete=complete, allow_pickle=pickles)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -178,7 +179,7 @@ def _component(src: Source, path: str) -> Detected:
     hint = suffix_hint(named)
     return Detected(
         path=path,
-        container="component" if src.path.is_dir() else ("gguf" if gguf else "safetensors"),
+        container="component" if src.path.is_dir() else src.container,
         family=families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
         component=row.component if row else None,
         quant=quant,

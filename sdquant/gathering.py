@@ -26,7 +26,7 @@ def with_base(asked: Request) -> Request:
     Raises:
         MissingComponentError: they cannot be had.
     """
-    seen = detection.detect(asked.path, complete=False)
+    seen = detection.detect(asked.path, complete=False, allow_pickle=asked.allow_pickle)
     row = families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
     if row is None or row.component != "checkpoint":
         return asked
@@ -53,13 +53,13 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 
 
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
-    seen = detection.detect(asked.path, complete=complete)
+    seen = detection.detect(asked.path, complete=complete, allow_pickle=asked.allow_pickle)
     if complete:
         for src in seen.sources.values():
             refuse_strays(src.path, src.plain)
     if asked.base is None:
         return _with_config(seen) if complete else seen
-    base = detection.detect_base(asked.base, complete=complete)
+    base = detection.detect_base(asked.base, complete=complete, allow_pickle=asked.allow_pickle)
     if seen.container == "pipeline" or base.container != "pipeline":
         raise MissingComponentError(
             f"{asked.path} was to be loaded with base={asked.base}",

@@ -50,6 +50,7 @@ def quantize_file(
     components: tuple[str, ...] | list[str] | None = None,
     skip: tuple[str, ...] = (),
     overwrite: bool = False,
+    allow_pickle: bool = False,
     progress: bool = True,
 ) -> Path:
     """Quantize to GGUF, one weight at a time.
@@ -74,7 +75,7 @@ def quantize_file(
     refuse_nested(place, goal)
     spec = backends.parse(quant)
     asked = request(place, quant=quant, components=components, skip=skip)
-    seen = detect(place)
+    seen = detect(place, allow_pickle=allow_pickle)
     chosen = authors.chosen(seen, asked.components, single=goal.suffix == ".gguf")
     for src in chosen.values():
         authors.refuse_quantized(src, spec)

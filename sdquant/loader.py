@@ -61,6 +61,7 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     budget: int | str | None = None,
     allow_incompatible: bool = False,
+    allow_pickle: bool = False,
     cache: bool | str | Path | None = None,
     cache_limit: int | str = "50GB",
     progress: bool = True,
@@ -81,6 +82,8 @@ def load_model(
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
         allow_incompatible: turn a refusal of the matrix into a warning.
+        allow_pickle: open .ckpt, .pt and .bin files too. They are pickles, which can run programs; they are opened with
+            torch's weights_only alone.
         cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
             environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
         progress: show a progress bar.
@@ -96,7 +99,7 @@ def load_model(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
-        cache=cache, cache_limit=cache_limit, progress=progress,
+        allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress,
     )  # fmt: skip
     return load(asked)
 

@@ -75,8 +75,10 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     if asked.base is None:
         packed = any(src.container == "gguf" for src in seen.sources.values())
         return _most(seen) if packed else None
-    lone = detection.detect(asked.path, complete=False)
-    lent = None if lone.component == "checkpoint" else _most(detection.detect_base(asked.base, complete=False))
+    lone = detection.detect(asked.path, complete=False, allow_pickle=asked.allow_pickle)
+    if lone.component == "checkpoint":
+        return _most(lone)
+    lent = _most(detection.detect_base(asked.base, complete=False, allow_pickle=asked.allow_pickle))
     return lent or _most(lone)
 
 

@@ -74,6 +74,10 @@ class Request:
         default=None, metadata=_about("how much of the fast memory weights may take", metavar="6GB")
     )
     allow_incompatible: bool = field(default=False, metadata=_about("try a combination that the matrix refuses"))
+    allow_pickle: bool = field(
+        default=False,
+        metadata=_about("open .ckpt, .pt and .bin files too, which are pickles, with torch's weights_only"),
+    )
     cache: str | None = field(
         default=None,
         metadata=_about(
@@ -103,7 +107,7 @@ class Request:
         parse_size(self.cache_limit, "A cache_limit")
         for name in ("components", "skip"):
             _names(name, getattr(self, name))
-        for name in ("allow_incompatible", "progress"):
+        for name in ("allow_incompatible", "allow_pickle", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
                     f"{name}={getattr(self, name)!r} was given", f"{name} is True or False", "Use one of them"

@@ -46,6 +46,7 @@ def quantize_file(
     components: tuple[str, ...] | list[str] | None = None,
     skip: tuple[str, ...] = (),
     overwrite: bool = False,
+    allow_pickle: bool = False,
     progress: bool = True,
 ) -> Path:
     """Quantize one component, one weight at a time, and write it.
@@ -67,7 +68,7 @@ def quantize_file(
     refuse_existing(goal, overwrite)
     spec = backends.parse(quant)
     asked = request(path, quant=quant, components=components, skip=skip)
-    (src,) = authors.chosen(detect(path), asked.components, single=True).values()
+    (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
     total = sum(info.nbytes for info in src.tensors.values())
     tensors: dict[str, Tensor] = {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 22  # values looked at together
 
 
-def verify(path: str | Path, *, progress: bool = False) -> Detected:
+def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
     """`detect`, and then read every weight: packed sizes, scales, and values that are not finite.
 
     Returns:
@@ -37,7 +37,7 @@ def verify(path: str | Path, *, progress: bool = False) -> Detected:
     """
     from tqdm import tqdm
 
-    seen = detect(path)
+    seen = detect(path, allow_pickle=allow_pickle)
     total = sum(len(src.tensors) for src in seen.sources.values())
     notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:

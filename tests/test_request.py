@@ -38,6 +38,7 @@ BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
     "dtype": _all(SettingsError, "bf16", "int8", "", 16, torch.int8, torch.float64, "exec"),
     "budget": _all(SettingsError, "much", "", "-1GB", "0", 0, -5, 1.5, True, "6 XB", ["6GB"]),
     "allow_incompatible": _all(SettingsError, "no", 1, 0, None, "true"),
+    "allow_pickle": _all(SettingsError, "no", 1, 0, None, "true"),
     "cache": _all(SettingsError, "", 5, b"x", ["x"]),
     "cache_limit": _all(SettingsError, "much", "", "-1GB", "0", 0, -5, 1.5, True, None),
     "progress": _all(SettingsError, "no", 1, None),

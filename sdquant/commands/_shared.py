@@ -46,6 +46,11 @@ def add_request_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] 
         parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
 
 
+def help_of(name: str) -> str:
+    """The help of a field of Request."""
+    return str(Request.__dataclass_fields__[name].metadata["help"])
+
+
 def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     """The Request of parsed flags; `fixed` overrides."""
     names = {row.name for row in dataclasses.fields(Request)} - {"path", "rules"}

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pipeline or component folder, .safetensors or .gguf file, or digits-sd / digits-flux",
     )
     parser.add_argument("--verify", action="store_true", help="read the contents too: sizes, scales, values")
+    parser.add_argument("--allow-pickle", action="store_true", help=_shared.help_of("allow_pickle"))
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     _shared.add_json_flag(parser)
 
@@ -32,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         from ..verification import verify
 
-        seen = verify(path, progress=args.progress)
+        seen = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
     else:
-        seen = detect(path)
+        seen = detect(path, allow_pickle=args.allow_pickle)
     if args.json:
         _shared.print_json(seen.to_dict() | {"verified": args.verify})
         return 0

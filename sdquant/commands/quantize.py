@@ -11,6 +11,7 @@ from . import _shared
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
+    "allow_pickle",
 )  # fmt: skip
 _LOADING = ("base", "runtime", "device", "dtype", "mode", "cache")
 _DEFAULTS = {"mode": "auto"}
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         write = gguf_files.quantize_file if gguf else single_files.quantize_file
         write(
             _shared.place(args.path), quant, out,
-            components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite, progress=args.progress,
+            components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
+            allow_pickle=args.allow_pickle, progress=args.progress,
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":

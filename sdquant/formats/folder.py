@@ -11,9 +11,11 @@ from typing import Any
 
 from .. import jsonline
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
+from .pickles import refused
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
 BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers call a component's weights
+PICKLE_BASES = ("diffusion_pytorch_model", "pytorch_model")  # and what they called them before safetensors
 VARIANTS = ("", "fp16", "bf16")  # those that are preferred to others, in this order
 WEIGHTS = (".safetensors", ".gguf")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
@@ -78,10 +80,11 @@ class Weights:
     others: tuple[str, ...] = ()
 
 
-def weights(folder: Path) -> Weights:
+def weights(folder: Path, *, allow_pickle: bool = False) -> Weights:
     """The weights of a component folder: under the usual names, else the only file of a known kind.
 
     Of several variants the one without a name is taken, as diffusers does; then fp16, bf16, and the others by name.
+    Pickles are looked at only where there is nothing else, and where they are allowed.
     """
     usual = _usual(folder)
     if usual:
@@ -98,11 +101,31 @@ def weights(folder: Path) -> Weights:
             "Give the path of one of them",
         )
     pickles = visible_weights(folder, PICKLES)
+    if pickles and allow_pickle:
+        return _pickled(folder, pickles)
     if pickles:
-        raise pickle_refused(pickles[0])
+        raise refused(pickles[0])
     raise MissingComponentError(
         f"{folder} was to be loaded", "there are no weights in it", "Give a folder with .safetensors or .gguf weights"
     )
+
+
+def _pickled(folder: Path, pickles: list[Path]) -> Weights:
+    """The weights of a folder that has only torch's own files: an index, a usual name, or the only one."""
+    for base in PICKLE_BASES:
+        index, file = folder / f"{base}.bin.index.json", folder / f"{base}.bin"
+        if index.exists():
+            rows = _weight_map(folder, index)
+            return Weights(tuple(sorted(set(rows.values()))), rows)
+        if file in pickles:
+            pickles = [file]
+    if len(pickles) > 1:
+        raise UnsupportedFileError(
+            f"{folder} was to be loaded",
+            f"it has several files: {', '.join(path.name for path in pickles)}",
+            "Give the path of one of them",
+        )
+    return Weights((inside(pickles[0], folder),), {})
 
 
 def _usual(folder: Path) -> dict[str, list[re.Match[str]]]:
@@ -146,14 +169,6 @@ def is_usual(path: Path) -> bool:
 def visible_weights(folder: Path, suffixes: tuple[str, ...] = WEIGHTS) -> list[Path]:
     """The files in a folder with such a suffix, sorted by name; hidden ones do not count."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith("."))
-
-
-def pickle_refused(path: Path) -> UnsupportedFileError:
-    return UnsupportedFileError(
-        f"{path} was to be loaded",
-        "it is a pickle, which can run any program when it is opened",
-        "Convert it to .safetensors",
-    )
 
 
 def _weight_map(folder: Path, index: Path) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, safetensors
 from . import folder as folders
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
+from .pickles import PickleFile, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ class Source:
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
         metadata: the metadata of the first file.
-        container: "safetensors" or "gguf".
+        container: "safetensors", "gguf", or "pickle".
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
         variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
     """
@@ -125,6 +126,8 @@ def open_file(path: Path) -> TensorFile:
         from .gguf import GGUFFile
 
         return GGUFFile(path)
+    if is_pickle(path):  # in no Source unless that was allowed
+        return PickleFile(path)
     return safetensors.SafetensorsFile(path)
 
 
@@ -137,14 +140,19 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def component_folder(folder: Path, *, complete: bool = True) -> Source:
+def is_pickle(path: Path) -> bool:
+    """Whether the file is one of torch's own, by its name."""
+    return path.suffix.lower() in folders.PICKLES
+
+
+def component_folder(folder: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
     """The component in a folder with a config.json and weights.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = _configs(folder)
-    found = folders.weights(folder)
+    found = folders.weights(folder, allow_pickle=allow_pickle)
     src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
     return replace(src, variant=found.variant, variants=found.others)
 
@@ -158,11 +166,12 @@ def without_weights(folder: Path) -> Source:
     )
 
 
-def single_file(path: Path, *, complete: bool = True) -> Source:
+def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
     """The component in one `.safetensors` or `.gguf` file, with the config beside it if no other weights are there."""
-    if path.suffix.lower() in folders.PICKLES:
-        raise folders.pickle_refused(path)
-    alone = folders.visible_weights(path.parent) == [path] or folders.is_usual(path)
+    if is_pickle(path) and not allow_pickle:
+        raise refused(path)
+    beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
+    alone = beside == [path] or folders.is_usual(path)
     config, side = _configs(path.parent) if alone else ({}, {})
     if not _class(config)[0]:  # of something else
         config, side = {}, {}
@@ -233,7 +242,7 @@ def _source(
         library=library,
         class_name=class_name,
         metadata=metadata,
-        container="gguf" if is_gguf(files[0]) else "safetensors",
+        container="gguf" if is_gguf(files[0]) else "pickle" if is_pickle(files[0]) else "safetensors",
     )
 
 
@@ -264,6 +273,9 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
 
         header = read_header(file, complete=complete)
         return header.tensors, header.metadata
+    if is_pickle(file):
+        with PickleFile(file) as opened:
+            return opened.tensors, {}
     if file.suffix.lower() == ".gguf":
         raise BadFileError(
             f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file"

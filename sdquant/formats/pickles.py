@@ -1,0 +1,151 @@
+"""torch's own checkpoints (.ckpt, .pt, .bin): pickles, which can run any program when they are opened.
+
+They are opened only where the caller allows it, and then with torch's `weights_only=True` alone, which looks every name
+up in a table of harmless ones; what it refuses is refused here. Before that the archive is held against what torch
+writes: stored members, not compressed ones, a small pickle, nothing larger than the file. The tensors are mapped.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..backends.base import DTYPE_BITS, TensorInfo
+from ..errors import BadFileError, UnsupportedFileError
+from .base import TensorFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_PICKLE = 64 << 20  # bytes: names, shapes and what training left; the numbers are beside it
+_INSIDE = ("state_dict", "model", "module", "params")  # where training programs put the weights
+_CONVERT = "Convert it to .safetensors with the program that made it"
+
+# What torch raises on archives that are damaged.
+_DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOFError, OSError, RecursionError)
+
+
+def refused(path: Path) -> UnsupportedFileError:
+    """The error for a pickle that nobody has allowed."""
+    return UnsupportedFileError(
+        f"{path} was to be loaded",
+        "it is a pickle, which can run any program when it is opened",
+        "Use a .safetensors file, or, if you trust where it is from, allow_pickle=True (--allow-pickle), "
+        "which opens it with torch's weights_only",
+    )
+
+
+class PickleFile(TensorFile):
+    """An open checkpoint of torch's, its tensors mapped from the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.metadata = path, {}
+        self._tensors = _opened(path)
+        self.tensors = {key: _info(path, key, tensor) for key, tensor in self._tensors.items()}
+
+    def get(self, key: str) -> Tensor:
+        """See `TensorFile.get`."""
+        return self._tensors[key]
+
+    def close(self) -> None:
+        """See `TensorFile.close`."""
+        self._tensors = {}
+
+
+def _opened(path: Path) -> dict[str, Tensor]:
+    import torch
+
+    sizes = _check_archive(path)
+    asked = f"{path} was to be loaded"
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        why = f"it holds more than weights, which torch's weights_only does not open: {_first_line(error)}"
+        raise UnsupportedFileError(asked, why, _CONVERT) from error
+    except _DAMAGE as error:
+        raise BadFileError(asked, f"torch cannot open it: {_first_line(error)}", _CONVERT) from error
+    # torch maps as many bytes as the pickle says, whatever the archive has for them.
+    short = Counter(_storages(held).values()) - sizes
+    if short:
+        raise BadFileError(asked, f"it has no part of the {max(short)} bytes that a tensor is said to have", _CONVERT)
+    return _weights(path, held)
+
+
+def _storages(held: Any) -> dict[int, int]:
+    """The bytes of each piece of memory that a tensor lies in, by its address."""
+    import torch
+
+    found: dict[int, int] = {}
+    waiting: list[Any] = [held]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:  # a table may hold itself
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor) and one.layout == torch.strided:
+            storage = one.untyped_storage()
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+    return found
+
+
+def _check_archive(path: Path) -> Counter[int]:
+    """The sizes of the archive's parts. Raises unless it is one as torch writes them since 1.6."""
+    if not path.is_file():
+        raise BadFileError(f"{path} was to be loaded", "it is not a regular file", "Check the path")
+    asked = f"{path} was to be loaded"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            rows = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise BadFileError(
+            asked, f"it is no archive of torch's ({_first_line(error)}): damaged, or of before torch 1.6", _CONVERT
+        ) from error
+    if any(row.compress_type != zipfile.ZIP_STORED or row.file_size != row.compress_size for row in rows):
+        raise BadFileError(asked, "parts of it are compressed, which torch never does", _CONVERT)
+    pickles = [row for row in rows if row.filename.rpartition("/")[2] == "data.pkl"]
+    if len(pickles) != 1 or sum(row.file_size for row in rows) > path.stat().st_size:
+        raise BadFileError(asked, "its parts are not those of an archive of torch's", _CONVERT)
+    if pickles[0].file_size > MAX_PICKLE:
+        raise BadFileError(asked, f"its pickle has {pickles[0].file_size} bytes; {MAX_PICKLE} is the limit", _CONVERT)
+    return Counter(row.file_size for row in rows)
+
+
+def _weights(path: Path, held: Any) -> dict[str, Tensor]:
+    """The tensors by name; what a training program keeps beside them is left out."""
+    import torch
+
+    for name in _INSIDE:
+        inner = held.get(name) if isinstance(held, dict) else None
+        if isinstance(inner, dict) and any(isinstance(value, torch.Tensor) for value in inner.values()):
+            held = inner
+            break
+    rows = held.items() if isinstance(held, dict) else ()
+    tensors = {key: value for key, value in rows if isinstance(key, str) and isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise UnsupportedFileError(f"{path} was to be loaded", "it holds no table of tensors by name", _CONVERT)
+    return tensors
+
+
+def _info(path: Path, key: str, tensor: Tensor) -> TensorInfo:
+    import torch
+
+    asked, dtype = f"{path} was to be loaded", str(tensor.dtype).removeprefix("torch.")
+    nbytes = tensor.numel() * tensor.itemsize
+    if dtype not in DTYPE_BITS or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise UnsupportedFileError(asked, f"its tensor {key!r} is {tensor.layout} {dtype}", _CONVERT)
+    if nbytes > tensor.untyped_storage().nbytes():  # the same numbers over and over
+        raise BadFileError(asked, f"its tensor {key!r} has fewer numbers than its shape", _CONVERT)
+    return TensorInfo(dtype=dtype, shape=tuple(tensor.shape), nbytes=nbytes)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).strip().splitlines()[0].rstrip(".")[:200]
