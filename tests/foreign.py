@@ -198,7 +198,7 @@ def _comfy(kind: str) -> Callable[[Path], Path]:
         tensors: dict[str, Tensor] = {}
         layers: dict[str, Any] = {}
         for name, tensor in load_file(_transformer() / WEIGHTS).items():
-            if tensor.ndim < 2:
+            if tensor.ndim < 2 or any(size % 32 for size in tensor.shape):
                 tensors[name] = tensor
                 continue
             stem = name.removesuffix("weight")

@@ -91,4 +91,5 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
         extra=tuple(scale_keys[1:] + hints + strange),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **said},
+        nbytes=info.nbytes + -(-info.nbytes // 32) if said.get("format") == "mxfp8" else None,  # without the padding
     )

@@ -79,6 +79,7 @@ def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
         extra=tuple(key for key in extra if key in tensors),
         evidence=f"ComfyUI's {COMFY}: int8 codes, scales in *.weight_scale",
         details={"comfy": True},
+        nbytes=tensors[name].nbytes + 4 * (tensors[name].shape or (1,))[0],  # one scale becomes one for each row
     )
 
 

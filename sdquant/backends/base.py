@@ -191,6 +191,7 @@ class Found:
         extra: file keys that belong to the weight but are not weights (code tables, descriptions).
         evidence: what in the header shows it, in words, the same for all weights of one format.
         details: what the header already says for `PackedSpec.details`.
+        nbytes: of the parts in memory, where these are not as in the file.
         cut: set where the weight is only some rows of what the file holds; the fields above are those of the whole.
     """
 
@@ -200,6 +201,7 @@ class Found:
     evidence: str
     extra: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    nbytes: int | None = None
     cut: Cut | None = None
 
 

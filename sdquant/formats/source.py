@@ -78,8 +78,10 @@ class Source:
         return safetensors.total(self.plain.values()) + sum(self.found_bytes(name) for name in self.found)
 
     def found_bytes(self, name: str) -> int:
-        """Bytes of a quantized weight's parts."""
+        """Bytes of a quantized weight's parts, as they are in memory."""
         found = self.found[name]
+        if found.cut is None and found.nbytes is not None:
+            return found.nbytes
         return sum(self.tensors[key].nbytes for key in found.keys.values()) if found.cut is None else found.cut.nbytes
 
     @property
