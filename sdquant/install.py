@@ -199,7 +199,6 @@ def install_packed(
             "Quantize the model again without it (skip=)",
         )
     library = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
-    library = library and backends.get(row.backend).library_runs(packed)
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
         made = backends.get(row.backend).to_library(modules[0], packed, spec)
     else:

@@ -249,7 +249,7 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         action="found",
         scheme=scheme.name,
         mode="found",
-        runtime=request.runtime or _default_runtime(scheme, versions),
+        runtime="plain" if src.plain_only else request.runtime or _default_runtime(scheme, versions),
         weights=weights,
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
@@ -276,6 +276,11 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
     lines = []
     if request.components is not None and "*" not in request.specs():
         lines.append("components= says which to quantize, and no scheme was given for all of them: it has no effect")
+    lines += [
+        f"runtime='library' has no effect on {part.name}: the library has no module for what the file holds"
+        for part in parts
+        if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
+    ]
     kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]
     for pattern in request.skip:
         if not any(skipped(name, (pattern,)) for name in kept):

@@ -45,9 +45,9 @@ def prepare(asked: Request) -> planner.Plan:
             "Leave device out, or see `sdquant doctor` for what is missing",
         )
 
-    def check(quant: Any, mode: str, source: str = "weights") -> None:
+    def check(quant: Any, mode: str, source: str = "weights", runtime: str | None = asked.runtime) -> None:
         compat.check(
-            quant, asked.offload, mode=mode, runtime=asked.runtime, device=device, machine=here, source=source,
+            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here, source=source,
             allow_incompatible=asked.allow_incompatible,
         )  # fmt: skip
 
@@ -58,8 +58,10 @@ def prepare(asked: Request) -> planner.Plan:
     asked = dataclasses.replace(asked, path=str(place))
     asked = with_base(asked)
     seen = whole_of(asked, complete=False)
-    for scheme in sorted({part.quant for part in (seen.parts or {".": seen}).values() if part.quant}):
-        check(scheme, "found")
+    parts = (seen.parts or {".": seen}).values()
+    held = {(part.quant, any(src.plain_only for src in part.sources.values())) for part in parts if part.quant}
+    for scheme, plain_only in sorted(held):
+        check(scheme, "found", runtime="plain" if plain_only else asked.runtime)
     asked = dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     return planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)

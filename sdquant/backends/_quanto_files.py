@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadFileError
 from ._names import leaf
 from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
-from .base import Found, Packed, PackedSpec, Part, TensorInfo, Unfit
+from .base import PLAIN_ONLY, Found, Packed, PackedSpec, Part, TensorInfo, Unfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def _comfy(name: str, tensors: Mapping[str, TensorInfo]) -> Found:
         keys={part: key for part, key in keys.items() if key in tensors},
         extra=tuple(key for key in extra if key in tensors),
         evidence=f"ComfyUI's {COMFY}: int8 codes, scales in *.weight_scale",
-        details={"comfy": True},
+        details={PLAIN_ONLY: True},  # its scales are float32, and quanto's modules compute in the scale's dtype
         nbytes=tensors[name].nbytes + 4 * (tensors[name].shape or (1,))[0],  # one scale becomes one for each row
     )
 
@@ -131,9 +131,9 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
             raise _bad(found, f"it has no {found.name}._{part}")
     parts = {part: get(found.keys[part]) for part in needed}
     details: dict[str, Any] = {}
-    if found.details.get("comfy"):
+    if found.plain_only:
         parts["scale"] = _of_rows(parts["scale"], tuple(parts["data"].shape))
-        details["comfy"] = True
+        details[PLAIN_ONLY] = True
     dtypes = {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()}
     if dtypes["scale"] not in FLOATS:
         raise _bad(found, f"its scale is {dtypes['scale']}, not one of {', '.join(FLOATS)}")

@@ -29,6 +29,10 @@ DTYPE_BITS: Mapping[str, int] = {
 EMBEDDINGS = "embeddings"
 
 
+# In the details of weights that no module of the scheme's library runs: `Found.plain_only`.
+PLAIN_ONLY = "plain_only"
+
+
 class Unfit(Exception):
     """This scheme cannot hold this weight (its text says why); the weight stays as it is and the plan reports it."""
 
@@ -204,6 +208,11 @@ class Found:
     nbytes: int | None = None
     cut: Cut | None = None
 
+    @property
+    def plain_only(self) -> bool:
+        """Whether the library that has the scheme has no module for this form of it."""
+        return bool(self.details.get(PLAIN_ONLY))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
@@ -282,10 +291,6 @@ class Backend(ABC):
         return packed
 
     # The library's own modules, for schemes whose `runtimes` name "library".
-
-    def library_runs(self, packed: Packed) -> bool:
-        """Whether the library's module can run such a weight; a plain layer does where it cannot."""
-        return True
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         """The library's module in place of the float `module`, whose weight may be on the meta device; same bias."""

@@ -93,9 +93,6 @@ class Quanto(Backend):
             return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["group_size"] == 0)
         return BITS[packed.spec.scheme] == 8  # fewer bits: a byte holds codes of rows far apart
 
-    def library_runs(self, packed: Packed) -> bool:
-        return "comfy" not in packed.spec.details  # its scales are float32, and quanto computes in the scale's dtype
-
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:
         from ._quanto_modules import to_library
 

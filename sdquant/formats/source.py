@@ -102,6 +102,11 @@ class Source:
         return name if name in ("float32", "float16", "bfloat16") else None
 
     @property
+    def plain_only(self) -> bool:
+        """Whether it has quantized weights that only plain layers run."""
+        return any(found.plain_only for found in self.found.values())
+
+    @property
     def empty(self) -> bool:
         """Whether there is only a config, and no weights."""
         return not self.tensors

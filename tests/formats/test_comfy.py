@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,14 @@ def test_int8_whose_scale_does_not_fit(scale: Tensor | None, word: str, tmp_path
     save_file(file | ({} if scale is None else {"proj.weight_scale": scale}), tmp_path / "model.safetensors")
     with pytest.raises(BadFileError, match=word):
         sdquant.verify(tmp_path / "model.safetensors")
+
+
+def test_int8_runs_in_plain_layers_and_so_in_every_offload_mode(foreign: Callable[[str], Path], flux: Path) -> None:
+    values: dict[str, Any] = {"base": flux, "offload": "sequential", "progress": False}
+    pipe = sdquant.load_model(foreign("comfy int8"), **values)
+    assert {type(module).__module__ for module in pipe.transformer.modules() if "Quantized" in type(module).__name__}
+    assert not any(type(module).__module__.startswith("optimum") for module in pipe.transformer.modules())
+    (part,) = (part for part in pipe.sdquant.plan.components if part.action == "found")
+    assert part.runtime == "plain" and pipe.sdquant.plan.warnings == ()
+    plan = sdquant.plan(foreign("comfy int8"), base=flux, runtime="library")
+    assert any("has no effect on transformer" in line for line in plan.warnings)
