@@ -19,7 +19,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.layers import packed_of
+from sdquant.layers import QuantizedLayer, packed_of
 from sdquant.weights import quantized
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
@@ -114,6 +114,16 @@ def test_without_a_dtype_weights_are_not_cut_to_codes() -> None:
 
 class TestLife:
     """What else is done to a model that diffusers quantized."""
+
+    def test_convolutions_that_wrap_around(self) -> None:
+        """Web UIs set this padding for pictures that tile; torch keeps the sizes for it in an attribute of its own."""
+        unet = UNet2DConditionModel.from_pretrained(UNET, quantization_config=sdquant.Config("int8"))
+        conv: Any = unet.conv_in
+        conv.padding_mode = "circular"
+        x = torch.rand(1, conv.in_channels, 8, 8)
+        around = nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
+        wanted = nn.functional.conv2d(around, conv.dequantize(), conv.bias, stride=conv.stride)
+        assert isinstance(conv, QuantizedLayer) and torch.equal(conv(x), wanted)
 
     def test_floats_again(self, tmp_path: Path) -> None:
         model = UNet2DConditionModel.from_pretrained(UNET, dtype=torch.bfloat16, quantization_config=sdquant.Config())
