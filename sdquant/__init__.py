@@ -26,13 +26,13 @@ from .errors import (
     UnknownQuantError,
     UnsupportedFileError,
 )
-from .integrations import plug_into_diffusers as _plug_into_diffusers
+from .integrations import plug_in as _plug_in
 
 if TYPE_CHECKING:
     from . import backends, compat, demo
     from .compat import check
     from .detection import Detected, detect, suffix_hint
-    from .integrations.diffusers_quantizer import Config
+    from .integrations.config import Config
     from .loader import load_model
     from .planner import Plan
     from .preparation import plan
@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {
-    "Config": "integrations.diffusers_quantizer",
+    "Config": "integrations.config",
     "Detected": "detection",
     "Plan": "planner",
     "check": "compat",
@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 
-_plug_into_diffusers()
+_plug_in()
 
 
 def __getattr__(name: str) -> Any:

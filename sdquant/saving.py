@@ -11,8 +11,7 @@ Everything is written beside the target and renamed at the end: a target is whol
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,15 @@ from . import backends
 from .errors import SettingsError
 from .formats import safetensors
 from .formats.source import FORMAT_VERSION, METADATA_KEY
+from .integrations.config import METHOD
+from .library_config import library_config
 from .weights import plain, quantized, weight_bytes
 from .writing import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import QuantSpec
+    from .backends.base import Packed
 
 
 def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -116,30 +117,47 @@ def _write_pipeline(pipe: Any, folder: Path) -> None:
 
 def _write_component(model: nn.Module, folder: Path) -> None:
     config = config_of(model)
-    extra = _library_config(model)
+    extra = library_config(model)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
-    _write_weights(model, folder / f"{name}.safetensors")
+    ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
+    _write_weights(model, folder / f"{name}.safetensors", guard=ours and name == "model")
 
 
-def _write_weights(model: nn.Module, path: Path) -> None:
+def _write_weights(model: nn.Module, path: Path, *, guard: bool = False) -> None:
     tensors, metadata = contents(model)
-    safetensors.write(path, tensors, {"format": "pt", **metadata})
+    safetensors.write(path, guarded(model, tensors) if guard else tensors, {"format": "pt", **metadata})
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What a component's file holds: tensors by key, and metadata."""
+    return written(quantized(model), plain(model), config_of(model))
+
+
+def written(
+    rows: Iterable[tuple[str, Packed]], floats: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a file holds of a component: quantized weights, other tensors, `config_of` it."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
-    for name, packed in quantized(model):
-        written = backends.of_scheme(packed.spec.scheme).write(name, packed)
-        tensors |= written
+    for name, packed in rows:
         backend = backends.of_scheme(packed.spec.scheme)
+        mine = backend.write(name, packed)
+        tensors |= mine
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}
-        weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(written) - keys)}
-    tensors |= plain(model)
-    own = {"format": FORMAT_VERSION, "config": config_of(model), "weights": weights}
-    return tensors, {METADATA_KEY: json.dumps(own, sort_keys=True)}
+        weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(mine) - keys)}
+    own = {"format": FORMAT_VERSION, "config": config, "weights": weights}
+    return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True)}
+
+
+def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a text encoder's file such that transformers without sdquant refuses it.
+
+    It only warns of a `quant_method` that it does not know, and would take codes for weights. So a norm's vector is
+    written as a matrix of one row, which sdquant reads as the vector, and transformers refuses for its shape.
+    """
+    norms = [name for name, tensor in plain(model).items() if tensor.ndim == 1 and name.endswith(".weight")]
+    return {**tensors, **{name: tensors[name][None] for name in sorted(norms)[:1]}}
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
@@ -153,48 +171,3 @@ def config_of(model: nn.Module) -> dict[str, Any]:
         values = json.loads(made.to_json_string())
     values.pop("quantization_config", None)
     return {key: value for key, value in values.items() if key not in ("_name_or_path", "_commit_hash")}
-
-
-def _library_config(model: nn.Module) -> Mapping[str, Any]:
-    """The `quantization_config` that lets diffusers and transformers read the folder too.
-
-    By themselves they can where every quantized weight is of one scheme with one set of details, and belongs to a
-    linear layer. Else it names sdquant: diffusers reads the folder after `import sdquant`, and without it both say so
-    instead of taking codes for weights.
-    """
-    from torch import nn
-
-    rows = list(quantized(model))
-    specs = [packed.spec for _, packed in rows]
-    tables = any(isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding) for name, _ in rows)
-    if not specs:
-        return {}
-    most = Counter(spec.scheme for spec in specs).most_common(1)[0][0]
-    ours = {"quantization_config": {"quant_method": "sdquant", "quant": most, "skip": []}}
-    if tables or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
-        return ours
-    backend = backends.of_scheme(specs[0].scheme)
-    config = backend.config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
-    if not config:
-        return ours
-    for key in ("modules_to_not_convert", "llm_int8_skip_modules"):
-        if key in config:
-            config[key] = [*(config[key] or ()), *_kept(model, names=key == "modules_to_not_convert")]
-    return {"quantization_config": config}
-
-
-def _kept(model: nn.Module, *, names: bool) -> list[str]:
-    """The layers that could hold a quantized weight and do not: full weight names, or module paths."""
-    from .layers import kind_of, packed_of
-
-    paths = [
-        path
-        for path, module in model.named_modules()
-        if kind_of(module) in ("linear", "conv") and packed_of(module) is None
-    ]
-    return [f"{path}.weight" for path in paths] if names else paths
-
-
-def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:
-    row = backends.scheme(scheme)
-    return backends.QuantSpec(row, tuple(sorted((k, details[k]) for k in row.options if k in details)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.layers import packed_of
+from sdquant.layers import QuantizedLayer, packed_of
 from sdquant.weights import quantized
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
@@ -109,7 +112,92 @@ def test_without_a_dtype_weights_are_not_cut_to_codes() -> None:
     same(model, wanted)
 
 
+class TestLife:
+    """What else is done to a model that diffusers quantized."""
+
+    def test_convolutions_that_wrap_around(self) -> None:
+        """Web UIs set this padding for pictures that tile; torch keeps the sizes for it in an attribute of its own."""
+        unet = UNet2DConditionModel.from_pretrained(UNET, quantization_config=sdquant.Config("int8"))
+        conv: Any = unet.conv_in
+        conv.padding_mode = "circular"
+        x = torch.rand(1, conv.in_channels, 8, 8)
+        around = nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
+        wanted = nn.functional.conv2d(around, conv.dequantize(), conv.bias, stride=conv.stride)
+        assert isinstance(conv, QuantizedLayer) and torch.equal(conv(x), wanted)
+
+    def test_floats_again(self, tmp_path: Path) -> None:
+        model = UNet2DConditionModel.from_pretrained(UNET, dtype=torch.bfloat16, quantization_config=sdquant.Config())
+        wanted = {name: model.get_submodule(name[:-7]).dequantize() for name, _ in quantized(model)}
+        model.dequantize()
+        assert model.dtype == torch.bfloat16 and not dict(quantized(model)) and wanted
+        model.save_pretrained(tmp_path)
+        again = dict(UNet2DConditionModel.from_pretrained(tmp_path, dtype=torch.bfloat16).named_parameters())
+        assert all(torch.equal(again[name], tensor) for name, tensor in wanted.items())
+
+    def test_a_copy_is_saved_as_itself(self, tmp_path: Path) -> None:
+        model = FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("int8"))
+        other = copy.deepcopy(model)
+        for tensor in other.parameters():
+            if tensor.is_floating_point():
+                tensor.data.zero_()
+        other.save_pretrained(tmp_path)
+        same(FluxTransformer2DModel.from_pretrained(tmp_path), other)
+
+    def test_freed_with_its_last_reference(self, tmp_path: Path) -> None:
+        model = FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("int8"))
+        model.save_pretrained(tmp_path)
+        model = FluxTransformer2DModel.from_pretrained(tmp_path)
+        there = weakref.ref(model)
+        gc.collect()
+        gc.disable()
+        try:
+            del model
+            assert there() is None
+        finally:
+            gc.enable()
+
+    @pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}])
+    def test_device_map(self, device_map: Any) -> None:
+        model = FluxTransformer2DModel.from_pretrained(
+            FLUX, dtype=torch.bfloat16, quantization_config=sdquant.Config("int8"), device_map=device_map
+        )
+        same(model, sdquant.load_model(FLUX, "int8", progress=False))
+
+    def test_a_single_file(self, tmp_path: Path) -> None:
+        file = FLUX / "diffusion_pytorch_model.safetensors"
+        model = FluxTransformer2DModel.from_single_file(
+            str(file), config=str(FLUX), torch_dtype=torch.bfloat16, quantization_config=sdquant.Config("int8")
+        )
+        same(model, sdquant.load_model(FLUX, "int8", progress=False))
+        model.save_pretrained(tmp_path)
+        same(FluxTransformer2DModel.from_pretrained(tmp_path, dtype=torch.bfloat16), model)
+
+
 class TestRefused:
+    def test_parts_on_disk(self, tmp_path: Path) -> None:
+        """Named, or found by diffusers."""
+        for device_map in ({"single_transformer_blocks": "disk", "": "cpu"}, "auto"):
+            with pytest.raises(sdquant.IncompatibleError, match="offload='balanced'"):
+                FluxTransformer2DModel.from_pretrained(
+                    FLUX,
+                    quantization_config=sdquant.Config("int8"),
+                    device_map=device_map,
+                    max_memory={"cpu": "1MB"},
+                    offload_folder=tmp_path,
+                )
+
+    def test_another_dtype(self) -> None:
+        model = FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("int8"))
+        with pytest.raises(ValueError, match="Casting a quantized model to a new `dtype` is unsupported"):
+            model.to(torch.float16)
+
+    def test_a_single_file_that_is_quantized(self, tmp_path: Path) -> None:
+        sdquant.save(sdquant.load_model(FLUX, "int8", progress=False), tmp_path / "one.safetensors")
+        with pytest.raises(sdquant.UnsupportedFileError, match=r"Load it with sdquant\.load_model\(file"):
+            FluxTransformer2DModel.from_single_file(
+                str(tmp_path / "one.safetensors"), config=str(FLUX), quantization_config=sdquant.Config("int8")
+            )
+
     def test_no_such_scheme(self) -> None:
         with pytest.raises(sdquant.UnknownQuantError, match="int7"):
             sdquant.Config("int7")
@@ -126,7 +214,7 @@ class TestRefused:
         FluxTransformer2DModel.from_pretrained(FLUX).save_pretrained(tmp_path)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "sdquant"}}))
-        with pytest.raises(sdquant.BadFileError, match="the file does not"):
+        with pytest.raises(sdquant.BadFileError, match="none of sdquant's metadata"):
             FluxTransformer2DModel.from_pretrained(tmp_path)
 
 
@@ -140,6 +228,9 @@ assert "{first}" == "diffusers.quantizers" or "diffusers" not in sys.modules
 import {second}
 from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AUTO_QUANTIZATION_CONFIG_MAPPING
 import sdquant
+assert AUTO_QUANTIZATION_CONFIG_MAPPING["sdquant"] is sdquant.Config
+assert AUTO_QUANTIZER_MAPPING["sdquant"].__module__.startswith("sdquant.")
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AUTO_QUANTIZATION_CONFIG_MAPPING
 assert AUTO_QUANTIZATION_CONFIG_MAPPING["sdquant"] is sdquant.Config
 assert AUTO_QUANTIZER_MAPPING["sdquant"].__module__.startswith("sdquant.")
 """

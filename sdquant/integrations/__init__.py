@@ -1,7 +1,7 @@
 """Where sdquant plugs into other libraries. Standard library only: it is imported with sdquant.
 
-diffusers finds quantizers in two tables of `diffusers.quantizers.auto`. sdquant's go in as soon as that module is
-imported, before or after sdquant is, so that `import sdquant` neither imports diffusers nor misses it.
+diffusers and transformers find quantizers in tables, each in a module of its own. sdquant's go in as soon as that is
+imported, before or after sdquant is, so that `import sdquant` neither imports these libraries nor misses them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
-TABLES = "diffusers.quantizers.auto"
+# The module with a library's tables -> the one here that puts sdquant into them when it is imported.
+TABLES = {
+    "diffusers.quantizers.auto": "diffusers_quantizer",
+    "transformers.quantizers.auto": "transformers_quantizer",
+}
 
 log = logging.getLogger(__name__)
 
 
-def plug_into_diffusers() -> None:
-    """Register sdquant's quantizer with diffusers: now, or when it is imported."""
-    if TABLES in sys.modules:
-        _register()
-    elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _WhenImported())
+def plug_in() -> None:
+    """Register sdquant's quantizers with diffusers and transformers: now, or when they are imported."""
+    waiting = {finder.table for finder in sys.meta_path if isinstance(finder, _WhenImported)}
+    for table in TABLES:
+        if table in sys.modules:
+            _register(table)
+        elif table not in waiting:
+            sys.meta_path.insert(0, _WhenImported(table))
 
 
 class _WhenImported(MetaPathFinder):
     """Lets the usual finders find the module, and has something done after it has run."""
 
+    def __init__(self, table: str) -> None:
+        self.table = table
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != TABLES:
+        if fullname != self.table:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -47,14 +56,14 @@ class _WhenImported(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                _register()
+                _register(self.table)
 
             loader.exec_module = exec_module
         return spec
 
 
-def _register() -> None:
+def _register(table: str) -> None:
     try:
-        importlib.import_module(f"{__name__}.diffusers_quantizer")  # puts itself into the tables
-    except ImportError as error:  # a diffusers from before it had quantizers; sdquant itself does without
-        log.info("sdquant's quantizer is not registered with diffusers: %s", error)
+        importlib.import_module(f"{__name__}.{TABLES[table]}")  # puts itself into the tables
+    except ImportError as error:  # a version from before it had what is used there; sdquant itself does without
+        log.info("sdquant's quantizer is not registered in %s: %s", table, error)

@@ -6,91 +6,52 @@ way round: either folder loads with `from_pretrained` and with `sdquant.load_mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from enum import Enum
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import backends, compat
-from ..backends.base import Packed, PackedSpec, TensorInfo
-from ..components import quiet, set_tensor, tied
-from ..encoding import encode
-from ..errors import BadFileError, IncompatibleError
-from ..formats import safetensors
-from ..formats.own import found_in, read_own
+from ..backends.base import Packed
+from ..components import quiet, set_tensor
+from ..errors import UnsupportedFileError
+from ..install import install_packed
+from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
+from ._shared import Weights, dequantize, torch_dtype
+from .config import METHOD, Config
 
 with quiet():  # what it imports besides has remarks to make
     from diffusers.quantizers import auto
     from diffusers.quantizers.base import DiffusersQuantizer
-    from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
 if TYPE_CHECKING:
-    from ..backends.base import Found
-
-METHOD = "sdquant"
+    from ..backends.base import PackedSpec
 
 
-class Method(str, Enum):
-    """diffusers wants an enum with a value, and looks it up as the string that it is."""
-
-    SDQUANT = METHOD
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_SAID = ("quantization_config", "_pre_quantization_dtype")  # in the config of a quantized model
 
 
-class Config(QuantizationConfigMixin):  # type: ignore[misc]  # diffusers has no types
-    """What to quantize a diffusers model to while it is loaded.
-
-    Args:
-        quant: a scheme with its options: "int8", "nf4,double_quant".
-        skip: modules to leave as they are, by a part of their path or a pattern with `*`.
-
-    Raises:
-        UnknownQuantError, SettingsError: no such scheme or option.
-    """
-
-    def __init__(self, quant: str = "int8", skip: Iterable[str] = ()) -> None:
-        self.quant_method = Method.SDQUANT
-        self.quant = str(backends.parse(quant))
-        self.skip = list(skip)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in a config.json."""
-        return {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """The same; diffusers prints it."""
-        return self.to_dict()
-
-    @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The inverse of `to_dict`."""
-        made = cls(quant=config_dict.get("quant", "int8"), skip=config_dict.get("skip") or [])
-        return (made, kwargs) if return_unused_kwargs else made
-
-
-class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
+class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no types
     """Called by diffusers, in the order of the methods here, while it loads one model."""
 
     use_keep_in_fp32_modules = True
     requires_calibration = False
+    pre_quantized: bool
 
     def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.spec = backends.parse(quantization_config.quant)
+        self.weights = Weights(quantization_config)
         self._names: dict[str, str] = {}  # key in the files -> parameter
         self._extra: set[str] = set()  # keys that belong to weights and are not loaded
-        self._headers: dict[str, TensorInfo] = {}
-        self._found: dict[str, Found] = {}
-        self._specs: dict[str, PackedSpec] = {}
-        self._planned: set[str] = set()
-        self._ties: dict[str, tuple[str, ...]] = {}
-        self._model: nn.Module | None = None
+        # What `save_pretrained` writes beside the state dict that it hands over. Not the model: the model has the
+        # quantizer, and the two would keep each other in memory until the garbage collector comes.
+        self._loaded: dict[str, PackedSpec] = {}
+        self._config: dict[str, Any] = {}
 
-    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """Ask the matrix."""
-        compat.check(self.quantization_config.quant, mode="found" if self.pre_quantized else "pre", runtime="plain")
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Ask the matrix. Called again when `device_map="auto"` has become a table."""
+        self.weights.check(quantized=self.pre_quantized, device_map=device_map)
 
     def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype:
         """None would have diffusers cast weights to the dtype of what stands in their place."""
@@ -100,79 +61,73 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
         """The parameters that the files' tensors become."""
         if not self.pre_quantized:
             return loaded_keys
-        files = [Path(file) for file in checkpoint_files]
-        metadata: Mapping[str, str] = {}
-        for file in files:
-            infos, said = safetensors.read_header(file)
-            self._headers |= infos
-            metadata = metadata or said
-        own = read_own(files[0], metadata)
-        if not own.get("weights"):
-            raise BadFileError(
-                f"{files[0]} was to be loaded",
-                "config.json says sdquant, and the file does not",
-                "Save the model again",
-            )
-        self._specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
-        self._found = found_in(files[0], own, self._specs, self._headers)
-        for name, found in self._found.items():
+        self.weights.read(checkpoint_files)
+        for name, found in self.weights.found.items():
             path = name.rpartition(".")[0]
-            self._names |= {key: f"{path}.packed_{part}" for part, key in found.keys.items()}
+            self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in found.keys.items()}
             self._extra |= set(found.extra)
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
 
     def _process_model_before_weight_loading(
-        self, model: nn.Module, keep_in_fp32_modules: list[str] | None = None, **kwargs: Any
+        self,
+        model: nn.Module,
+        keep_in_fp32_modules: list[str] | None = None,
+        **kwargs: Any,
     ) -> None:
-        from ..quantizer import weights_to_quantize
+        keep = keep_in_fp32_modules or ()
+        if self.pre_quantized and not self.weights.found:
+            # `from_single_file` does not say that the file is to be quantized, and not what file it is.
+            self.pre_quantized = False
+            self.weights.check(quantized=False)
+            self.weights.plan(model, keep)
+        elif self.pre_quantized:
+            self.weights.hold_against(model)
+            for name in self.weights.found:
+                self._stand_in(model, name)
+        else:
+            self.weights.plan(model, keep)
 
-        self._ties = tied(model)
-        if self.pre_quantized:
-            for name, found in self._found.items():
-                self._stand_in(model, name, found)
-            return
-        skip = (*self.quantization_config.skip, *(keep_in_fp32_modules or ()))
-        self._planned = weights_to_quantize(model, self.spec, "plain", skip)
-        if not self._planned:
-            raise IncompatibleError(
-                f"{self.spec} was asked for on a {type(model).__name__}",
-                "it has no weight that would be quantized",
-                "Check skip=, or leave quantization_config out",
-            )
-
-    def _stand_in(self, model: nn.Module, name: str, found: Found) -> None:
+    def _stand_in(self, model: nn.Module, name: str) -> None:
         """An empty quantized layer, so that diffusers finds a place for the parts."""
-        from ..install import install_packed
-
-        spec = self._specs[name]
-        shape = tuple(model.get_parameter(name).shape)
-        if shape != spec.shape:
-            raise BadFileError(
-                f"Weight {name!r} of {list(spec.shape)} was to be loaded",
-                f"the model wants {list(shape)}",
-                "Check that the weights and the config belong together",
-            )
+        headers = self.weights.headers
         parts = {
-            part: torch.empty(self._headers[key].shape, dtype=_dtype(self._headers[key]), device="meta")
-            for part, key in found.keys.items()
+            part: torch.empty(headers[key].shape, dtype=torch_dtype(headers[key]), device="meta")
+            for part, key in self.weights.found[name].keys.items()
         }
-        install_packed(model, self._ties.get(name, (name,)), Packed(spec=spec, parts=parts), "plain")
+        packed = Packed(spec=self.weights.specs[name], parts=parts)
+        install_packed(model, self.weights.ties.get(name, (name,)), packed, "plain")
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
         """Without the markers, which hold nothing."""
-        from ..layers.quantized import LIKE
-
         return [key for key in missing_keys if key.rpartition(".")[2] != LIKE]
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A file's tensors under the names of the parameters."""
+        """A file's tensors under the names of the parameters.
+
+        Raises:
+            UnsupportedFileError: `from_single_file` has read a file that is quantized already; of its own, diffusers
+                fails somewhere in its converters, or casts codes to floats.
+        """
+        if self.pre_quantized and not self.weights.found:
+            for name, tensor in state_dict.items():
+                if tensor.ndim > 1 and tensor.dtype not in (
+                    torch.float64,
+                    torch.float32,
+                    torch.float16,
+                    torch.bfloat16,
+                ):
+                    raise UnsupportedFileError(
+                        f"A single file was to be quantized to {self.weights.spec} by diffusers",
+                        f"it is quantized already: {name!r} is {str(tensor.dtype).removeprefix('torch.')}",
+                        "Load it with sdquant.load_model(file, base=...)",
+                    )
         return {self._names.get(key, key): value for key, value in state_dict.items() if key not in self._extra}
 
     def check_if_quantized_param(
         self, model: nn.Module, param_value: Tensor, param_name: str, state_dict: Mapping[str, Any], **kwargs: Any
     ) -> bool:
         """Whether `create_quantized_param` is to place this one."""
-        return param_name in self._planned or (self.pre_quantized and ".packed_" in param_name)
+        return param_name in self.weights.planned or (self.pre_quantized and f".{PREFIX}" in param_name)
 
     def check_quantized_param_shape(self, *args: Any, **kwargs: Any) -> bool:
         """The stand-ins were made in the shapes of the files."""
@@ -189,34 +144,55 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Place a part of a quantized weight, or quantize a weight."""
-        from ..install import install_packed
-
         if self.pre_quantized:  # as it is in the file: diffusers has cast float parts to the model's dtype
             set_tensor(model, (param_name,), state_dict[param_name].to(target_device))
-            return
-        packed = encode(param_name, param_value.to(target_device), self.spec)
-        install_packed(model, self._ties.get(param_name, (param_name,)), packed, "plain", self.spec)
+        else:
+            self.weights.quantize(model, param_name, param_value.to(target_device))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        from ..layers.quantized import LIKE, QuantizedLayer
+        from ..saving import config_of
+        from ..weights import quantized
 
         for module in model.modules():
             like = module._parameters.get(LIKE) if isinstance(module, QuantizedLayer) else None
             if like is not None and like.device.type == "meta":
-                part = next(tensor for name, tensor in module.named_parameters() if name.startswith("packed_"))
+                part = next(tensor for name, tensor in module.named_parameters() if name.startswith(PREFIX))
                 empty = torch.empty(0, dtype=like.dtype, device=part.device)
                 module._parameters[LIKE] = nn.Parameter(empty, requires_grad=False)
-        self._model = model
+        self._loaded = {name: packed.spec for name, packed in quantized(model)}
+        self._config = config_of(model)
+        made: Any = model
+        if "quantization_config" not in made.config:  # from_single_file leaves it out, and with it what was saved
+            made.register_to_config(quantization_config=self.quantization_config)
         return model
 
     def get_state_dict_and_metadata(
         self, state_dict: Mapping[str, Any], safe_serialization: bool = True
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """The tensors and the metadata of the file that `save_pretrained` writes."""
-        from ..saving import contents
+        from ..saving import written
 
-        assert self._model is not None  # set after loading
-        return contents(self._model)
+        rest = dict(state_dict)
+        rows = []
+        for name, spec in self._loaded.items():
+            stem = f"{name.rpartition('.')[0]}.{PREFIX}"
+            parts = {key.removeprefix(stem): rest.pop(key) for key in state_dict if key.startswith(stem)}
+            rows.append((name, Packed(spec=spec, parts=parts)))
+        again = {twin for names in self.weights.ties.values() for twin in names[1:]}  # tied: written once
+        again |= {key for key in rest if f".{PREFIX}" in key or key.rpartition(".")[2] == LIKE}
+        return written(rows, {key: value for key, value in rest.items() if key not in again}, self._config)
+
+    def _dequantize(self, model: nn.Module) -> nn.Module:
+        made: Any = model
+        dequantize(model)
+        made._internal_dict = type(made._internal_dict)(
+            {
+                key: value
+                for key, value in made.config.items()
+                if key not in ("quantization_config", "_pre_quantization_dtype")
+            }
+        )
+        return model
 
     @property
     def is_serializable(self) -> bool:
@@ -232,11 +208,6 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]
     def is_trainable(self) -> bool:
         """No: the weights are codes."""
         return False
-
-
-def _dtype(info: TensorInfo) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, info.dtype)  # one of the names that `read_header` lets through
-    return dtype
 
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Quantizer

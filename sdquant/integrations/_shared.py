@@ -1,0 +1,149 @@
+"""What sdquant's quantizers for diffusers and for transformers share: which weights, from which tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import backends, compat
+from ..backends.base import PackedSpec
+from ..components import model_name, set_module, tied
+from ..encoding import encode
+from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
+from ..formats import safetensors
+from ..formats.own import found_in, read_own
+from ..install import common_kind, install_packed
+from ..layers.quantized import QuantizedLayer, float_layer
+from ..quantizer import weights_to_quantize
+
+if TYPE_CHECKING:
+    from ..backends.base import Found, TensorInfo
+    from .config import Config
+
+
+class Weights:
+    """The weights of one model that a library is loading, in sdquant's plain layers.
+
+    Attributes:
+        planned: parameters that are quantized while they are loaded.
+        found: weights that the files hold quantized, by parameter.
+        ties: see `components.tied`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.spec = backends.parse(config.quant)
+        self.planned: set[str] = set()
+        self.found: dict[str, Found] = {}
+        self.specs: dict[str, PackedSpec] = {}
+        self.headers: dict[str, TensorInfo] = {}
+        self.ties: dict[str, tuple[str, ...]] = {}
+
+    def check(self, *, quantized: bool, device_map: Any = None) -> None:
+        """Ask the matrix, and refuse a map of devices with the disk in it.
+
+        accelerate writes what goes there itself: float weights as they are, and scales cast to the model's dtype.
+        """
+        if isinstance(device_map, Mapping) and "disk" in device_map.values():
+            raise IncompatibleError(
+                f"{self.config.quant} was asked for with device_map= putting parts of the model on disk",
+                "they would stay unquantized there, or lose bits of their scales",
+                "Leave device_map out, and use sdquant.load_model(..., offload='balanced')",
+            )
+        compat.check(self.config.quant, mode="found" if quantized else "pre", runtime="plain")
+
+    def read(self, files: Iterable[str]) -> None:
+        """Learn from the headers of a model's files what they hold.
+
+        Raises:
+            BadFileError: nothing that sdquant has quantized. UnsupportedFileError: they are of another format.
+        """
+        paths = [Path(file) for file in files]
+        if any(path.suffix != ".safetensors" for path in paths) or not paths:
+            raise UnsupportedFileError(
+                f"{paths[0] if paths else 'A quantized model'} was to be loaded by sdquant",
+                "it is not a safetensors file",
+                "Save the model again",
+            )
+        metadata: Mapping[str, str] = {}
+        for path in paths:
+            infos, said = safetensors.read_header(path)
+            self.headers |= infos
+            metadata = metadata or said
+        own = read_own(paths[0], metadata)
+        if not own.get("weights"):
+            raise BadFileError(
+                f"{paths[0]} was to be loaded by sdquant",
+                "config.json says that it is quantized, and the file has none of sdquant's metadata",
+                "Save the model again, or import the package that wrote it",
+            )
+        self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
+        self.found = found_in(paths[0], own, self.specs, self.headers)
+
+    def hold_against(self, model: nn.Module) -> None:
+        """Raise BadFileError if what was found does not belong to this (empty) model; else use the model's names."""
+        self.ties = tied(model)
+        for name in [*self.specs]:
+            here = model_name(name, frozenset(self.ties)) or name
+            self.specs[here], self.found[here] = self.specs.pop(name), self.found.pop(name)
+        for name, spec in self.specs.items():
+            why = None
+            if name not in self.ties:
+                why = "the model has no such weight"
+            elif tuple(model.get_parameter(name).shape) != spec.shape:
+                why = f"the model wants {list(model.get_parameter(name).shape)}"
+            elif common_kind(model, self.ties[name]) is None:
+                why = "the model has it in a layer that cannot run it quantized"
+            if why is not None:
+                raise BadFileError(
+                    f"Weight {name!r} of {list(spec.shape)} was to be loaded",
+                    why,
+                    "Check that the weights and the config belong together",
+                )
+
+    def plan(self, model: nn.Module, keep: Iterable[str]) -> None:
+        """Choose the weights of an empty model that will be quantized.
+
+        Args:
+            keep: modules that the library says are to stay as they are.
+
+        Raises:
+            IncompatibleError: there are none.
+        """
+        self.ties = tied(model)
+        self.planned = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        if not self.planned:
+            raise IncompatibleError(
+                f"{self.spec} was asked for on a {type(model).__name__}",
+                "it has no weight that would be quantized",
+                "Check skip=, or leave quantization_config out",
+            )
+
+    def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:
+        """Put a float weight into the model, quantized."""
+        packed = encode(name, tensor, self.spec)
+        install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
+
+
+def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Put ordinary layers in the place of the quantized ones, tied ones still tied.
+
+    Args:
+        dtype: of the weights; None is the one that each layer computes in.
+    """
+    made: dict[int, nn.Module] = {}
+    for path, module in [*model.named_modules(remove_duplicate=False)]:
+        if isinstance(module, QuantizedLayer):
+            made[id(module)] = made.get(id(module)) or float_layer(module, dtype)
+            set_module(model, path, made[id(module)])
+
+
+def torch_dtype(info: TensorInfo) -> torch.dtype:
+    """The torch dtype of a tensor in a file."""
+    dtype: Any = getattr(torch, info.dtype)  # one of the names that `read_header` lets through
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,179 @@
+"""sdquant as a quantizer of transformers, for the text encoders: `from_pretrained(..., quantization_config=...)`.
+
+transformers loads through converters: a weight's tensors, which in a file have keys that end differently ("weight",
+"weight.absmax"), are collected and given to an operation, which puts a quantized layer into the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..backends.base import Found, Packed
+from ..components import quiet
+from ..install import install_packed
+from ._shared import Weights, dequantize
+from .config import METHOD, Config
+
+with quiet():  # what it imports besides has remarks to make
+    from transformers.core_model_loading import ConversionOps, WeightConverter
+    from transformers.quantizers import auto
+    from transformers.quantizers.base import HfQuantizer
+
+
+class Quantizer(HfQuantizer):
+    """Called by transformers, in the order of the methods here, while it loads one model."""
+
+    requires_calibration = False
+    pre_quantized: bool
+
+    def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)  # type: ignore[arg-type]  # it does what is used of one
+        self.weights = Weights(quantization_config)
+        self.dtype = torch.float32
+
+    def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
+        """Ask the matrix."""
+        self.weights.check(quantized=self.pre_quantized, device_map=device_map)
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Remembers it: the operations below cast what is not quantized."""
+        self.dtype = dtype
+        return dtype
+
+    def _process_model_before_weight_loading(
+        self, model: nn.Module, checkpoint_files: Iterable[str] | None = None, **kwargs: Any
+    ) -> None:
+        made: Any = model
+        for name, source in made.all_tied_weights_keys.items():  # tied by transformers only when all is loaded
+            path, _, leaf = name.rpartition(".")
+            made.get_submodule(path)._parameters[leaf] = made.get_parameter(source)
+        if self.pre_quantized:
+            self.weights.read(checkpoint_files or ())
+            self.weights.hold_against(model)
+        else:
+            self.weights.plan(model, ())
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
+        """Whether `_Encode` is to place this one. Asked once more for what is missing in the end."""
+        return not self.pre_quantized and param_name in self.weights.planned
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """For one weight."""
+        return _Encode(self)
+
+    def get_weight_conversions(self) -> list[WeightConverter]:
+        """The endings of the keys that a quantized weight has in the files, and what is done with their tensors."""
+        if not self.pre_quantized:
+            return []
+        endings = {_pattern("weight")}
+        for found in self.weights.found.values():
+            endings |= {_ending(found, key) for key in (*found.keys.values(), *found.extra)}
+        return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        made: Any = model
+        made._weight_conversions = []  # to undo at saving: the keys are written under the model's own names
+        self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
+        return model
+
+    def is_serializable(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """No: the weights are codes."""
+        return False
+
+    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors and the metadata of the file that `save_pretrained` writes."""
+        from ..saving import contents, guarded
+
+        tensors, metadata = contents(model)
+        return guarded(model, tensors), metadata
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        dequantize(model, dtype)
+        return model
+
+
+class SdnqConfig(Config):
+    """What a config.json of SDNQ says: what sdquant wrote in SDNQ's format loads without the sdnq package too."""
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """See `Config.from_dict`."""
+        word = str(config_dict.get("weights_dtype", "")).replace("float8_e4m3fn", "fp8")
+        return super().from_dict({"quant": f"sdnq-{word}"}, return_unused_kwargs, **kwargs)
+
+
+def _ending(found: Found, key: str) -> str:
+    """The pattern for a key of a quantized weight: what follows the path of its module."""
+    return _pattern(key.removeprefix(found.name.rpartition(".")[0] + "."))
+
+
+def _pattern(ending: str) -> str:
+    return rf"(?<=\.){re.escape(ending)}$"  # whole words: the ending "scale" is not that of "input_scale"
+
+
+class _Op(ConversionOps):
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.hf_quantizer = quantizer  # by this name transformers knows that it is not to cast the tensors
+
+    def __deepcopy__(self, memo: Any) -> _Op:
+        return self  # transformers copies it for every weight, and all are to have the one quantizer
+
+
+class _Encode(_Op):
+    """A float weight, quantized into the model."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
+    ) -> dict[str, list[Tensor]]:
+        model, name, missing = known["model"], known["full_layer_name"], known["missing_keys"]
+        (tensor,) = (value[0] if isinstance(value, list) else value for value in input_dict.values())
+        self.hf_quantizer.weights.quantize(model, name, tensor)
+        _arrived(self.hf_quantizer.weights, model, name, missing)
+        return {}
+
+
+class _Read(_Op):
+    """The tensors of a weight: quantized into the model, or a float one handed on."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **known: Any
+    ) -> dict[str, list[Tensor]]:
+        model, name, missing = known["model"], known["full_layer_name"], known["missing_keys"]
+        weights = self.hf_quantizer.weights
+        tensors = {pattern: value[0] if isinstance(value, list) else value for pattern, value in input_dict.items()}
+        found = weights.found.get(name)
+        if found is None:
+            (tensor,) = tensors.values()
+            wanted = model.get_parameter(name)
+            return {"weight": [tensor.to(self.hf_quantizer.dtype).reshape(wanted.shape)]}
+        parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
+        packed = Packed(spec=weights.specs[name], parts=parts)
+        install_packed(model, weights.ties[name], packed, "plain")
+        _arrived(weights, model, name, missing)
+        return {}
+
+
+def _arrived(weights: Weights, model: nn.Module, name: str, missing_keys: set[str]) -> None:
+    """Tell transformers that a weight and those tied to it are there, and need neither values nor a tie."""
+    made: Any = model
+    for each in weights.ties[name]:
+        missing_keys.discard(each)
+        made.all_tied_weights_keys.pop(each, None)
+        made.get_submodule(each.rpartition(".")[0])._is_hf_initialized = True
+
+
+auto.AUTO_QUANTIZER_MAPPING[METHOD] = Quantizer
+auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
+# The sdnq package puts its own there when it is imported, before or after.
+auto.AUTO_QUANTIZER_MAPPING.setdefault("sdnq", Quantizer)
+auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault("sdnq", SdnqConfig)
