@@ -128,7 +128,8 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
     needed = ("data", "scale") if found.scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
     for part in needed:
         if part not in found.keys:
-            raise _bad(found, f"it has no {found.name}._{part}")
+            key = leaf(found.name, "weight_scale") if found.plain_only else f"{found.name}._{part}"
+            raise _bad(found, f"it has no {key}")
     parts = {part: get(found.keys[part]) for part in needed}
     details: dict[str, Any] = {}
     if found.plain_only:
