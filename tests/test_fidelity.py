@@ -16,6 +16,7 @@ import sdquant
 from sdquant import backends
 from sdquant.demo import MODELS, digits
 from sdquant.drawing import draw
+from sdquant.formats.gguf_conventions import FOLDED
 from sdquant.weights import weight_bytes
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results" / "fidelity.json"
@@ -98,7 +99,10 @@ class TestRecorded:
         assert row["images"] == 200
         if bits in LOSS:
             assert row["right"] >= reference["right"] - LOSS[bits]
-        if bits in RATIO and scheme != "q4_1":  # which has a minimum beside each scale: 5 bits a weight in all
+        # Types that ComfyUI-GGUF does not decode by itself are written where blocks divide rows, which they do not in
+        # the small UNet: most of its weights are q8_0.
+        whole_rows = backends.scheme(scheme).backend == "gguf" and scheme not in FOLDED and model == "digits-sd"
+        if bits in RATIO and scheme != "q4_1" and not whole_rows:  # q4_1 has minimums: 5 bits a weight in all
             assert row["ratio"] <= RATIO[bits]
 
 
