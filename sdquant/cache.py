@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, backends, machine
-from .errors import SdquantError
+from .errors import ConflictError, SdquantError
 from .formats import safetensors
 from .formats.source import Source, single_file
 from .offload import parse_size
@@ -95,6 +95,8 @@ class Cache:
             self.folder.mkdir(parents=True, exist_ok=True)
             safetensors.write(place, tensors, {"format": "pt", **metadata})
             self._make_room(0, {place, *used})  # the header counts, too
+        except ConflictError as error:  # another process keeps the same just now
+            log.info("The quantized weights were not kept: %s", error)
         except (SdquantError, OSError) as error:
             log.warning("The quantized weights were not kept: %s", error)
 
@@ -130,6 +132,8 @@ class Cache:
             self.folder.mkdir(parents=True, exist_ok=True)
             with whole_file(self.folder / _MEMO) as out:
                 out.write(json.dumps(memo, indent=1).encode())
+        except ConflictError as error:
+            log.info("The digest of %s was not kept: %s", file, error)
         except (SdquantError, OSError) as error:
             log.warning("The digest of %s was not kept: %s", file, error)
         return digest

@@ -20,6 +20,7 @@ from sdquant.cache import VARIABLE, cache_of, default_folder
 from sdquant.cli import main
 from sdquant.errors import DiskSpaceError
 from sdquant.request import request
+from sdquant.writing import whole_file
 
 from . import layouts
 from .foreign import WEIGHTS
@@ -163,6 +164,14 @@ def test_a_folder_that_cannot_be_made(unet: Path, tmp_path: Path, caplog: Any) -
     with caplog.at_level(logging.WARNING, "sdquant"):
         assert _load(unet, tmp_path / "file" / "cache").sdquant.cached == ()
     assert "not kept" in caplog.text
+
+
+def test_another_process_that_keeps_the_same(unet: Path, tmp_path: Path, caplog: Any) -> None:
+    with whole_file(tmp_path / "digests.json"), caplog.at_level(logging.INFO, "sdquant"):  # as if it were that process
+        assert _load(unet, tmp_path).sdquant.cached == ()
+    rows = [row for row in caplog.records if "not kept" in row.message]
+    assert [row.levelname for row in rows] == ["INFO"] and "another process" in rows[0].message
+    assert _load(unet, tmp_path).sdquant.cached == ("model",)
 
 
 def test_off_by_default(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
