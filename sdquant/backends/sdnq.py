@@ -272,10 +272,12 @@ def _settings(spec: QuantSpec) -> dict[str, Any]:
 
 
 def _groups(channels: int, group_size: int) -> int:
-    """SDNQ's rule: as many groups as fit, then fewer until they divide the channels."""
+    """SDNQ's rule: groups of the size, if they divide the channels; else the next smaller number that does."""
     groups = channels // group_size if 0 < group_size < channels else 1
-    while groups > 1 and channels % groups:
-        groups -= 1
+    if groups > 1 and groups * group_size != channels:
+        groups -= 1  # one group less, even where as many larger ones would divide them: 640 channels by 256 are 1 group
+        while groups > 1 and channels % groups:
+            groups -= 1
     return max(1, groups)
 
 

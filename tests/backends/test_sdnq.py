@@ -270,6 +270,25 @@ def test_parts_that_do_not_fit_are_a_bad_file() -> None:
         BACKEND.read(found, (128, 128), parts.__getitem__)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_layout_foretells_sdnqs_groups(scheme: str, sdnq: Any) -> None:
+    """Channels that groups do not divide: 640, as half of SDXL's layers have, are not two groups of 320."""
+    spec = backends.parse(scheme)
+    for channels in (*range(96, 800, 32), 1280, 1920, 2048, 2816, 5120):
+        own = _own(sdnq, nn.Linear(channels, 8), scheme)
+        layout = BACKEND.layout(spec, (8, channels), "float32")
+        assert {name: tuple(getattr(own, name).shape) for name in layout} == {k: v.shape for k, v in layout.items()}
+    weight = torch.randn(1040, 640)  # more than one chunk of rows
+    theirs = _own(sdnq, _linear(weight), scheme)
+    assert torch.equal(BACKEND.decode(BACKEND.encode(weight, spec), torch.float32), _dequantized(theirs, torch.float32))
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return layer
+
+
 def test_few_channels_do_not_fit() -> None:
     with pytest.raises(Unfit, match="4 input channels"):
         BACKEND.layout(backends.parse("sdnq-int8"), (64, 4, 3, 3), "bfloat16")
