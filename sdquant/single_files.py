@@ -60,9 +60,10 @@ def quantize_file(
         The target.
 
     Raises:
-        ConflictError: the weights are quantized already. SdquantError: see `detect` and `safetensors.write`.
+        ConflictError: the weights are quantized already. DiskSpaceError: there is no room. SdquantError: see `detect`.
     """
     from .saving import refuse_existing
+    from .writing import require_space
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
@@ -70,12 +71,14 @@ def quantize_file(
     asked = request(path, quant=quant, components=components, skip=skip)
     (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
+    parts = list(_parts(src, spec, asked.skip))
+    require_space(goal, sum(nbytes for _, _, nbytes in parts))  # before the work, not after it
     total = sum(info.nbytes for info in src.tensors.values())
     tensors: dict[str, Tensor] = {}
     files = src.open()
     try:
         with authors.bar(total, spec, progress) as tick:
-            for part, quantized in _parts(src, spec, asked.skip):
+            for part, quantized, _ in parts:
                 tensor = authors.read(part, src, files)
                 tick(tensor.numel() * tensor.itemsize)
                 tensors |= SCHEMES[spec.scheme.name](part.name, tensor, spec) if quantized else {part.name: tensor}
@@ -97,13 +100,13 @@ def suits(quant: str) -> bool:
     return spec == QuantSpec(spec.scheme) and spec.scheme.name in SCHEMES
 
 
-def _parts(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[tuple[Written, bool]]:
-    """The tensors to write, and whether each is to be quantized."""
+def _parts(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[tuple[Written, bool, int]]:
+    """The tensors to write, whether each is to be quantized, and about how many bytes it will take."""
     parts, row = authors.names(src, alone=True)
     kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
-    fit = {weight.name for weight in planner.select(typed, spec, "plain", skip)[0]}
+    fit = {weight.name: weight.bytes for weight in planner.select(typed, spec, "plain", skip)[0]}
     for part in parts:
         shape = reference.shape_of(part, shapes)
         packed = spec.scheme.name in ("nf4", "fp4")
@@ -115,7 +118,8 @@ def _parts(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[tupl
             or (packed and part.name.endswith(_MEASURED))
             or loose
         )
-        yield part, not stays and all(source in fit for source in part.sources)
+        quantized = not stays and all(source in fit for source in part.sources)
+        yield part, quantized, sum(fit[key] if quantized else src.tensors[key].nbytes for key in part.sources)
 
 
 def _bitsandbytes(name: str, tensor: Tensor, spec: QuantSpec) -> Mapping[str, Tensor]:

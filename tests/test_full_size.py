@@ -170,7 +170,6 @@ def test_gguf(scheme: str, source: Path, disk: Path) -> None:
     seen = sdquant.verify(file, progress=False)
     assert seen.quant == scheme
     model = sdquant.load_model(file, dtype="bfloat16", progress=False)
-    assert seen.tensors <= len(dict(quantized(model))) + len(plain(model))  # Flux' q, k and v are one in the file
     check_against(source, model, scheme)
 
 

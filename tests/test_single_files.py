@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import sdquant
 from sdquant import backends, single_files
 from sdquant.cli import main
 from sdquant.components import main_part
-from sdquant.errors import BadFileError, ConflictError, SettingsError
+from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, SettingsError
 from sdquant.weights import plain, quantized
 
 from . import comfy_safetensors, layouts
@@ -106,6 +107,16 @@ def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:
             assert main(["quantize", "digits-sd", str(tmp_path / target), "-q", scheme, *flag]) == 2
             assert flag[0] in capsys.readouterr().err
     assert not (tmp_path / "x.safetensors").exists() and not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+def test_room_is_looked_for_before_the_work(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    free, asked = shutil.disk_usage(tmp_path), []
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free._replace(free=1_000_000))
+    monkeypatch.setattr(single_files.authors, "read", lambda *values: asked.append(values))
+    with pytest.raises(DiskSpaceError, match="1000000 are free"):
+        single_files.quantize_file(flux, scheme, tmp_path / "f.safetensors")
+    assert asked == [] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("scheme", single_files.SCHEMES)
