@@ -1,0 +1,33 @@
+"""Names of a model's first authors for its tensors in diffusers: what files for other tools must have. No torch.
+
+A module for each family, with rows for the tensors that are fused or renamed there. Written from the authors' layouts;
+`diffusers` has only the way back, against which the writer holds the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from .flux import flux
+from .rows import Shapes, Written, shape_of
+from .sd3 import sd3
+from .unet import unet
+
+__all__ = ["Written", "shape_of", "written"]
+
+_MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
+    "FluxTransformer2DModel": flux,
+    "SD3Transformer2DModel": sd3,
+    "UNet2DConditionModel": unet,
+}
+
+
+def written(class_name: str | None, shapes: Shapes) -> list[Written] | None:
+    """A component's tensors under its authors' names, in the order of `shapes`; None if these are not known."""
+    make = _MODELS.get(class_name or "")
+    rows = list(make(shapes)) if make is not None else []
+    place = {name: at for at, name in enumerate(shapes)}
+    used = [source for row in rows for source in row.sources]
+    if sorted(used) != sorted(place) or len({row.name for row in rows}) != len(rows):
+        return None
+    return sorted(rows, key=lambda row: place[row.sources[0]])

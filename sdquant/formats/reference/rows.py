@@ -1,0 +1,46 @@
+"""Tensors under other names, some of them joined: rows of names, for a model and for each of its blocks. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+Shapes = Mapping[str, tuple[int, ...]]
+# (the authors' name, diffusers' names), rows of modules or of whole tensors. "~" before a name: halves are swapped,
+# because diffusers has scale before shift and the authors have shift before scale.
+Rows = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A tensor to be written: rows of several tensors, one after the other.
+
+    Attributes:
+        name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    swapped: bool = False
+
+
+def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
+    """The shape of the tensor that is written."""
+    first = shapes[row.sources[0]]
+    if len(row.sources) == 1:
+        return first
+    return (sum(shapes[source][0] for source in row.sources), *first[1:])
+
+
+def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
+    """What the rows say of the tensors that are there, behind a block's prefix in either layout."""
+    for name, *sources in rows:
+        for leaf in ("weight", "bias") if name.endswith("*") else ("",):
+            found = tuple(ours + source.replace("*", leaf) for source in sources)
+            if all(source in shapes for source in found):
+                yield Written(theirs + name.lstrip("~").replace("*", leaf), found, swapped=name.startswith("~"))
+
+
+def count(shapes: Shapes, prefix: str) -> int:
+    """How many blocks: numbers run from 0 without a gap, or the names do not fit anyway."""
+    return len({name.split(".")[1] for name in shapes if name.startswith(prefix)})
