@@ -167,7 +167,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
         for key, info in src.plain.items():
             tensor = _cast(src.read(files, key), made.dtype)
             if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, made.device)
+                install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:
                 install.plain(key, tensor, src.home[key])
             done(info.nbytes)

@@ -175,6 +175,17 @@ class TestDamagedFiles:
         save_file(tensors, unet / WEIGHTS)
         assert "'conv_norm_out.bias'" in _refused(BadFileError, unet).what
 
+    @pytest.mark.parametrize("mode", ["pre", "post"])
+    @pytest.mark.parametrize("cut", [lambda weight: weight[:-1], lambda weight: weight.flatten(1)])
+    def test_a_weight_of_another_shape_is_not_quantized(self, cut: Any, mode: str, sd: Path, tmp_path: Path) -> None:
+        """It would be run as it is: a convolution of a channel less, or one that is no convolution."""
+        unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
+        tensors = load_file(unet / WEIGHTS)
+        tensors["conv_in.weight"] = cut(tensors["conv_in.weight"]).contiguous()
+        save_file(tensors, unet / WEIGHTS)
+        error = _refused(BadFileError, unet, "int8", mode=mode)
+        assert "'conv_in.weight'" in error.what and str(unet / WEIGHTS) in error.what and "the model wants" in error.why
+
     def test_a_config_that_does_not_fit_its_class(self, sd: Path, tmp_path: Path) -> None:
         unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
         (unet / "config.json").write_text('{"_class_name": "UNet2DConditionModel", "block_out_channels": "many"}')
