@@ -112,6 +112,10 @@ def load(asked: Request) -> Any:
 def load_planned(asked: Request, made: planner.Plan) -> Any:
     """`load` for a Request whose plan is made already."""
     begin = time.perf_counter()
+    if made.detected.container == "pipeline":
+        from . import components
+
+        components.check_pipeline(_folder(asked, made))
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
@@ -220,8 +224,12 @@ def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -
         return parts["model"]
     from . import components
 
-    folder = Path(made.base) if made.base is not None else resolve(asked)
-    return components.pipeline(folder, parts)
+    return components.pipeline(_folder(asked, made), parts)
+
+
+def _folder(asked: Request, made: planner.Plan) -> Path:
+    """Of the pipeline, which has what is no model: scheduler, tokenizers."""
+    return Path(made.base) if made.base is not None else resolve(asked)
 
 
 class Tick:
