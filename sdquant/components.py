@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -99,12 +99,12 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     return model.eval().requires_grad_(False)
 
 
-_COUNTS = re.compile(r"layers|blocks|depth|stages")
-MOST = 10_000  # layers; a model made of a billion would never be made
+_COUNTS = re.compile(r"layers|blocks|depth|stages|timesteps")
+MOST = 10_000  # layers, or steps of a scheduler; a model made of a billion would never be made
 
 
 def _refuse_endless(name: str, config: Mapping[str, Any]) -> None:
-    """Raise BadFileError if the config has more layers than any model has."""
+    """Raise BadFileError if the config has more layers than any model has, or a scheduler more steps."""
     for key, value in config.items():
         counts = value if isinstance(value, list | tuple) else (value,)
         large = [n for n in counts if isinstance(n, int | float) and n > MOST] if _COUNTS.search(key) else []
@@ -211,8 +211,51 @@ def missing(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
+def check_pipeline(folder: Path) -> None:
+    """Look up all that a pipeline's folder names, before diffusers does, which imports whatever module it reads of.
+
+    Raises:
+        UnsupportedFileError: a name is not that of a class of diffusers or transformers.
+        BadFileError: a scheduler has more steps than any has.
+    """
+    with quiet():
+        import diffusers
+        import transformers
+        from diffusers import pipelines
+    place = folder / "model_index.json"
+    index = read_json(place)
+    _refuse_unknown(place, "the pipeline", diffusers, index.get("_class_name"))
+    for name, row in index.items():
+        if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
+            continue
+        library, cls = row if len(row) == 2 else (None, None)
+        package: Any = {"diffusers": diffusers, "transformers": transformers}.get(str(library))
+        if package is None and isinstance(library, str) and library.isidentifier() and not library.startswith("_"):
+            package = getattr(pipelines, library, None)  # diffusers' own modules, such as "stable_diffusion"
+        _refuse_unknown(place, name, package, cls)
+        scheduler = folder / name / "scheduler_config.json"
+        if scheduler.is_file():
+            _refuse_endless(name, read_json(scheduler))
+
+
+def _refuse_unknown(place: Path, what: str, package: Any, name: Any) -> None:
+    """Raise UnsupportedFileError for what is no class of `package`; of those it had once diffusers knows the heirs."""
+    known = isinstance(package, ModuleType) and isinstance(name, str) and name.isidentifier() and name[0] != "_"
+    with quiet():
+        found = getattr(package, name, type) if known else None
+    if not isinstance(found, type):
+        raise UnsupportedFileError(
+            f"{place} was to be loaded",
+            f"the class of {what} is said to be {name!r:.80}, which is none of diffusers' and transformers'",
+            "Update diffusers and transformers, or check the file",
+        )
+
+
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
-    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder."""
+    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder.
+
+    See `check_pipeline`, which is to be asked first.
+    """
     with quiet():
         from diffusers import DiffusionPipeline
 
@@ -224,6 +267,12 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
+        ) from error
+    except Exception as error:  # whatever a scheduler or tokenizer says to values that nobody has written it for
+        raise BadFileError(
+            f"The pipeline {folder} was to be put together",
+            f"what is in it does not fit its classes: {error}",
+            "Get the scheduler and the tokenizers from their source again",
         ) from error
 
 

@@ -22,7 +22,7 @@ from . import authors, backends, planner
 from .backends._gguf_mixes import FILE_TYPES
 from .backends.base import QuantSpec
 from .detection import detect
-from .errors import BadFileError, UnsupportedFileError
+from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
 from .formats.folder import inside
 from .formats.gguf_types import TYPES
@@ -71,15 +71,18 @@ def quantize_file(
     from .writing import whole_folder
 
     place, goal = Path(os.path.expanduser(path)), Path(target)
+    spec = backends.parse(quant)
+    if goal.suffix == ".safetensors":
+        raise SettingsError(
+            f"{goal} was to be written", f"{spec.scheme.name} is a GGUF type", f"Call it {goal.with_suffix('.gguf')}"
+        )
     refuse_existing(goal, overwrite)
     refuse_nested(place, goal)
-    spec = backends.parse(quant)
     asked = request(place, quant=quant, components=components, skip=skip)
     seen = detect(place, allow_pickle=allow_pickle)
     chosen = authors.chosen(seen, asked.components, single=goal.suffix == ".gguf")
     for src in chosen.values():
         authors.refuse_quantized(src, spec)
-    goal.parent.mkdir(parents=True, exist_ok=True)
     total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
     with authors.bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":

@@ -46,26 +46,19 @@ class Installer:
         if name is None:
             self.unexpected.append(key)
             return
-        if name in self.ties:
-            wanted = self.model.get_parameter(name)
-            why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
-            if why is not None:
-                place = f" of {file}" if file is not None else ""
-                fix = "Check that the weights and the config belong together"
-                raise BadFileError(f"Tensor {key!r}{place} was to be loaded", why, fix)
-            tensor = tensor.reshape(wanted.shape)
-        components.set_tensor(self.model, self._names(name), tensor)
+        components.set_tensor(self.model, self._names(name), self._fitted(key, name, tensor, file))
 
-    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
-        """A float weight that is to be quantized now."""
+    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str, file: Path | None = None) -> None:
+        """A float weight that is to be quantized now; `file` as for `plain`."""
         name = components.model_name(key, self.known)
         kind = common_kind(self.model, self._names(name)) if name is not None else None
         if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
             # Planned from the name and shape alone; the model says that it is another kind of layer.
             layer = type(self._module(name)).__name__ if name is not None else "none"
             log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
-            self.plain(key, tensor)
+            self.plain(key, tensor, file)
             return
+        tensor = self._fitted(key, name, tensor, file)
         packed = encode(key, tensor.to(device), spec)
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
@@ -100,6 +93,20 @@ class Installer:
         """A packed weight: its module is replaced by one that can run it."""
         install_packed(self.model, self._names(name), packed, self.runtime, spec, self.dtype)
 
+    def _fitted(self, key: str, name: str, tensor: Tensor, file: Path | None) -> Tensor:
+        """A plain tensor in the shape of the model's tensor called `name`.
+
+        Raises:
+            BadFileError: it is not that one's.
+        """
+        wanted = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+        if why is not None:
+            place = f" of {file}" if file is not None else ""
+            fix = "Check that the weights and the config belong together"
+            raise BadFileError(f"Tensor {key!r}{place} was to be loaded", why, fix)
+        return tensor.reshape(wanted.shape)
+
     def _module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name.rpartition(".")[0])
 
@@ -125,8 +132,8 @@ class Installer:
             )
 
 
-def misfit(shape: tuple[int, ...], floats: bool, wanted: nn.Parameter) -> str | None:
-    """Why a plain tensor cannot be the model's parameter; None if it can. Dimensions of 1 do not count."""
+def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:
+    """Why a plain tensor cannot be the model's of that name; None if it can. Dimensions of 1 do not count."""
     if [n for n in shape if n != 1] != [n for n in wanted.shape if n != 1]:
         return f"it has shape {list(shape)}, the model wants {list(wanted.shape)}"
     if wanted.is_floating_point() and not floats:

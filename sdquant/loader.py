@@ -112,6 +112,10 @@ def load(asked: Request) -> Any:
 def load_planned(asked: Request, made: planner.Plan) -> Any:
     """`load` for a Request whose plan is made already."""
     begin = time.perf_counter()
+    if made.detected.container == "pipeline":
+        from . import components
+
+        components.check_pipeline(_folder(asked, made))
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
@@ -167,7 +171,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
         for key, info in src.plain.items():
             tensor = _cast(src.read(files, key), made.dtype)
             if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, made.device)
+                install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:
                 install.plain(key, tensor, src.home[key])
             done(info.nbytes)
@@ -220,8 +224,12 @@ def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -
         return parts["model"]
     from . import components
 
-    folder = Path(made.base) if made.base is not None else resolve(asked)
-    return components.pipeline(folder, parts)
+    return components.pipeline(_folder(asked, made), parts)
+
+
+def _folder(asked: Request, made: planner.Plan) -> Path:
+    """Of the pipeline, which has what is no model: scheduler, tokenizers."""
+    return Path(made.base) if made.base is not None else resolve(asked)
 
 
 class Tick:

@@ -11,6 +11,7 @@ Everything is written beside the target and renamed at the end: a target is whol
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,12 +25,15 @@ from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config
 from .weights import plain, quantized, weight_bytes
-from .writing import whole_folder
+from .writing import place_of, whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .backends.base import Packed
+
+
+_MODELS = ("model_index.json", "config.json")  # one of these is in every model's folder
 
 
 def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -53,7 +57,6 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
         raise SettingsError(
             f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     with offload_suspended(model):
         if target.suffix == ".safetensors":
             _write_weights(model, target)
@@ -67,15 +70,23 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
-    """Raise SettingsError if something is at `target` that may not be replaced."""
-    if target.exists() and not overwrite:
+    """Raise SettingsError if something is at `target` that may not be replaced: anything unless it is allowed, and a
+    folder that is no model's in any case, such as one with all of somebody's models in it; see `place_of`, too."""
+    if not place_of(target).exists():
+        return
+    if not overwrite:
         raise SettingsError(f"{target} was to be written", "it exists", "Choose another path, or allow overwriting")
+    if target.is_dir() and not any((target / name).exists() for name in _MODELS) and any(target.iterdir()):
+        why = f"it is a folder with other things in it than a model, and would be gone: neither {' nor '.join(_MODELS)}"
+        raise SettingsError(f"{target} was to be written", f"{why} is there", "Choose another path")
 
 
 def refuse_nested(source: Path, target: Path) -> None:
     """Raise SettingsError if a folder that is read and one that is written lie in each other: what is written would be
     read, or the source be gone. They may be one and the same, where replacing it was asked for."""
-    one, other = source.resolve(), target.resolve()
+    if "\0" in f"{source}{target}":  # no path: who opens it says so
+        return
+    one, other = (Path(os.path.realpath(path)) for path in (source, target))  # which does not mind circles
     if other in one.parents:
         why = f"the model is in it, in {source}, and would be gone"
     elif one in other.parents and one.is_dir() and target.suffix not in (".safetensors", ".gguf"):

@@ -84,7 +84,6 @@ def quantize_file(
                 tensors |= SCHEMES[spec.scheme.name](part.name, tensor, spec) if quantized else {part.name: tensor}
         tensors |= _whole_file(spec)
         own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-        goal.parent.mkdir(parents=True, exist_ok=True)
         safetensors.write(goal, tensors, {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)})
     finally:
         for file in files.values():

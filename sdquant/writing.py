@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import ConflictError, DiskSpaceError
+from .errors import ConflictError, DiskSpaceError, SettingsError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _LONG = 200  # bytes of a name, of the 255 that file systems allow
@@ -36,12 +36,15 @@ def whole_file(target: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
         nbytes: that will be written; whether there is room is checked first.
 
     Raises:
-        DiskSpaceError: there is no room. ConflictError: another process is writing there.
+        DiskSpaceError: there is no room. ConflictError: another process is writing there. SettingsError: nothing can be
+            written there, or there is something else than a file.
     """
-    place = Path(os.path.realpath(target))
-    with _one_writer(place) as beside:
-        require_space(place, nbytes)
-        with _full_disk(target, nbytes):
+    with _errors(target, nbytes):
+        place = place_of(target)
+        if place.is_dir():
+            raise SettingsError(f"{target} was to be written", "it is a folder", "Choose another path")
+        with _one_writer(place) as beside:
+            require_space(place, nbytes)
             with beside.open("xb") as file:
                 yield file
                 file.flush()
@@ -54,10 +57,10 @@ def whole_file(target: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
 @contextmanager
 def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
     """A new folder that becomes `target`; as `whole_file`. An existing one is gone only when the new one is there."""
-    place = Path(os.path.realpath(target))
-    with _one_writer(place) as beside:
-        require_space(place, nbytes)
-        with _full_disk(target, nbytes):
+    with _errors(target, nbytes):
+        place = place_of(target)
+        with _one_writer(place) as beside:
+            require_space(place, nbytes)
             beside.mkdir()
             yield beside
             for path in beside.rglob("*"):
@@ -67,10 +70,26 @@ def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
             _sync(place.parent)
 
 
+def place_of(target: Path) -> Path:
+    """Where a target really is: what a link names.
+
+    Raises:
+        SettingsError: there is something that is neither a file nor a folder, and nothing to take the place of; or
+            there can be nothing.
+    """
+    with _errors(target, 0):
+        place = Path(os.path.realpath(target))
+        place.exists()  # which says so if its name is too long
+    if place.is_symlink() or (place.exists() and not place.is_file() and not place.is_dir()):
+        what = "it is a link in a circle" if place.is_symlink() else "it is a device or a pipe"
+        raise SettingsError(f"{target} was to be written", what, "Choose another path")
+    return place
+
+
 def require_space(target: Path, nbytes: int) -> None:
     """Raise DiskSpaceError if fewer than `nbytes` bytes are free where `target` is to be."""
-    home = next(folder for folder in Path(os.path.realpath(target)).parents if folder.exists())
-    free = shutil.disk_usage(home).free
+    with _errors(target, nbytes):
+        free = _free(target)
     if nbytes > free:
         raise _no_space(target, nbytes, free)
 
@@ -80,23 +99,45 @@ def _no_space(target: Path, nbytes: int, free: int) -> DiskSpaceError:
     return DiskSpaceError(f"{target} was to be written", needed, "Make room, or choose another path")
 
 
+def _free(target: Path) -> int:
+    """Bytes that are free where `target` is to be."""
+    return shutil.disk_usage(next(home for home in Path(os.path.realpath(target)).parents if home.exists())).free
+
+
 @contextmanager
-def _full_disk(target: Path, nbytes: int) -> Iterator[None]:
+def _errors(target: Path, nbytes: int) -> Iterator[None]:
+    """What the system says to a path, and while it is written to, as an error that names the target."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno in _FULL:
+            raise _no_space(target, nbytes, _free(target)) from error
+        place = f": {error.filename}" if error.filename else ""
+        raise _unwritable(target, f"{error.strerror or error}{place}") from error
+    except ValueError as error:
+        if "\0" not in str(target):
             raise
-        free = shutil.disk_usage(next(folder for folder in target.absolute().parents if folder.exists())).free
-        raise _no_space(target, nbytes, free) from error
+        raise _unwritable(target, str(error)) from error
+
+
+def _unwritable(target: Path, why: str) -> SettingsError:
+    return SettingsError(f"{target} was to be written", why, "Check the path and its permissions, or choose another")
 
 
 @contextmanager
 def _one_writer(place: Path) -> Iterator[Path]:
-    """A free name beside `place` that nobody else writes to. What an earlier writer left there goes first."""
+    """A free name beside `place` that nobody else writes to. What an earlier writer left there goes first.
+
+    The folder that it is in is made where there is none, and goes again if nothing is written into it.
+    """
     name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
     beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
-    file = _locked(place, lock)
+    made = _make_folder(place.parent)
+    try:
+        file = _locked(place, lock)
+    except BaseException:
+        _unmake(made)
+        raise
     try:
         if not place.exists() and beside.with_suffix(".old").exists():
             beside.with_suffix(".old").rename(place)  # killed between two renames
@@ -106,6 +147,21 @@ def _one_writer(place: Path) -> Iterator[Path]:
         remove(beside)
         lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
         os.close(file)
+        _unmake(made)
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those that it is in; those that were not there, the innermost first."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return new
+
+
+def _unmake(folders: list[Path]) -> None:
+    """Remove those of the folders that are empty."""
+    with contextlib.suppress(OSError):  # not empty
+        for folder in folders:
+            folder.rmdir()
 
 
 def _locked(place: Path, lock: Path) -> int:

@@ -175,6 +175,17 @@ class TestDamagedFiles:
         save_file(tensors, unet / WEIGHTS)
         assert "'conv_norm_out.bias'" in _refused(BadFileError, unet).what
 
+    @pytest.mark.parametrize("mode", ["pre", "post"])
+    @pytest.mark.parametrize("cut", [lambda weight: weight[:-1], lambda weight: weight.flatten(1)])
+    def test_a_weight_of_another_shape_is_not_quantized(self, cut: Any, mode: str, sd: Path, tmp_path: Path) -> None:
+        """It would be run as it is: a convolution of a channel less, or one that is no convolution."""
+        unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
+        tensors = load_file(unet / WEIGHTS)
+        tensors["conv_in.weight"] = cut(tensors["conv_in.weight"]).contiguous()
+        save_file(tensors, unet / WEIGHTS)
+        error = _refused(BadFileError, unet, "int8", mode=mode)
+        assert "'conv_in.weight'" in error.what and str(unet / WEIGHTS) in error.what and "the model wants" in error.why
+
     def test_a_config_that_does_not_fit_its_class(self, sd: Path, tmp_path: Path) -> None:
         unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
         (unet / "config.json").write_text('{"_class_name": "UNet2DConditionModel", "block_out_channels": "many"}')
@@ -185,6 +196,81 @@ class TestDamagedFiles:
         unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
         (unet / "config.json").write_text(f'{{"_class_name": "{name}"}}')
         assert repr(name) in _refused(UnsupportedFileError, unet).what
+
+
+class TestNamesInPipelines:
+    """What a model_index.json names is looked up in diffusers and transformers, and never imported."""
+
+    @pytest.mark.parametrize(
+        ("name", "row"),
+        [
+            ("_class_name", "NoSuchPipeline"),
+            ("_class_name", 5),
+            ("_class_name", ["spy", "Pipeline"]),
+            ("unet", ["spy", "UNet2DConditionModel"]),
+            ("unet", ["spy.inner", "UNet2DConditionModel"]),
+            ("unet", ["diffusers", 5]),
+            ("unet", [1, 2]),
+            ("unet", ["diffusers", "utils"]),
+            ("scheduler", ["spy", "Popen"]),
+            ("scheduler", ["__init__", "DDIMScheduler"]),
+            ("tokenizer", ["transformers", "logging"]),
+            ("tokenizer", ["transformers"]),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_class_of_theirs(
+        self, name: str, row: Any, sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "spy.py").write_text("raise SystemExit('a module was imported that a file names')")
+        monkeypatch.syspath_prepend(tmp_path)
+        pipe = self._with(headers_only(sd, tmp_path / "pipe"), "model_index.json", {name: row})
+        for path in (pipe, sd / "unet"):  # before a weight is read; the same where it is to lend the rest
+            with pytest.raises(SdquantError) as caught:
+                sdquant.load_model(path, base=None if path == pipe else pipe, progress=False)
+            assert not isinstance(caught.value, MissingComponentError) or path != pipe, caught.value
+
+    @pytest.mark.parametrize(
+        ("file", "values"),
+        [
+            ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**10}),
+            ("scheduler/scheduler_config.json", {"beta_schedule": "no such"}),
+            ("tokenizer/tokenizer_config.json", []),
+        ],
+        ids=str,
+    )
+    def test_what_their_classes_cannot_take(self, file: str, values: Any, sd: Path, tmp_path: Path) -> None:
+        pipe = self._with(Path(shutil.copytree(sd, tmp_path / "pipe")), file, values)
+        with pytest.raises(SdquantError):
+            sdquant.load_model(pipe, progress=False)
+
+    def test_a_class_that_was_renamed(self, sd: Path, tmp_path: Path) -> None:
+        """As many a folder of Stable Diffusion 1.5 has it: diffusers knows what it is called today."""
+        pipe = self._with(
+            Path(shutil.copytree(sd, tmp_path / "pipe")),
+            "model_index.json",
+            {"feature_extractor": ["transformers", "CLIPFeatureExtractor"]},
+        )
+        (pipe / "feature_extractor").mkdir()
+        (pipe / "feature_extractor" / "preprocessor_config.json").write_text("{}")
+        assert sdquant.load_model(pipe, progress=False).feature_extractor is not None
+
+    def test_links_out_of_the_folder(self, sd: Path, tmp_path: Path) -> None:
+        for name in ("unet", "tokenizer"):
+            pipe = Path(shutil.copytree(sd, tmp_path / f"pipe-{name}"))
+            shutil.move(pipe / name, tmp_path / name)
+            (pipe / name).symlink_to(tmp_path / name)
+            assert "outside its folder" in _refused(BadFileError, pipe).why
+        pipe = Path(shutil.copytree(sd, tmp_path / "pipe"))
+        (tmp_path / "secret").write_text("{}")
+        (pipe / "tokenizer" / "more.json").symlink_to(tmp_path / "secret")
+        assert "outside its folder" in _refused(BadFileError, pipe).why
+
+    @staticmethod
+    def _with(pipe: Path, file: str, values: Any) -> Path:
+        path = pipe / file
+        path.write_text(json.dumps(values if isinstance(values, list) else json.loads(path.read_text()) | values))
+        return pipe
 
 
 class TestPrompt:

@@ -107,6 +107,16 @@ def test_embeddings_are_quantized_when_asked_for(scheme: str, model: str, loaded
     assert np.array_equal(images(pre), images(back))
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("scheme", ["q8_0", "q4_k", "iq4_xs"])
+def test_what_gguf_files_hold_is_saved_too(scheme: str, model: str, saved: Any, tmp_path: Path) -> None:
+    """`save` writes safetensors, whatever the weights were read from."""
+    pipe = sdquant.load_model(saved(scheme, model), progress=False)
+    sdquant.save(pipe, tmp_path / "out")
+    assert sdquant.verify(tmp_path / "out").quant == scheme
+    same_bits(pipe, sdquant.load_model(tmp_path / "out", progress=False))
+
+
 def test_embeddings_of_a_gguf_file_stay_packed(tmp_path: Path, flux: Path) -> None:
     from sdquant.gguf_files import quantize_file
 

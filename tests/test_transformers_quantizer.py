@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,17 @@ class TestRefused:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 64}))
         with pytest.raises(sdquant.BadFileError, match="the model wants"):
             CLIPTextModel.from_pretrained(tmp_path / "out")
+
+    def test_a_weight_of_another_shape(self, tmp_path: Path) -> None:
+        """transformers leaves the shapes of what is quantized to the quantizer, and tells its error in its own way."""
+        shutil.copytree(CLIP, tmp_path / "model")
+        file = tmp_path / "model" / "model.safetensors"
+        tensors = load_file(file)
+        name = next(name for name in tensors if name.endswith("q_proj.weight"))
+        tensors[name] = tensors[name][:-1].contiguous()
+        save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(RuntimeError, match="automatic conversion"):
+            CLIPTextModel.from_pretrained(tmp_path / "model", quantization_config=sdquant.Config("int8"))
 
     def test_a_file_without_what_sdquant_wrote_into_it(self, tmp_path: Path) -> None:
         sdquant.save(sdquant.load_model(CLIP, "int8", progress=False), tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sdquant import ConflictError, DiskSpaceError, demo, writing
+from sdquant import ConflictError, DiskSpaceError, SettingsError, demo, writing
 from sdquant.detection import detect
-from sdquant.saving import save
+from sdquant.saving import refuse_existing, save
 from sdquant.writing import whole_file, whole_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9, file modes and resource limits are POSIX's")
@@ -100,51 +102,118 @@ class TestFolder:
         assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["old"]
 
 
+class TestTargets:
+    """Where nothing can be written, or what is there must not go: an error of ours, and all stays as it was."""
+
+    def test_of_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("a file")
+        (tmp_path / "folder").mkdir()
+        for path in (tmp_path / "a" / "b", tmp_path / "folder", tmp_path / ("x" * 300), tmp_path / "a\0b"):
+            with pytest.raises(SettingsError) as caught, whole_file(path):
+                pytest.fail("nothing can be there")
+            assert str(path).replace("\0", "") in caught.value.what.replace("\0", "") and caught.value.why
+        assert names(tmp_path) == ["a", "folder"] and (tmp_path / "a").read_text() == "a file"
+
+    def test_of_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("a file")
+        for path in (tmp_path / "a" / "b", tmp_path / ("x" * 300), tmp_path / "a\0b"):
+            with pytest.raises(SettingsError), whole_folder(path):
+                pytest.fail("nothing can be there")
+        assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "a file"
+
+    @pytest.mark.parametrize("whole", [whole_file, whole_folder])
+    def test_devices_and_pipes_stay(self, whole: Any, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "link").symlink_to("pipe")
+        (tmp_path / "circle").symlink_to("circle")
+        for name, word in (("pipe", "device or a pipe"), ("link", "device or a pipe"), ("circle", "circle")):
+            with pytest.raises(SettingsError, match=word), whole(tmp_path / name):
+                pytest.fail("it would be gone")
+            with pytest.raises(SettingsError, match=word):
+                refuse_existing(tmp_path / name, overwrite=True)  # before any work
+        assert (tmp_path / "pipe").is_fifo() and names(tmp_path) == ["circle", "link", "pipe"]
+
+    @pytest.mark.parametrize("whole", [whole_file, whole_folder])
+    def test_folders_that_it_takes_are_made(self, whole: Any, tmp_path: Path) -> None:
+        place = tmp_path / "some" / "where" / "a"
+        with pytest.raises(KeyboardInterrupt), whole(place):
+            raise KeyboardInterrupt
+        assert names(tmp_path) == []
+        with whole(place):
+            pass
+        assert names(place.parent) == ["a"]
+
+    def test_a_folder_of_other_things(self, tmp_path: Path) -> None:
+        """`-o ~/models --overwrite` is a slip, and not the wish to be rid of them."""
+        (tmp_path / "models").mkdir()
+        refuse_existing(tmp_path / "models", overwrite=True)
+        (tmp_path / "models" / "a.safetensors").write_text("a model")
+        with pytest.raises(SettingsError, match="other things in it"):
+            refuse_existing(tmp_path / "models", overwrite=True)
+        (tmp_path / "models" / "config.json").write_text("{}")
+        refuse_existing(tmp_path / "models", overwrite=True)
+
+
+# Loads once, and for every line that it reads saves in a process of its own: its number, and how it ended.
 SAVE = """
-import sys
+import os, sys
+import torch
 import sdquant
+torch.set_num_threads(1)  # threads do not survive a fork
 pipe = sdquant.load_model(sys.argv[1], "nf4", progress=False)
-print("ready", flush=True)
-sys.stdin.readline()
-sdquant.save(pipe, sys.argv[2], overwrite=True)
-print("done", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sdquant.save(pipe, sys.argv[2], overwrite=True)
+            code = 0
+        finally:
+            os._exit(code)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+MOMENTS = 16
 
 
 def test_killed_while_saving_over_a_model(tmp_path: Path) -> None:
     """kill -9 at moments spread over the time that saving takes: the old model stays, or the new one is there."""
     target = tmp_path / "out"
     words = [sys.executable, "-W", "ignore", "-c", SAVE, str(demo.path("digits-sd")), str(target)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        _killed(target, server)
+    assert server.returncode == 0
+    assert names(tmp_path) == ["out"]  # what the killed ones had begun is gone
 
-    def start() -> subprocess.Popen[str]:
-        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None and child.stdin is not None
-        assert child.stdout.readline() == "ready\n"
-        child.stdin.write("\n")
-        child.stdin.flush()
-        return child
 
-    child = start()
+def _killed(target: Path, server: subprocess.Popen[str]) -> None:
+    assert server.stdin is not None and server.stdout is not None
+    stdin, stdout = server.stdin, server.stdout
+
+    def save(seconds: float | None = None) -> int:
+        """How a process that saves ended; killed after some seconds, if it had not ended before."""
+        stdin.write("\n")
+        stdin.flush()
+        child = int(stdout.readline())
+        if seconds is not None:
+            time.sleep(seconds)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return int(stdout.readline())
+
+    assert save() == 0
     begin = time.perf_counter()
-    assert child.stdout is not None and child.stdout.readline() == "done\n"
+    assert save() == 0
     took = time.perf_counter() - begin
-    child.communicate(timeout=60)
     wanted = sorted(path.relative_to(target) for path in target.rglob("*"))
-    killed = 0
-    for number in range(8):
-        child = start()
-        time.sleep(took * number / 7)
-        child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=60)
-        killed += child.returncode == -signal.SIGKILL
+    ends = []
+    for number in range(MOMENTS):
+        ends.append(save(took * number / (MOMENTS - 1)))
         assert sorted(path.relative_to(target) for path in target.rglob("*")) == wanted
         assert detect(target).quant == "nf4"
-        assert all(name == "out" or name.startswith(".sdquant-out.") for name in names(tmp_path))
-    assert killed >= 2
-    child = start()
-    child.communicate(timeout=60)
-    assert child.returncode == 0
-    assert names(tmp_path) == ["out"]  # what the killed ones had begun is gone
+        assert all(name == "out" or name.startswith(".sdquant-out.") for name in names(target.parent))
+    assert set(ends) <= {0, -signal.SIGKILL} and ends.count(-signal.SIGKILL) >= 2
+    assert save() == 0
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

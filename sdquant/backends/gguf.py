@@ -164,7 +164,7 @@ class GGUF(Backend):
         """`shape` may differ from the file's in dimensions of 1, which ggml drops."""
         kind = TYPES[found.details["type"]]
         blocks = get(found.keys["blocks"])
-        stored = tuple(found.details["shape"])
+        stored = tuple(found.details.get("shape", shape or ()))  # a file of blocks alone, as `save` writes, has none
         shape = stored if shape is None else shape
         expected = (math.prod(shape) // kind.block, kind.nbytes)
         same = [n for n in stored if n > 1] == [n for n in shape if n > 1]

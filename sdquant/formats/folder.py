@@ -194,7 +194,8 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
     """The components of a pipeline folder that have weights: name -> subfolder.
 
     Raises:
-        BadFileError: a name in the index is that of no folder.
+        BadFileError: a name in the index is that of no folder, or the folder, or a file of one without weights (a
+            tokenizer), is a link that leads out.
         MissingComponentError: the index names a component whose folder, or whose config, is not there.
     """
     parts = {}
@@ -212,8 +213,11 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
                 f"its model_index.json names a {name}, and there is no folder of that name",
                 f"Put the {name} ({row[1]}) into {sub}",
             )
-        if "Tokenizer" in str(row[1]):  # it may have a config.json as well
-            continue
-        if (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES):
+        inside(sub, folder)
+        weights = (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES)
+        if weights and "Tokenizer" not in str(row[1]):  # which may have a config.json as well
             parts[name] = sub
+            continue
+        for path in sub.iterdir():  # diffusers and transformers open these
+            inside(path, folder)
     return parts

@@ -16,7 +16,7 @@ from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.own import found_in, read_own
-from ..install import common_kind, install_packed
+from ..install import common_kind, install_packed, misfit
 from ..layers.quantized import QuantizedLayer, float_layer
 from ..quantizer import weights_to_quantize
 
@@ -124,8 +124,17 @@ class Weights:
             )
 
     def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:
-        """Put a float weight into the model, quantized."""
-        packed = encode(name, tensor, self.spec)
+        """Put a float weight into the model, quantized.
+
+        Raises:
+            BadFileError: it is not that of this model, by its shape: nobody would ask again, once it is packed.
+        """
+        wanted = model.get_parameter(name)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+        if why is not None:
+            fix = "Check that the weights and the config belong together"
+            raise BadFileError(f"Tensor {name!r} was to be loaded", why, fix)
+        packed = encode(name, tensor.reshape(wanted.shape), self.spec)
         install_packed(model, self.ties.get(name, (name,)), packed, "plain", self.spec)
 
 
