@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
 from .errors import BadFileError, UnsupportedFileError
+from .converters import completed
 from .formats import families, text
 from .reading import read_weight
 from .selection import FLOATS
@@ -38,6 +39,13 @@ LDM = "model.diffusion_model."
 # Cosmos 1.0, whose names diffusers knows only with their prefix.
 _COSMOS_1 = "net.blocks.block0."
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
+# Models that stand beside the main one, by class: a name without which a file does not hold them. A converter that is
+# given the tensors of another model does not say so.
+_SIGNS: Mapping[str, str] = {
+    "AutoencoderDC": "decoder.project_in.main.conv.weight",
+    "ControlNetModel": "input_hint_block.0.weight",
+    "ZImageControlNetModel": "control_all_x_embedder.2-1.weight",
+}
 # Where checkpoints keep text encoders, by the name that a pipeline gives them: prefixes, the layout behind each.
 _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text_encoder": (
@@ -57,6 +65,9 @@ _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 # What a checkpoint holds beside the weights of a pipeline: training leftovers and constants that diffusers computes.
 _IDLE = ("model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas")
+# And what transformers hold beside what is used of them: Lumina's last norm, Sana's positions and its empty caption.
+_IDLE_ENDS = ("position_ids", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
+              "logvar_linear.bias")  # fmt: skip
 
 
 def convert(src: Source, name: str, owner: Source) -> Source | None:
@@ -137,7 +148,7 @@ def prefix_of(names: Iterable[str]) -> str:
 
 def idle(name: str) -> bool:
     """Whether a tensor of a checkpoint has no place in a diffusers pipeline and is known for it."""
-    return name.startswith(_IDLE) or name.endswith("position_ids")
+    return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS)
 
 
 def unused(src: Source, parts: Iterable[Source]) -> list[str]:
@@ -172,9 +183,15 @@ def _converter(names: frozenset[str], layout: tuple[str, str] | None, name: str,
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
     prefix = prefix_of(names)
+    if kind in _SIGNS:
+        places = (prefix, families.CONTROL, *_VAE_PREFIXES, "")
+        found = next((place for place in places if place + _SIGNS[kind] in names), None)
+        if found is None:
+            return None
+        prefix = found
     # The one converter that wants the prefix and takes only what has it.
     wanted = LDM if kind == "UNet2DConditionModel" else ""
-    apply = row["checkpoint_mapping_fn"]
+    apply = completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
         {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )
