@@ -56,14 +56,21 @@ class Installer:
             tensor = tensor.reshape(wanted.shape)
         components.set_tensor(self.model, self._names(name), tensor)
 
-    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
-        """A float weight that is to be quantized now."""
+    def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
+        """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
         name = components.model_name(key, self.known)
         kind = common_kind(self.model, self._names(name)) if name is not None else None
         if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
             # Planned from the name and shape alone; the model says that it is another kind of layer.
             layer = type(self._module(name)).__name__ if name is not None else "none"
             log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
+            return None
+        return name
+
+    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str) -> None:
+        """A float weight that is to be quantized now."""
+        name = self.quantizable(key, spec)
+        if name is None:
             self.plain(key, tensor)
             return
         packed = encode(key, tensor.to(device), spec)
