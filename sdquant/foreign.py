@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
-from .errors import BadFileError, UnsupportedFileError
 from .converters import completed
+from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
 from .reading import read_weight
 from .selection import FLOATS
@@ -64,10 +64,18 @@ _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text_encoder_3": (("text_encoders.t5xxl.transformer.", "t5"),),
 }
 # What a checkpoint holds beside the weights of a pipeline: training leftovers and constants that diffusers computes.
-_IDLE = ("model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas")
-# And what transformers hold beside what is used of them: Lumina's last norm, Sana's positions and its empty caption.
-_IDLE_ENDS = ("position_ids", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
-              "logvar_linear.bias")  # fmt: skip
+_IDLE = (
+    "model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas",
+    "low_scale_model.",
+    # The last layer of Stable Diffusion 2's text encoder, and what comes after it.
+    "cond_stage_model.model.transformer.resblocks.23.", "cond_stage_model.model.text_projection",
+)  # fmt: skip
+# And what models hold besides what is used of them: CLIP's temperature, Lumina's last norm, Sana's positions and its
+# empty caption.
+_IDLE_ENDS = (
+    "position_ids", ".logit_scale", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
+    "logvar_linear.bias",
+)  # fmt: skip
 
 
 def convert(src: Source, name: str, owner: Source) -> Source | None:

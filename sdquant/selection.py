@@ -22,8 +22,8 @@ _TABLES = re.compile(
     r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
     r"embedding_table|style_embedder|wte|wpe)\.weight$"
 )
-# Matrices and kernels that no layer of these kinds owns: the gates of HiDream's experts, and the transposed convolutions
-# of Stable Cascade's second stage.
+# Matrices and kernels that no layer of these kinds owns: the gates of HiDream's experts, and the transposed
+# convolutions of Stable Cascade's second stage.
 _BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
 SKIPPED = "skipped as asked"
 FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import init_empty_weights
+from safetensors.torch import save_file
 from torch import Tensor
 
 import sdquant
@@ -27,8 +29,8 @@ from sdquant.request import request
 from sdquant.single_files import quantize_file as quantize_single
 from sdquant.weights import plain, quantized
 
-from . import comfy_gguf
-from .image_models import MODELS, Row, file_of, folder_of, theirs, weights
+from . import comfy_gguf, layouts
+from .image_models import LDM, MODELS, Row, file_of, folder_of, theirs, weights
 
 __all__ = ["folder_of"]
 
@@ -184,19 +186,28 @@ def test_a_lone_file_in_diffusers_names_is_told_too(name: str, folder_of: Folder
     assert any("diffusers layout" in line for line in seen.evidence)
 
 
-def test_a_part_beside_the_transformer_is_not_made_of_it(folder_of: Folder, tmp_path: Path) -> None:
-    """Converters rename whatever they are given: Sana's file has no autoencoder, and the base keeps its own."""
-    base = tmp_path / "base"
-    names = {"transformer": "sana", "vae": "dc-ae"}
-    for part, name in names.items():
-        (base / part).mkdir(parents=True)
-        for file in folder_of(name).iterdir():
-            (base / part / file.name).write_bytes(file.read_bytes())
-    index = {part: ["diffusers", MODELS[name].kind] for part, name in names.items()}
-    (base / "model_index.json").write_text(json.dumps({"_class_name": "SanaPipeline", **index}))
-    transformer = file_of(MODELS["sana"], folder_of("sana"), tmp_path / "a")
-    vae = file_of(MODELS["dc-ae"], folder_of("dc-ae"), tmp_path / "b")
-    for file, part in ((transformer, "transformer"), (vae, "vae")):
-        whole = gathering.whole_of(request(file, base=str(base)), complete=True)
-        assert {name for name, src in whole.sources.items() if file in src.files} == {part}
-        assert whole.sources[part].plain.keys() == weights(base / part).keys()
+@pytest.mark.parametrize(
+    ("main", "beside"), [("sana", "dc-ae"), ("digits-sd", "controlnet"), ("z-image", "z-image-controlnet")]
+)
+def test_a_part_beside_the_main_one_is_not_made_of_it(
+    main: str, beside: str, sd: Path, folder_of: Folder, tmp_path: Path
+) -> None:
+    """Converters rename whatever they are given: a transformer's file has no autoencoder, the base keeps its own."""
+    whole = {"unet": sd / "unet"} if main == "digits-sd" else {"transformer": folder_of(main)}
+    whole |= {MODELS[beside].component: folder_of(beside)}
+    index: dict[str, Any] = {"_class_name": "DiffusionPipeline"}
+    for part, folder in whole.items():
+        shutil.copytree(folder, tmp_path / "base" / part)
+        index[part] = ["diffusers", layouts.config(folder)["_class_name"]]
+    (tmp_path / "base" / "model_index.json").write_text(json.dumps(index))
+    if main == "digits-sd":
+        state = layouts.unet(layouts.weights(sd / "unet"), layouts.config(sd / "unet"))
+        save_file(layouts.prefixed(state, LDM), tmp_path / "unet.safetensors")
+    else:
+        file_of(MODELS[main], folder_of(main), tmp_path / "a")
+    one = tmp_path / "unet.safetensors" if main == "digits-sd" else tmp_path / "a" / "model.safetensors"
+    other = file_of(MODELS[beside], folder_of(beside), tmp_path / "b")
+    for file, part in zip((one, other), whole, strict=True):
+        parts = gathering.whole_of(request(file, base=str(tmp_path / "base")), complete=True).sources
+        assert {name for name, src in parts.items() if file in src.files} == {part}
+        assert parts[part].plain.keys() == weights(whole[part]).keys()

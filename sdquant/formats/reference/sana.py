@@ -1,5 +1,5 @@
-"""Sana 1.0, 1.5 and Sprint, as NVIDIA name it, without two tensors that drawing does not need: a table of positions, and the
-caption of nothing, for which diffusers encodes an empty text."""
+"""Sana 1.0, 1.5 and Sprint, as NVIDIA name it, without two tensors that drawing does not need: a table of positions,
+and the caption of nothing, for which diffusers encodes an empty text."""
 
 from __future__ import annotations
 

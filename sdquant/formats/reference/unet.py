@@ -1,4 +1,4 @@
-"""The UNet of Stable Diffusion 1, 2 and XL, as CompVis name it, and the ControlNets for it, as Lvmin Zhang names them."""
+"""The UNet of Stable Diffusion 1, 2 and XL, as CompVis name it, and its ControlNets, as Lvmin Zhang names them."""
 
 from __future__ import annotations
 
