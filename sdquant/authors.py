@@ -78,7 +78,7 @@ def refuse_quantized(src: Source, spec: QuantSpec) -> None:
 def names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
     """The tensors to write, and the family that their names are of."""
     row = families.recognise(src.names)
-    model = row is not None and row.component in ("unet", "transformer", "checkpoint")
+    model = row is not None and row.draws
     prefix = prefix_of(src.names) if model else ""
     keys = {key.removeprefix(prefix): key for key in src.tensors}
     bare = [Written(name, (key,)) for name, key in keys.items()]
@@ -125,7 +125,9 @@ def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor
 
     tensors = [files[src.home[source]].get(source) for source in part.sources]
     tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    return torch.cat(tensor.chunk(2)[::-1]) if part.swapped else tensor
+    if part.swapped:
+        tensor = torch.cat(tensor.chunk(2)[::-1])
+    return tensor if part.shape is None else tensor.reshape(part.shape)
 
 
 @contextmanager

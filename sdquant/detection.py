@@ -21,7 +21,7 @@ from .suffixes import suffix_hint
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
 # The main component of a pipeline, whose quantization names the pipeline's.
-MAIN = ("transformer", "unet", "transformer_2", "prior")
+MAIN = ("transformer", "unet", "transformer_2", "prior", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Detected:
         path: as given.
         container: "pipeline", "component", "safetensors", "gguf" or "pickle".
         family: model family ("sd1", "sdxl", "flux", ...), None if unknown.
-        component: "unet", "transformer", "text_encoder", "vae", or "pipeline".
+        component: "unet", "transformer", "prior", "decoder", "controlnet", "text_encoder", "vae", or "pipeline".
         quant, backend: scheme and backend of the quantization inside, None if there is none.
         prequantized: whether any weight is quantized already.
         evidence: what the headers show, in sentences.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .backends.base import Cut, Found, TensorInfo, Unfit
+from .converters import completed
 from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
 from .reading import read_weight
@@ -38,6 +39,13 @@ LDM = "model.diffusion_model."
 # Cosmos 1.0, whose names diffusers knows only with their prefix.
 _COSMOS_1 = "net.blocks.block0."
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
+# Models that stand beside the main one, by class: a name without which a file does not hold them. A converter that is
+# given the tensors of another model does not say so.
+_SIGNS: Mapping[str, str] = {
+    "AutoencoderDC": "decoder.project_in.main.conv.weight",
+    "ControlNetModel": "input_hint_block.0.weight",
+    "ZImageControlNetModel": "control_all_x_embedder.2-1.weight",
+}
 # Where checkpoints keep text encoders, by the name that a pipeline gives them: prefixes, the layout behind each.
 _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text_encoder": (
@@ -56,7 +64,18 @@ _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text_encoder_3": (("text_encoders.t5xxl.transformer.", "t5"),),
 }
 # What a checkpoint holds beside the weights of a pipeline: training leftovers and constants that diffusers computes.
-_IDLE = ("model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas")
+_IDLE = (
+    "model_ema.", "alphas_cumprod", "betas", "log_one_minus", "posterior_", "sqrt_", "logvar", "denoiser.sigmas",
+    "low_scale_model.",
+    # The last layer of Stable Diffusion 2's text encoder, and what comes after it.
+    "cond_stage_model.model.transformer.resblocks.23.", "cond_stage_model.model.text_projection",
+)  # fmt: skip
+# And what models hold besides what is used of them: CLIP's temperature, Lumina's last norm, Sana's positions and its
+# empty caption.
+_IDLE_ENDS = (
+    "position_ids", ".logit_scale", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
+    "logvar_linear.bias",
+)  # fmt: skip
 
 
 def convert(src: Source, name: str, owner: Source) -> Source | None:
@@ -137,7 +156,7 @@ def prefix_of(names: Iterable[str]) -> str:
 
 def idle(name: str) -> bool:
     """Whether a tensor of a checkpoint has no place in a diffusers pipeline and is known for it."""
-    return name.startswith(_IDLE) or name.endswith("position_ids")
+    return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS)
 
 
 def unused(src: Source, parts: Iterable[Source]) -> list[str]:
@@ -172,9 +191,15 @@ def _converter(names: frozenset[str], layout: tuple[str, str] | None, name: str,
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
     prefix = prefix_of(names)
+    if kind in _SIGNS:
+        places = (prefix, families.CONTROL, *_VAE_PREFIXES, "")
+        found = next((place for place in places if place + _SIGNS[kind] in names), None)
+        if found is None:
+            return None
+        prefix = found
     # The one converter that wants the prefix and takes only what has it.
     wanted = LDM if kind == "UNet2DConditionModel" else ""
-    apply = row["checkpoint_mapping_fn"]
+    apply = completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
         {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )

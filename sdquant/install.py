@@ -48,14 +48,21 @@ class Installer:
             return
         components.set_tensor(self.model, self._names(name), self._fitted(key, name, tensor, file))
 
-    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str, file: Path | None = None) -> None:
-        """A float weight that is to be quantized now; `file` as for `plain`."""
+    def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
+        """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
         name = components.model_name(key, self.known)
         kind = common_kind(self.model, self._names(name)) if name is not None else None
         if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
             # Planned from the name and shape alone; the model says that it is another kind of layer.
             layer = type(self._module(name)).__name__ if name is not None else "none"
             log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
+            return None
+        return name
+
+    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str, file: Path | None = None) -> None:
+        """A float weight that is to be quantized now; `file` as for `plain`."""
+        name = self.quantizable(key, spec)
+        if name is None:
             self.plain(key, tensor, file)
             return
         tensor = self._fitted(key, name, tensor, file)

@@ -184,7 +184,7 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
             file.close()
     install.finish(src)
     if part.action == "encode" and part.mode == "post" and part.spec is not None:
-        named = (components.model_name(weight.name, install.known) for weight in part.weights)
+        named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
     return model

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
 
 # Components that are quantized unless the caller says otherwise; the VAE never is.
-QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|text_encoder)(_\d+)?$")
+QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|decoder|text_encoder)(_\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,9 @@ _TABLES = re.compile(
     r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
     r"embedding_table|style_embedder|wte|wpe)\.weight$"
 )
+# Matrices and kernels that no layer of these kinds owns: the gates of HiDream's experts, and the transposed
+# convolutions of Stable Cascade's second stage.
+_BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
 SKIPPED = "skipped as asked"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -74,7 +77,7 @@ def select(
 def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
     """Names and kinds of the weights of linear, convolution and embedding layers, as far as name and shape tell."""
     for name, (shape, dtype) in shapes.items():
-        if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2:
+        if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2 or _BARE.search(name):
             continue
         if len(shape) > 2:
             yield name, "conv"

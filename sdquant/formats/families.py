@@ -21,6 +21,11 @@ class Family:
         """Whether the names are not those of diffusers or transformers."""
         return self.layout not in ("diffusers", "transformers")
 
+    @property
+    def draws(self) -> bool:
+        """Whether it is what draws, or a checkpoint with it: no text encoder and no VAE."""
+        return self.component not in ("text_encoder", "vae")
+
 
 _UNET = ("conv_in.weight", "time_embedding.linear_1.weight", "down_blocks.0.resnets.0.conv1.weight", "conv_out.weight")
 _LDM = "model.diffusion_model."
@@ -33,7 +38,8 @@ _FIRST_STAGE = "first_stage_model.decoder.conv_in.weight"
 _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("flux2", ("single_stream_modulation.lin.weight", "double_blocks.0.img_attn.qkv.weight")),
     ("chroma", ("distilled_guidance_layer.in_proj.weight", "double_blocks.0.img_attn.qkv.weight")),
-    ("z-image", ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight")),
+    ("flux3", ("early_stream_modulations.image.lin.weight", "emb_in.image.weight")),
+    ("z-image", ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight", "x_embedder.weight")),
     ("lumina2", ("cap_embedder.0.weight", "layers.0.adaLN_modulation.1.weight")),
     ("auraflow", ("cond_seq_linear.weight", "double_layers.0.attn.w2q.weight")),
     ("ltx2", ("patchify_proj.weight", "av_ca_a2v_gate_adaln_single.emb.timestep_embedder.linear_1.weight")),
@@ -48,11 +54,45 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cosmos", ("net.x_embedder.proj.1.weight",)),
     ("cosmos", ("x_embedder.proj.1.weight", "blocks.0.adaln_modulation_cross_attn.1.weight")),
     ("qwen-image", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),
+    ("qwen-image-2.1", ("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_up.weight")),
+    ("krea2", ("txtfusion.projector.weight", "tproj.1.weight")),
+    ("ernie-image", ("text_proj.weight", "layers.0.adaLN_sa_ln.weight")),
 )
+# The same for components of other names.
+_BESIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("stable-cascade", "prior", ("clip_txt_mapper.weight", "down_blocks.0.2.attention.attn.in_proj_weight")),
+    ("stable-cascade", "decoder", ("clip_mapper.weight", "effnet_mapper.0.weight")),
+    ("z-image", "controlnet", ("control_all_x_embedder.2-1.weight", "control_layers.0.adaLN_modulation.0.weight")),
+    ("controlnet", "controlnet", ("input_hint_block.0.weight", "zero_convs.0.0.weight", "time_embed.0.weight")),
+    ("dc-ae", "vae", ("decoder.project_in.main.conv.weight", "decoder.stages.1.op_list.0.main.conv.conv.weight")),
+)
+CONTROL = "control_model."  # what stands before a ControlNet's names in its authors' files
 
 _TRANSFORMERS = ("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight")
 # What is told by diffusers' own names, which some files have behind a prefix: family, component, class, names.
 _DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("chroma", "transformer", "ChromaTransformer2DModel",
+     ("distilled_guidance_layer.in_proj.weight", "single_transformer_blocks.0.proj_mlp.weight")),
+    ("flux2", "transformer", "Flux2Transformer2DModel",
+     ("single_stream_modulation.linear.weight", "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight")),
+    ("flux3", "transformer", "Flux3Transformer2DModel",
+     ("early_stream_modulations.image.linear.weight", "x_embedders.image.weight")),
+    ("z-image", "transformer", "ZImageTransformer2DModel",
+     ("all_x_embedder.2-1.weight", "layers.0.adaLN_modulation.0.weight")),
+    ("lumina2", "transformer", "Lumina2Transformer2DModel",
+     ("time_caption_embed.caption_embedder.0.weight", "layers.0.norm1.linear.weight")),
+    ("auraflow", "transformer", "AuraFlowTransformer2DModel",
+     ("time_step_proj.linear_1.weight", "joint_transformer_blocks.0.norm1.linear.weight")),
+    ("sana", "transformer", "SanaTransformer2DModel",
+     ("caption_norm.weight", "patch_embed.proj.weight", "transformer_blocks.0.ff.conv_inverted.weight")),
+    ("qwen-image-2.1", "transformer", "QwenImage21Transformer2DModel",
+     ("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_layer.weight")),
+    ("krea2", "transformer", "Krea2Transformer2DModel", ("text_fusion.projector.weight", "time_mod_proj.weight")),
+    ("stable-cascade", "prior", "StableCascadeUNet",
+     ("clip_txt_mapper.weight", "down_blocks.0.2.attention.to_q.weight")),
+    ("stable-cascade", "decoder", "StableCascadeUNet", ("clip_txt_pooled_mapper.weight", "effnet_mapper.0.weight")),
+    ("controlnet", "controlnet", "ControlNetModel",
+     ("controlnet_cond_embedding.conv_in.weight", "controlnet_mid_block.weight", "time_embedding.linear_1.weight")),
     ("flux", "transformer", "FluxTransformer2DModel",
      (*_TRANSFORMERS, "x_embedder.weight", "single_transformer_blocks.0.proj_mlp.weight")),
     ("sd3", "transformer", "SD3Transformer2DModel", (*_TRANSFORMERS, "pos_embed.proj.weight")),
@@ -120,9 +160,10 @@ ROWS: tuple[Family, ...] = (
     Family(family="sd", component="checkpoint", layout="ldm", names=(_LDM + "input_blocks.0.0.weight", _FIRST_STAGE)),
     *(
         Family(family=family, component=component, layout=layout, names=tuple(prefix + name for name in names))
-        for prefix in (*PREFIXES, "")
+        for prefix in (*PREFIXES, CONTROL, "")
         for family, component, layout, names in (
             *((family, "transformer", "original", names) for family, names in _OTHERS),
+            *((family, component, "original", names) for family, component, names in _BESIDE),
             ("flux", "transformer", "bfl", ("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight")),
             ("sd3", "transformer", "sgm", ("joint_blocks.0.context_block.attn.qkv.weight",)),
             ("sdxl", "unet", "sgm", ("input_blocks.0.0.weight", "label_emb.0.0.weight")),

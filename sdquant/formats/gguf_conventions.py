@@ -1,6 +1,7 @@
 """What readers of GGUF files of diffusion models rely on, as rows: city96's ComfyUI-GGUF above all, and diffusers.
 
-`general.architecture` is one of the names that ComfyUI-GGUF lets in. Some layers are never quantized: those at the two
+`general.architecture` is one of the names that ComfyUI-GGUF lets in; models that it does not know have a name of their
+own. Some layers are never quantized: those at the two
 ends of a model, of which there are few and which matter much. The rows are those of city96's patch for llama-quantize,
 here for the authors' names and for diffusers'. No torch.
 """
@@ -48,7 +49,12 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("sd3",),
         "x_embedder t_embedder y_embedder context_embedder final_layer pos_embed time_text_embed norm_out proj_out",
     ),
-    ("aura", ("auraflow",), "t_embedder init_x_linear modF.1 cond_seq_linear final_linear"),
+    (
+        "aura",
+        ("auraflow",),
+        "t_embedder init_x_linear modF.1 cond_seq_linear final_linear time_step_proj pos_embed norm_out "
+        "context_embedder proj_out",
+    ),
     ("ltxv", ("ltx-video",), "adaln_single caption_projection patchify_proj proj_out"),
     ("hyvid", ("hunyuan-video",), "txt_in img_in time_in vector_in guidance_in final_layer"),
     (
@@ -58,8 +64,40 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     ("hidream", ("hidream",), "p_embedder t_embedder x_embedder final_layer caption_projection"),
     ("cosmos", ("cosmos",), "p_embedder t_embedder t_embedding_norm x_embedder pos_embedder final_layer"),
-    ("lumina2", ("lumina2", "z-image"), "x_embedder t_embedder cap_embedder final_layer context_refiner noise_refiner"),
+    (
+        "lumina2",
+        ("lumina2", "z-image"),
+        "x_embedder t_embedder cap_embedder final_layer context_refiner noise_refiner time_caption_embed norm_out "
+        "all_x_embedder all_final_layer control_all_x_embedder",
+    ),
     ("qwen_image", ("qwen-image",), "img_in txt_in time_text_embed norm_out proj_out"),
+    # What ComfyUI-GGUF does not know, by the names that its forks have, if they have any.
+    ("qwen_image21", ("qwen-image-2.1",), "img_in txt_in time_text_embed modulation norm_out proj_out"),
+    (
+        "flux3",
+        ("flux3",),
+        "emb_in txt_in time_in ref_time_in final_layer x_embedders context_embedder timestep_embedder "
+        "target_timestep_embedder norm_out proj_out",
+    ),
+    ("krea2", ("krea2",), "first tmlp tproj txtmlp last img_in txt_in time_embed time_mod_proj final_layer"),
+    ("ernie", ("ernie-image",), "x_embedder text_proj time_embedding adaLN_modulation final_norm final_linear"),
+    (
+        "sana",
+        ("sana",),
+        "x_embedder t_embedder cfg_embedder t_block y_embedder final_layer patch_embed time_embed caption_projection "
+        "proj_out",
+    ),
+    (
+        "stable-cascade",
+        ("stable-cascade",),
+        "embedding clip_mapper clip_txt_mapper clip_txt_pooled_mapper clip_img_mapper effnet_mapper pixels_mapper clf",
+    ),
+    (
+        "controlnet",
+        ("controlnet",),
+        f"{_UNET_ENDS} input_hint_block zero_convs middle_block_out controlnet_cond_embedding controlnet_down_blocks "
+        "controlnet_mid_block",
+    ),
 )
 ARCHITECTURES: tuple[Architecture, ...] = tuple(
     Architecture(name, families, ends, folds=name in ("sd1", "sdxl")) for name, families, ends in _ROWS
@@ -77,7 +115,7 @@ FOLDED = frozenset({
 
 def architecture(row: Family | None) -> Architecture | None:
     """The row for the files of a family; None for text encoders, VAEs, and models that nobody else reads from GGUF."""
-    if row is None or row.component not in ("unet", "transformer", "checkpoint"):
+    if row is None or not row.draws:
         return None
     return next((one for one in ARCHITECTURES if row.family in one.families), None)
 

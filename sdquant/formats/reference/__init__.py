@@ -8,17 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from .auraflow import auraflow
+from .chroma import chroma
+from .dc_ae import dc_ae
 from .flux import flux
-from .rows import Shapes, Written, shape_of
+from .flux2 import flux2
+from .flux3 import flux3
+from .krea2 import krea2
+from .lumina2 import lumina2
+from .qwen_image21 import qwen_image21
+from .rows import Shapes, Written, same, shape_of
+from .sana import sana
 from .sd3 import sd3
-from .unet import unet
+from .stable_cascade import stable_cascade
+from .unet import controlnet, unet
+from .z_image import z_image
 
 __all__ = ["Written", "shape_of", "written"]
 
 _MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
+    "AuraFlowTransformer2DModel": auraflow,
+    "AutoencoderDC": dc_ae,
+    "ChromaTransformer2DModel": chroma,
+    "ControlNetModel": controlnet,
+    "ErnieImageTransformer2DModel": same,
+    "Flux2Transformer2DModel": flux2,
+    "Flux3Transformer2DModel": flux3,
     "FluxTransformer2DModel": flux,
+    "HiDreamImageTransformer2DModel": same,
+    "Krea2Transformer2DModel": krea2,
+    "Lumina2Transformer2DModel": lumina2,
+    "QwenImage21Transformer2DModel": qwen_image21,
+    "QwenImageTransformer2DModel": same,
     "SD3Transformer2DModel": sd3,
+    "SanaTransformer2DModel": sana,
+    "StableCascadeUNet": stable_cascade,
     "UNet2DConditionModel": unet,
+    "ZImageControlNetModel": same,
+    "ZImageTransformer2DModel": z_image,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .rows import Rows, Shapes, Written, count, of_rows
+from .rows import Rows, Shapes, Written, of_blocks, of_rows
 
 _FLUX: Rows = (
     ("img_in.*", "x_embedder.*"),
@@ -43,9 +43,14 @@ _FLUX_SINGLE: Rows = (
 )
 
 
+# Rows, and what the list of blocks is called there and here.
+BLOCKS: tuple[tuple[Rows, str, str], ...] = (
+    (_FLUX_DOUBLE, "double_blocks", "transformer_blocks"),
+    (_FLUX_SINGLE, "single_blocks", "single_transformer_blocks"),
+)
+
+
 def flux(shapes: Shapes) -> Iterator[Written]:
     yield from of_rows(shapes, _FLUX, "", "")
-    for i in range(count(shapes, "transformer_blocks.")):
-        yield from of_rows(shapes, _FLUX_DOUBLE, f"double_blocks.{i}.", f"transformer_blocks.{i}.")
-    for i in range(count(shapes, "single_transformer_blocks.")):
-        yield from of_rows(shapes, _FLUX_SINGLE, f"single_blocks.{i}.", f"single_transformer_blocks.{i}.")
+    for rows, theirs, ours in BLOCKS:
+        yield from of_blocks(shapes, rows, theirs, ours)

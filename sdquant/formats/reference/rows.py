@@ -17,15 +17,19 @@ class Written:
 
     Attributes:
         name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
+        shape: in which the numbers are written, where it is not that of the rows.
     """
 
     name: str
     sources: tuple[str, ...]
     swapped: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
     """The shape of the tensor that is written."""
+    if row.shape is not None:
+        return row.shape
     first = shapes[row.sources[0]]
     if len(row.sources) == 1:
         return first
@@ -41,6 +45,18 @@ def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Writ
                 yield Written(theirs + name.lstrip("~").replace("*", leaf), found, swapped=name.startswith("~"))
 
 
+def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
+    """The same for each of a list of blocks, which is called so in either layout."""
+    for i in range(count(shapes, f"{ours}.")):
+        yield from of_rows(shapes, rows, f"{theirs}.{i}.", f"{ours}.{i}.")
+
+
+def same(shapes: Shapes) -> Iterator[Written]:
+    """A model whose authors took part in diffusers' own: the names are the same."""
+    for name in shapes:
+        yield Written(name, (name,))
+
+
 def count(shapes: Shapes, prefix: str) -> int:
     """How many blocks: numbers run from 0 without a gap, or the names do not fit anyway."""
-    return len({name.split(".")[1] for name in shapes if name.startswith(prefix)})
+    return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})

@@ -1,4 +1,4 @@
-"""The UNet of Stable Diffusion 1, 2 and XL, as CompVis name it."""
+"""The UNet of Stable Diffusion 1, 2 and XL, as CompVis name it, and its ControlNets, as Lvmin Zhang names them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _UNET_ENDS = {
     "conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2",
     "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
     "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2",
+    "class_embedding.linear_1": "label_emb.0.0", "class_embedding.linear_2": "label_emb.0.2",
+    "class_embedding": "label_emb",
 }  # fmt: skip
 _RESNET = {
     "norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1", "norm2": "out_layers.0",
@@ -29,6 +31,27 @@ def unet(shapes: Shapes) -> Iterator[Written]:
         found = _unet_name(name, stride, attending)
         if found is not None:
             yield Written(found, (name,))
+
+
+_CONTROL_ENDS = {
+    "controlnet_cond_embedding.conv_in": "input_hint_block.0",
+    "controlnet_cond_embedding.conv_out": "input_hint_block.14",
+    "controlnet_mid_block": "middle_block_out.0",
+}
+_CONTROL = re.compile(r"controlnet_(down|cond_embedding\.)_?blocks\.(\d+)\.(\w+)")
+
+
+def controlnet(shapes: Shapes) -> Iterator[Written]:
+    yield from unet(shapes)
+    for name in shapes:
+        module, _, leaf = name.rpartition(".")
+        if module in _CONTROL_ENDS:
+            yield Written(f"{_CONTROL_ENDS[module]}.{leaf}", (name,))
+        elif found := _CONTROL.fullmatch(name):
+            kind, number, leaf = found.groups()
+            # Between the layers of the hint are activations.
+            theirs = f"zero_convs.{number}.0" if kind == "down" else f"input_hint_block.{2 * int(number) + 2}"
+            yield Written(f"{theirs}.{leaf}", (name,))
 
 
 def _unet_name(name: str, stride: int, attending: set[str]) -> str | None:

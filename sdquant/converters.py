@@ -1,0 +1,69 @@
+"""What diffusers' converters of single files leave out, as rows: models of a family that came after them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Apply = Callable[..., Mapping[str, Any]]
+# (pattern of a name, what it becomes)
+Names = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A row, of one class.
+
+    Attributes:
+        unread: names that the converter drops, and fails without. Some files lack them.
+        missed: the authors' names that it does not know, and diffusers'.
+        moved: names of its result that are others, where the config has a true value for `when`.
+    """
+
+    unread: tuple[str, ...] = ()
+    missed: Names = ()
+    moved: Names = ()
+    when: str = ""
+
+
+_LABELS = tuple((rf"label_emb\.0\.{2 * i}\.(\w+)", rf"add_embedding.linear_{i + 1}.\1") for i in (0, 1))
+_GAPS: Mapping[str, Gap] = {
+    # ControlNets for XL
+    "ControlNetModel": Gap(missed=_LABELS),
+    # Sana 1.5 has norms of queries and keys, and Sprint is told how strongly it is guided.
+    "SanaTransformer2DModel": Gap(
+        unread=("pos_embed", "y_embedder.y_embedding"),
+        missed=(
+            (r"blocks\.(\d+)\.attn\.([qk])_norm\.weight", r"transformer_blocks.\1.attn1.norm_\2.weight"),
+            (r"blocks\.(\d+)\.cross_attn\.([qk])_norm\.weight", r"transformer_blocks.\1.attn2.norm_\2.weight"),
+            (r"cfg_embedder\.mlp\.0\.(\w+)", r"time_embed.guidance_embedder.linear_1.\1"),
+            (r"cfg_embedder\.mlp\.2\.(\w+)", r"time_embed.guidance_embedder.linear_2.\1"),
+        ),
+        moved=((r"time_embed\.emb\.(timestep_embedder\..+)", r"time_embed.\1"),),
+        when="guidance_embeds",
+    ),
+}  # fmt: skip
+
+
+def completed(class_name: str, apply: Apply) -> Apply:
+    """diffusers' converter for a class, with what it lacks."""
+    gap = _GAPS.get(class_name)
+    return apply if gap is None else lambda state, config: _apply(gap, apply, state, config)
+
+
+def _apply(gap: Gap, apply: Apply, state: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    absent = {name: None for name in gap.unread if name not in state}
+    made = dict(apply({**state, **absent}, config=config))
+    if config.get(gap.when):
+        made = {_renamed(name, gap.moved) or name: value for name, value in made.items()}
+    for name, value in state.items():
+        found = _renamed(name, gap.missed)
+        if found is not None:
+            made[found] = value
+    return made
+
+
+def _renamed(name: str, rows: Names) -> str | None:
+    return next((re.sub(pattern, text, name) for pattern, text in rows if re.fullmatch(pattern, name)), None)
