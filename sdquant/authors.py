@@ -125,7 +125,9 @@ def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor
 
     tensors = [files[src.home[source]].get(source) for source in part.sources]
     tensor: Tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    return torch.cat(tensor.chunk(2)[::-1]) if part.swapped else tensor
+    if part.swapped:
+        tensor = torch.cat(tensor.chunk(2)[::-1])
+    return tensor if part.shape is None else tensor.reshape(part.shape)
 
 
 @contextmanager

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from .cosmos import cosmos
 from .flux import flux
+from .hunyuan_video import hunyuan_video
+from .ltx import ltx, ltx2
+from .ltx_vae import ltx2_audio_vae, ltx2_vae, ltx_vae
+from .minimax_h3 import minimax_h3
+from .mochi import mochi
+from .renames import same
 from .rows import Shapes, Written, shape_of
 from .sd3 import sd3
 from .unet import unet
+from .wan import wan, wan_animate, wan_animate_2
+from .wan_vae import wan_vae
 
 __all__ = ["Written", "shape_of", "written"]
 
@@ -19,6 +28,23 @@ _MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
     "FluxTransformer2DModel": flux,
     "SD3Transformer2DModel": sd3,
     "UNet2DConditionModel": unet,
+    "WanTransformer3DModel": wan,
+    "WanVACETransformer3DModel": wan,
+    "SkyReelsV2Transformer3DModel": wan,
+    "ChronoEditTransformer3DModel": wan,
+    "WanAnimateTransformer3DModel": wan_animate,
+    "WanAnimate2Transformer3DModel": wan_animate_2,
+    "LTXVideoTransformer3DModel": ltx,
+    "LTX2VideoTransformer3DModel": ltx2,
+    "HunyuanVideoTransformer3DModel": hunyuan_video,
+    "MochiTransformer3DModel": mochi,
+    "CosmosTransformer3DModel": cosmos,
+    "MotifVideoTransformer3DModel": same,
+    "MiniMaxH3Transformer3DModel": minimax_h3,
+    "AutoencoderKLWan": wan_vae,
+    "AutoencoderKLLTXVideo": ltx_vae,
+    "AutoencoderKLLTX2Video": ltx2_vae,
+    "AutoencoderKLLTX2Audio": ltx2_audio_vae,
 }
 
 

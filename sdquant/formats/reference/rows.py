@@ -17,15 +17,19 @@ class Written:
 
     Attributes:
         name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
+        shape: in the file, if it has other dimensions of one there.
     """
 
     name: str
     sources: tuple[str, ...]
     swapped: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
     """The shape of the tensor that is written."""
+    if row.shape is not None:
+        return row.shape
     first = shapes[row.sources[0]]
     if len(row.sources) == 1:
         return first
@@ -43,4 +47,4 @@ def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Writ
 
 def count(shapes: Shapes, prefix: str) -> int:
     """How many blocks: numbers run from 0 without a gap, or the names do not fit anyway."""
-    return len({name.split(".")[1] for name in shapes if name.startswith(prefix)})
+    return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})
