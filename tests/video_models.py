@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,11 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
+def changed(row: Model, config: dict[str, Any]) -> Model:
+    """The row with other values in its config."""
+    return replace(row, config=row.config | config)
+
+
 @dataclass(frozen=True)
 class Made:
     """A model on disk.
@@ -265,3 +270,18 @@ def _animatediff(state: State) -> Any:
             continue
         for number in range(2):
             yield there.replace("pos_embed.pe", f"attention_blocks.{number}.pos_encoder.pe"), tensor.clone()
+
+
+def pipeline(home: Path, name: str, parts: dict[str, Made]) -> Path:
+    """A pipeline folder with these components and a scheduler alone."""
+    import inspect
+
+    import diffusers
+
+    cls = getattr(diffusers, name)
+    classes = {part: getattr(diffusers, one.row.class_name) for part, one in parts.items()}
+    models = {part: cls.from_pretrained(parts[part].folder) for part, cls in classes.items()}
+    wanted = inspect.signature(cls.__init__).parameters
+    rest = {key: None for key, one in wanted.items() if one.default is one.empty and key not in (*models, "self")}
+    cls(**rest | models | {"scheduler": diffusers.FlowMatchEulerDiscreteScheduler()}).save_pretrained(home)
+    return home
