@@ -71,6 +71,9 @@ def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The hub repository that diffusers takes a checkpoint's configs and tokenizers from, by names and shapes."""
     _, functions = single_file()
     kind = functions.infer_diffusers_model_type({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
+    row = families.recognise(shapes)
+    if row is not None and row.family == "ltx2":  # diffusers takes it for LTX-Video, whose names it has too
+        kind = "ltx2-dev"
     return str(functions.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"])
 
 
@@ -256,14 +259,13 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
 
     See `check_pipeline`, which is to be asked first.
     """
-    with quiet():
-        from diffusers import DiffusionPipeline
-
+    index = read_json(folder / "model_index.json")
     # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
-    left_out = {name: None for name, row in read_json(folder / "model_index.json").items() if row == [None, None]}
+    left_out = {name: None for name, row in index.items() if row == [None, None]}
     try:
         with quiet(), _no_bars():
-            return DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
+            cls = _pipeline_class(str(index.get("_class_name")))
+            made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
@@ -274,6 +276,27 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
             f"what is in it does not fit its classes: {error}",
             "Get the scheduler and the tokenizers from their source again",
         ) from error
+    strange = [name for name, part in parts.items() if made.components.get(name, part) is not part]
+    if strange:
+        raise UnsupportedFileError(
+            f"The pipeline {folder} was to be put together",
+            f"diffusers' {type(made).__name__} did not take the {strange[0]} that was loaded for it",
+            "Load that component alone, and give it to the pipeline",
+        )
+    return made
+
+
+def _pipeline_class(name: str) -> Any:
+    """diffusers' pipeline class of that name; the general one if there is none.
+
+    Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
+    (Wan's transformer) and loads that from the folder again.
+    """
+    import diffusers
+
+    cls = getattr(diffusers, name, None) if name.isidentifier() and not name.startswith("_") else None
+    whole = isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)
+    return cls if whole else diffusers.DiffusionPipeline
 
 
 def weight_parts(pipe: Any) -> dict[str, nn.Module]:

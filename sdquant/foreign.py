@@ -7,12 +7,13 @@ it is its turn, and so that rows of a quantized weight (the q of a fused qkv) st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import backends
+from . import backends, key_maps
 from .backends.base import Cut, Found, TensorInfo, Unfit
 from .converters import completed
 from .errors import BadFileError, UnsupportedFileError
@@ -33,19 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
-
 LDM = "model.diffusion_model."
-# Cosmos 1.0, whose names diffusers knows only with their prefix.
-_COSMOS_1 = "net.blocks.block0."
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
-# Models that stand beside the main one, by class: a name without which a file does not hold them. A converter that is
-# given the tensors of another model does not say so.
-_SIGNS: Mapping[str, str] = {
-    "AutoencoderDC": "decoder.project_in.main.conv.weight",
-    "ControlNetModel": "input_hint_block.0.weight",
-    "ZImageControlNetModel": "control_all_x_embedder.2-1.weight",
-}
 # Where checkpoints keep text encoders, by the name that a pipeline gives them: prefixes, the layout behind each.
 _TEXT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text_encoder": (
@@ -73,9 +63,11 @@ _IDLE = (
 # And what models hold besides what is used of them: CLIP's temperature, Lumina's last norm, Sana's positions and its
 # empty caption.
 _IDLE_ENDS = (
-    "position_ids", ".logit_scale", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
+    ".logit_scale", "norm_final.weight", "pos_embed", "y_embedder.y_embedding", "logvar_linear.weight",
     "logvar_linear.bias",
 )  # fmt: skip
+# Constants inside modules: of CLIP, of AnimateDiff, of Wan Animate.
+_COMPUTED = re.compile(r"position_ids$|\.pos_encoder\.pe$|^motion_encoder\..*\.kernel$")
 
 
 def convert(src: Source, name: str, owner: Source) -> Source | None:
@@ -94,6 +86,7 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
         return None
     from .tracing import trace
 
+    key_maps.refuse(src, owner.class_name or "")
     packs = _packs(src)
     inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
     inputs |= {key: (pack.spec.shape, _float(pack.spec.dtype)) for key, pack in packs.items()}
@@ -102,12 +95,13 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UnsupportedFileError(
             f"{src.path} was to be loaded as a {owner.class_name}",
-            f"diffusers' key map for it does not fit the file: {error!r}",
+            f"the key map for it does not fit the file: {error!r}",
             "Check that base= is a pipeline of the same model",
         ) from error
-    recipes = {key: recipe for key, recipe in recipes.items() if not key.endswith("position_ids")}
+    recipes = {key: recipe for key, recipe in recipes.items() if _COMPUTED.search(key) is None}
     if not recipes:
         return None
+    recipes |= _constants(src, owner, recipes)
     made = _converted(src, owner, recipes, packs)
     return with_projection(made) if layout is not None and layout[1] == "clip" else made
 
@@ -126,8 +120,7 @@ def with_projection(src: Source) -> Source:
 
     from .tracing import Recipe
 
-    floats = [info.dtype for info in src.plain.values() if info.dtype in FLOATS]
-    dtype = _float(max(floats, key=floats.count)) if floats else torch.bfloat16
+    dtype = _main_dtype(src)
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
     info = TensorInfo(dtype=str(dtype).removeprefix("torch."), shape=recipe.shape, nbytes=_nbytes(recipe))
     return replace(
@@ -136,6 +129,30 @@ def with_projection(src: Source) -> Source:
         home={**src.home, name: src.files[0]},
         made={**src.made, name: recipe},
     )
+
+
+def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Tables of a model that its class computes and files have in another form: in the weights' dtype."""
+    if owner.class_name not in key_maps.TABLES:
+        return {}
+    from .components import empty
+    from .tracing import constant
+
+    dtype = _main_dtype(src)
+    model = empty(owner.library, owner.class_name, owner.config)
+    tables = dict(model.named_buffers())
+    return {name: constant(tables[name].to(dtype)) for name in model.state_dict() if name in tables.keys() - recipes}
+
+
+def _main_dtype(src: Source) -> torch.dtype:
+    """The dtype of most of a file's float tensors."""
+    floats = [info.dtype for info in src.plain.values() if info.dtype in FLOATS]
+    return _float(max(floats, key=floats.count) if floats else "bfloat16")
+
+
+def beside(name: str, owner: Source) -> bool:
+    """Whether a pipeline's component is one that a file may have beside its main model."""
+    return name in _TEXT or owner.class_name == "AutoencoderKL" or owner.class_name in key_maps.PARTS
 
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
@@ -149,14 +166,12 @@ def shapes(src: Source) -> dict[str, tuple[int, ...]]:
 def prefix_of(names: Iterable[str]) -> str:
     """What stands before the names of a UNet or transformer in a file; "" if nothing does."""
     names = tuple(names)
-    if any(key.startswith(_COSMOS_1) for key in names):
-        return ""
     return next((prefix for prefix in families.PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
 def idle(name: str) -> bool:
     """Whether a tensor of a checkpoint has no place in a diffusers pipeline and is known for it."""
-    return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS)
+    return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS) or _COMPUTED.search(name) is not None
 
 
 def unused(src: Source, parts: Iterable[Source]) -> list[str]:
@@ -173,7 +188,9 @@ def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
     return next((row for row in _TEXT.get(name, ()) if any(key.startswith(row[0]) for key in names)), None)
 
 
-def _converter(names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source) -> Convert | None:
+def _converter(
+    names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source
+) -> key_maps.Convert | None:
     """What turns a state dict of the file into one of the component; None if the file has nothing for it."""
     from .components import single_file
 
@@ -190,22 +207,19 @@ def _converter(names: frozenset[str], layout: tuple[str, str] | None, name: str,
         if prefix is None and not bare:
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
-    prefix = prefix_of(names)
-    if kind in _SIGNS:
-        places = (prefix, families.CONTROL, *_VAE_PREFIXES, "")
-        found = next((place for place in places if place + _SIGNS[kind] in names), None)
-        if found is None:
-            return None
-        prefix = found
-    # The one converter that wants the prefix and takes only what has it.
-    wanted = LDM if kind == "UNet2DConditionModel" else ""
-    apply = completed(kind, row["checkpoint_mapping_fn"])
+    prefix = key_maps.prefix_of(kind, names) if kind in key_maps.PARTS else prefix_of(names)
+    if prefix is None:
+        return None
+    own = key_maps.ours(kind, names, owner)
+    if own is not None:
+        return lambda state: own(_within(state, prefix))
+    wanted, apply = key_maps.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
         {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )
 
 
-def _text(prefix: str, layout: str, owner: Source) -> Convert:
+def _text(prefix: str, layout: str, owner: Source) -> key_maps.Convert:
     from .components import single_file
 
     if layout != "openclip":

@@ -130,7 +130,7 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
     and what else the file has."""
     from . import foreign
 
-    owners = {name: src for name, src in base.sources.items() if name == main or name not in detection.MAIN}
+    owners = {name: src for name, src in base.sources.items() if name == main or foreign.beside(name, src)}
     made = {name: foreign.convert(lone, name, owner) for name, owner in owners.items()}
     parts = {name: src for name, src in made.items() if src is not None}
     if not parts:

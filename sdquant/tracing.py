@@ -55,6 +55,11 @@ def trace(
     return {name: _recipe(value) for name, value in convert(traced).items() if isinstance(value, Tensor)}
 
 
+def constant(value: Tensor) -> Recipe:
+    """A tensor that is made of no other."""
+    return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
+
+
 class Traced(torch.Tensor):
     """A tensor on the meta device that knows how it came about."""
 
@@ -91,7 +96,7 @@ def _traced(tensor: Tensor, recipe: Recipe) -> Tensor:
 def _recipe(value: Tensor) -> Recipe:
     if isinstance(value, Traced):
         return value.recipe
-    return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
+    return constant(value)
 
 
 def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any) -> Recipe:

@@ -49,14 +49,20 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sana", ("blocks.0.cross_attn.q_linear.weight", "blocks.0.mlp.inverted_conv.conv.weight")),
     ("wan-vace", ("head.modulation", "vace_blocks.0.after_proj.weight")),
     ("wan-animate", ("head.modulation", "motion_encoder.dec.direction.weight")),
+    ("wan-animate-2", ("head.modulation", "blocks.0.block.self_attn.q.weight")),
     ("wan", ("head.modulation", "blocks.0.self_attn.q.weight")),
     ("hidream", ("double_stream_blocks.0.block.adaLN_modulation.1.weight",)),
-    ("cosmos", ("net.x_embedder.proj.1.weight",)),
+    ("cosmos", ("x_embedder.proj.1.weight", "blocks.block0.blocks.0.block.attn.to_q.0.weight")),
     ("cosmos", ("x_embedder.proj.1.weight", "blocks.0.adaln_modulation_cross_attn.1.weight")),
     ("qwen-image", ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")),
     ("qwen-image-2.1", ("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_up.weight")),
     ("krea2", ("txtfusion.projector.weight", "tproj.1.weight")),
     ("ernie-image", ("text_proj.weight", "layers.0.adaLN_sa_ln.weight")),
+    (
+        "motif-video",
+        ("x_embedder.proj.weight", "context_embedder.linear_1.weight", "single_transformer_blocks.0.proj_mlp.weight"),
+    ),
+    ("minimax-h3", ("token_refiner.blocks.0.attn.qkv_proj.weight", "video_patch_proj.weight")),
 )
 # The same for components of other names.
 _BESIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -67,6 +73,21 @@ _BESIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("dc-ae", "vae", ("decoder.project_in.main.conv.weight", "decoder.stages.1.op_list.0.main.conv.conv.weight")),
 )
 CONTROL = "control_model."  # what stands before a ControlNet's names in its authors' files
+# What goes with them, in files of its own or, behind the prefix, in checkpoints: family, component, prefix, names.
+_LTX_VAE = "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"
+_MOTION = "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight"
+_PARTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("wan", "vae", "vae.", ("encoder.conv1.weight", "decoder.middle.0.residual.0.gamma")),
+    ("ltx-video", "vae", "vae.", (_LTX_VAE, "decoder.up_blocks.9.res_blocks.0.conv1.conv.weight")),
+    ("ltx-video", "vae", "vae.", (_LTX_VAE, "decoder.last_time_embedder.timestep_embedder.linear_1.weight")),
+    ("ltx2", "vae", "vae.", (_LTX_VAE, "decoder.up_blocks.6.res_blocks.0.conv1.conv.weight")),
+    (
+        "ltx2", "audio_vae", "audio_vae.",
+        ("per_channel_statistics.mean-of-means", "decoder.up.0.block.0.conv1.conv.weight"),
+    ),
+    ("animatediff", "controlnet", "", (_MOTION, "controlnet_down_blocks.0.weight")),
+    ("animatediff", "motion_adapter", "", (_MOTION,)),
+)  # fmt: skip
 
 _TRANSFORMERS = ("context_embedder.weight", "transformer_blocks.0.attn.add_q_proj.weight")
 # What is told by diffusers' own names, which some files have behind a prefix: family, component, class, names.
@@ -159,6 +180,13 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(family="sd", component="checkpoint", layout="ldm", names=(_LDM + "input_blocks.0.0.weight", _FIRST_STAGE)),
     *(
+        Family(
+            family=family, component="checkpoint", layout="original",
+            names=(*(_LDM + name for other, names in _OTHERS if other == family for name in names), "vae." + _LTX_VAE),
+        )
+        for family in ("ltx2", "ltx-video")
+    ),
+    *(
         Family(family=family, component=component, layout=layout, names=tuple(prefix + name for name in names))
         for prefix in (*PREFIXES, CONTROL, "")
         for family, component, layout, names in (
@@ -169,6 +197,11 @@ ROWS: tuple[Family, ...] = (
             ("sdxl", "unet", "sgm", ("input_blocks.0.0.weight", "label_emb.0.0.weight")),
             ("sd", "unet", "ldm", ("input_blocks.0.0.weight", "time_embed.0.weight")),
         )
+    ),
+    *(
+        Family(family=family, component=component, layout="original", names=tuple(prefix + name for name in names))
+        for family, component, own, names in _PARTS
+        for prefix in dict.fromkeys(("", own))
     ),
 )  # fmt: skip
 

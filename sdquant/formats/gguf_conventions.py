@@ -40,6 +40,12 @@ _FLUX_ENDS = (
     "time_text_embed time_guidance_embed norm_out proj_out"
 )
 _UNET_ENDS = "class_embedding time_embedding add_embedding time_embed label_emb conv_in conv_out input_blocks.0.0 out.2"
+_LTX2_ENDS = (
+    "adaln_single caption_projection patchify_proj proj_out audio_adaln_single audio_caption_projection "
+    "audio_patchify_proj audio_proj_out prompt_adaln_single audio_prompt_adaln_single "
+    "av_ca_video_scale_shift_adaln_single av_ca_audio_scale_shift_adaln_single "
+    "av_ca_a2v_gate_adaln_single av_ca_v2a_gate_adaln_single"
+)
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("flux", ("flux", "flux2", "chroma"), _FLUX_ENDS),
     ("sd1", ("sd", "sd1", "sd2"), _UNET_ENDS),
@@ -56,10 +62,11 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "context_embedder proj_out",
     ),
     ("ltxv", ("ltx-video",), "adaln_single caption_projection patchify_proj proj_out"),
+    ("ltxv", ("ltx2",), _LTX2_ENDS),
     ("hyvid", ("hunyuan-video",), "txt_in img_in time_in vector_in guidance_in final_layer"),
     (
         "wan",
-        ("wan", "wan-vace", "wan-animate"),
+        ("wan", "wan-vace", "wan-animate", "wan-animate-2"),
         "patch_embedding text_embedding time_projection time_embedding img_emb head",
     ),
     ("hidream", ("hidream",), "p_embedder t_embedder x_embedder final_layer caption_projection"),
@@ -98,6 +105,14 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         f"{_UNET_ENDS} input_hint_block zero_convs middle_block_out controlnet_cond_embedding controlnet_down_blocks "
         "controlnet_mid_block",
     ),
+    # Names that ComfyUI-GGUF does not let in, only some that were made from it.
+    ("mochi", ("mochi",), "x_embedder t_embedder t5_y_embedder t5_yproj final_layer"),
+    ("motif_video", ("motif-video",), "x_embedder context_embedder time_text_embed norm_out proj_out"),
+    (
+        "minimax_h3",
+        ("minimax-h3",),
+        "video_patch_proj audio_patch_proj condition_proj time_embedder final_layer",
+    ),
 )
 ARCHITECTURES: tuple[Architecture, ...] = tuple(
     Architecture(name, families, ends, folds=name in ("sd1", "sdxl")) for name, families, ends in _ROWS
@@ -106,7 +121,8 @@ ARCHITECTURES: tuple[Architecture, ...] = tuple(
 SMALL = 1024  # numbers; a tensor of no more stays in F32
 # Parameters that other readers cannot take in 16 bits or in blocks: they look at layers' weights and biases only.
 _IN_LAYERS = (".weight", ".bias")
-_FULL = re.compile(r"\.ff_i\.gate\.weight$|pos_embedder|scale_shift_table|modulation$")
+# Of Wan Animate's motion encoder, no layer is one of those that look for blocks.
+_FULL = re.compile(r"\.ff_i\.gate\.weight$|pos_embedder|scale_shift_table|modulation$|^motion_encoder\.")
 # The types that ComfyUI-GGUF decodes by itself. What it leaves to gguf-py comes back in the shape as stored.
 FOLDED = frozenset({
     "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "iq4_nl", "iq4_xs",

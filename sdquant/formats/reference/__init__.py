@@ -10,18 +10,27 @@ from collections.abc import Callable, Iterator, Mapping
 
 from .auraflow import auraflow
 from .chroma import chroma
+from .cosmos import cosmos
 from .dc_ae import dc_ae
 from .flux import flux
 from .flux2 import flux2
 from .flux3 import flux3
+from .hunyuan_video import hunyuan_video
 from .krea2 import krea2
+from .ltx import ltx, ltx2
+from .ltx_vae import ltx2_audio_vae, ltx2_vae, ltx_vae
 from .lumina2 import lumina2
+from .minimax_h3 import minimax_h3
+from .mochi import mochi
 from .qwen_image21 import qwen_image21
-from .rows import Shapes, Written, same, shape_of
+from .renames import same
+from .rows import Shapes, Written, shape_of
 from .sana import sana
 from .sd3 import sd3
 from .stable_cascade import stable_cascade
 from .unet import controlnet, unet
+from .wan import wan, wan_animate, wan_animate_2
+from .wan_vae import wan_vae
 from .z_image import z_image
 
 __all__ = ["Written", "shape_of", "written"]
@@ -46,6 +55,23 @@ _MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
     "UNet2DConditionModel": unet,
     "ZImageControlNetModel": same,
     "ZImageTransformer2DModel": z_image,
+    "WanTransformer3DModel": wan,
+    "WanVACETransformer3DModel": wan,
+    "SkyReelsV2Transformer3DModel": wan,
+    "ChronoEditTransformer3DModel": wan,
+    "WanAnimateTransformer3DModel": wan_animate,
+    "WanAnimate2Transformer3DModel": wan_animate_2,
+    "LTXVideoTransformer3DModel": ltx,
+    "LTX2VideoTransformer3DModel": ltx2,
+    "HunyuanVideoTransformer3DModel": hunyuan_video,
+    "MochiTransformer3DModel": mochi,
+    "CosmosTransformer3DModel": cosmos,
+    "MotifVideoTransformer3DModel": same,
+    "MiniMaxH3Transformer3DModel": minimax_h3,
+    "AutoencoderKLWan": wan_vae,
+    "AutoencoderKLLTXVideo": ltx_vae,
+    "AutoencoderKLLTX2Video": ltx2_vae,
+    "AutoencoderKLLTX2Audio": ltx2_audio_vae,
 }
 
 

@@ -17,7 +17,7 @@ class Written:
 
     Attributes:
         name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
-        shape: in which the numbers are written, where it is not that of the rows.
+        shape: in the file, where it is not that of the rows.
     """
 
     name: str
@@ -49,12 +49,6 @@ def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Wr
     """The same for each of a list of blocks, which is called so in either layout."""
     for i in range(count(shapes, f"{ours}.")):
         yield from of_rows(shapes, rows, f"{theirs}.{i}.", f"{ours}.{i}.")
-
-
-def same(shapes: Shapes) -> Iterator[Written]:
-    """A model whose authors took part in diffusers' own: the names are the same."""
-    for name in shapes:
-        yield Written(name, (name,))
 
 
 def count(shapes: Shapes, prefix: str) -> int:

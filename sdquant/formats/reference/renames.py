@@ -1,0 +1,31 @@
+"""Layouts that differ from diffusers' in single words: rules for these, for every tensor. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from .rows import Shapes, Written
+
+# (diffusers' word or words, the authors'): whole parts of a name. "^" before them: only where the name begins.
+Rules = Sequence[tuple[str, str]]
+
+
+def renamed(shapes: Shapes, rules: Rules) -> Iterator[Written]:
+    """Each tensor by itself, its name put through all rules, one after another."""
+    found = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
+    for name in shapes:
+        there = name
+        for pattern, theirs in found:
+            there = pattern.sub(theirs, there)
+        yield Written(there, (name,))
+
+
+def _pattern(words: str) -> str:
+    begin = "^" if words.startswith("^") else r"(?<![^.])"
+    return begin + re.escape(words.removeprefix("^")) + r"(?![^.])"
+
+
+def same(shapes: Shapes) -> Iterator[Written]:
+    """A model whose authors have the names of diffusers."""
+    yield from renamed(shapes, ())
