@@ -7,6 +7,7 @@ what the libraries would have made and read. The option `wo` (`nf4,wo`), called 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 OPTION = "wo"
 
-_T5 = ("T5", "MT5", "UMT5")  # beginnings of the names of transformers' classes
+_T5 = re.compile(r"(MT5|UMT5|T5)(Encoder|For|Model|PreTrained|Stack)")  # how the names of transformers' classes begin
 _WAN = ("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
 _JOY = ("time_embedder", "norm1", "norm2", "norm_out")
 
@@ -50,7 +51,7 @@ _BY_CLASS: Mapping[str, tuple[str, ...]] = {
 
 def of_class(class_name: str | None) -> tuple[str, ...]:
     """The modules that a model class of diffusers or transformers wants in floats, as patterns for `matched`."""
-    if class_name is not None and class_name.startswith(_T5):
+    if _T5.match(class_name or ""):
         return ("wo",)
     return _BY_CLASS.get(class_name or "", ())
 
