@@ -1,53 +1,89 @@
-"""The `quantization_config` by which diffusers and transformers read a folder that sdquant writes."""
+"""What diffusers and transformers, without sdquant, read of a folder that sdquant writes, and their config for it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .integrations.config import METHOD
+from .library_floats import matched
 from .weights import quantized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .backends.base import QuantSpec
+    from .backends.base import PackedSpec, QuantSpec
+
+_LINEAR = ("linear",)
 
 
-def library_config(model: nn.Module) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Reading:
+    """How these libraries read a component.
+
+    Attributes:
+        config: their `quantization_config` for it; {} where none of it is quantized, or none that they read.
+        floats: the quantized weights that they do not read. While it holds these, it needs sdquant; once they are
+            written as floats, `config` is right for the rest.
+        package: that has to be imported before, such as sdnq; None for what they read by themselves.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    floats: frozenset[str] = frozenset()
+    package: str | None = None
+
+
+def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> dict[str, Any]:
     """What a component's config.json says of its quantization; {} for a component that is not quantized.
 
-    By themselves the libraries read it where every quantized weight is of one scheme with one set of details, and
-    belongs to a linear layer (SDNQ's, to any). Else it names sdquant: they read the folder after `import sdquant`, and
-    refuse it without. transformers reads less than diffusers: see `_read_by_transformers`.
-    """
-    from torch import nn
+    Where the libraries do not read all of it, it names sdquant: they read the folder after `import sdquant`, and refuse
+    it without.
 
-    rows = list(quantized(model))
-    if not rows:
+    Args:
+        floats: quantized weights that are written as floats.
+    """
+    specs = _specs(model)
+    if not set(specs) - set(floats):
         return {}
-    specs = [packed.spec for _, packed in rows]
-    paths = [name.rpartition(".")[0] for name, _ in rows]
-    most = Counter(spec.scheme for spec in specs).most_common(1)[0][0]
-    ours = {"quantization_config": {"quant_method": METHOD, "quant": most, "skip": []}}
-    tables = any(isinstance(model.get_submodule(path), nn.Embedding) for path in paths)
-    if tables or any(len(spec.shape) != 2 for spec in specs) or len({spec.scheme for spec in specs}) != 1:
-        return ours
-    config = backends.of_scheme(specs[0].scheme).config(_asked(specs[0].scheme, specs[0].details), specs[0].dtype)
+    read = reading(model)
+    if read.config and read.floats <= set(floats):
+        return {"quantization_config": dict(read.config)}
+    most = Counter(spec.scheme for spec in specs.values()).most_common(1)[0][0]
+    return {"quantization_config": {"quant_method": METHOD, "quant": most, "skip": []}}
+
+
+def reading(model: nn.Module) -> Reading:
+    """How diffusers or transformers reads a component.
+
+    They read one scheme in it, in linear layers. Of several schemes, it is the one that most weights have.
+    """
+    specs = _specs(model)
+    counts = Counter(spec.scheme for spec in specs.values() if readable(spec.scheme))
+    counts = counts or Counter(spec.scheme for spec in specs.values())
+    if not counts:
+        return Reading()
+    scheme = counts.most_common(1)[0][0]
+    first = next(spec for spec in specs.values() if spec.scheme == scheme)
+    config = backends.of_scheme(scheme).config(_asked(scheme, first.details), first.dtype)
     if not config:
-        return ours
-    method = config["quant_method"]
-    if method == "bitsandbytes":
-        config["llm_int8_skip_modules"] = kept = _kept(model, ("linear",))
-        if any(_matched(path, kept) for path in paths):
-            return ours
-    elif "modules_to_not_convert" in config:  # SDNQ, and quanto, which takes them for names and does without
-        config["modules_to_not_convert"] = [f"{path}.weight" for path in _kept(model, ("linear", "conv"))]
-    if is_of_transformers(model) and not _read_by_transformers(model, method, paths):
-        return ours
-    return {"quantization_config": config}
+        return Reading(floats=frozenset(specs))
+    read = _READ.get(config["quant_method"])
+    if read is not None:
+        return read(model, specs, scheme, config)
+    floats = frozenset(name for name, spec in specs.items() if not _in_linear(model, name, spec, scheme))
+    if "modules_to_not_convert" in config:
+        config["modules_to_not_convert"] = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
+    return Reading(config, floats, package=config["quant_method"])
+
+
+def readable(scheme: str) -> bool:
+    """Whether diffusers reads the scheme without another package that knows of quantized models."""
+    row = backends.scheme(scheme)
+    config = backends.get(row.backend).config(backends.QuantSpec(row), "bfloat16")
+    return config is not None and config["quant_method"] in _READ
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -55,29 +91,72 @@ def is_of_transformers(model: nn.Module) -> bool:
     return hasattr(getattr(model, "config", None), "to_json_string")
 
 
-def _read_by_transformers(model: nn.Module, method: str, paths: Iterable[str]) -> bool:
-    """Whether transformers' own quantizer reads these layers.
-
-    quanto's writes nothing and reads nothing that is quantized: it would start from random weights. bitsandbytes'
-    never takes the layers that the model's class wants in float32, T5's `wo`: it would take their codes for weights.
-    """
-    floats: Iterable[str] = getattr(model, "_keep_in_fp32_modules", None) or ()
-    return method != "quanto" and not (method == "bitsandbytes" and any(_matched(path, floats) for path in paths))
-
-
-def _matched(path: str, patterns: Iterable[str]) -> bool:
-    """Whether diffusers or transformers would leave the layer as it is for one of these patterns: a layer's whole path
-    for a start, or the end of a path, or, in diffusers, the name of the layer alone."""
-    return any(
-        path.endswith(pattern) or path.startswith(f"{pattern}.") or f"{pattern}." in path for pattern in patterns
-    )
+def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
+    """They take every linear layer for quantized, but for those that the config names, and those that the model's class
+    wants in floats. A name means more layers than its own: the quantized ones among these have to be floats as well."""
+    read = {_path(name) for name, spec in specs.items() if _in_linear(model, name, spec, scheme)}
+    read -= {path for path in read if matched(path, getattr(model, "_keep_in_fp32_modules", None) or ())}
+    while True:
+        kept = _floats(model, {f"{path}.weight" for path in read}, _LINEAR)
+        caught = {path for path in read if matched(path, kept)}
+        if not caught:
+            break
+        read -= caught
+    floats = frozenset(name for name in specs if _path(name) not in read)
+    return Reading({**config, "llm_int8_skip_modules": kept} if read else {}, floats)
 
 
-def _kept(model: nn.Module, kinds: tuple[str, ...]) -> list[str]:
-    """Paths of the layers of these kinds that could hold a quantized weight and do not."""
+def _quanto(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:
+    """transformers writes nothing and reads nothing that is quanto's: it would start from random weights. diffusers
+    takes every linear layer for quantized, but for those whose own name, without a path, the config or the model's
+    class names; floats in the others it would quantize at every step."""
+    if is_of_transformers(model):
+        return Reading(floats=frozenset(specs))
+    read = {_path(name) for name, spec in specs.items() if _in_linear(model, name, spec, scheme)}
+    named = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    named |= {_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)}
+    read = {path for path in read if _leaf(path) not in named}
+    kept = sorted({_leaf(path) for path in _floats(model, {f"{path}.weight" for path in read}, _LINEAR)})
+    floats = frozenset(name for name in specs if _path(name) not in read)
+    return Reading({**config, "modules_to_not_convert": kept} if read else {}, floats)
+
+
+# By the `quant_method` of the configs.
+_READ = {"bitsandbytes": _bitsandbytes, "quanto": _quanto}
+
+
+def _specs(model: nn.Module) -> dict[str, PackedSpec]:
+    return {name: packed.spec for name, packed in quantized(model)}
+
+
+def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
+    """Whether a weight is of this scheme and of a linear layer."""
+    from torch import nn
+
+    table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
+    return spec.scheme == scheme and len(spec.shape) == 2 and not table
+
+
+def _floats(model: nn.Module, packed: Mapping[str, Any] | set[str], kinds: tuple[str, ...]) -> list[str]:
+    """Paths of the layers of these kinds whose weights are not among those `packed`."""
+    from torch import nn
+
     from .layers import kind_of, packed_of
 
-    return [path for path, module in model.named_modules() if kind_of(module) in kinds and packed_of(module) is None]
+    def fits(module: nn.Module) -> bool:
+        if kind_of(module) in kinds:
+            return True
+        return isinstance(module, nn.Linear) and packed_of(module) is not None
+
+    return [path for path, module in model.named_modules() if f"{path}.weight" not in packed and fits(module)]
+
+
+def _path(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:

@@ -201,7 +201,7 @@ def _component(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
         )  # fmt: skip
-    weights, kept = select(shapes, spec, runtime, request.skip)
+    weights, kept = select(shapes, spec, runtime, request.skip, src.class_name)
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,

@@ -115,7 +115,7 @@ def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str | None, 
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
         if names[0].endswith(".weight") and common_kind(model, names) in kinds
     }
-    weights, _ = planner.select(shapes, spec, runtime or spec.scheme.runtimes[0], skip)
+    weights, _ = planner.select(shapes, spec, runtime or spec.scheme.runtimes[0], skip, type(model).__name__)
     return {weight.name for weight in weights}
 
 

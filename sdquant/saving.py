@@ -11,8 +11,9 @@ Everything is written beside the target and renamed at the end: a target is whol
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from .formats import safetensors
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config
+from .portable import decoded
 from .weights import plain, quantized, weight_bytes
 from .writing import place_of, whole_folder
 
@@ -32,23 +34,27 @@ if TYPE_CHECKING:
 
     from .backends.base import Packed
 
+log = logging.getLogger(__name__)
 
 _MODELS = ("model_index.json", "config.json")  # one of these is in every model's folder
 
 
-def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
+def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: bool = False) -> Path:
     """Save a pipeline (folder) or component (folder, or one file if `path` ends in .safetensors).
 
     Args:
         overwrite: replace what is at `path`; the old is gone only when the new is complete.
+        portable: write a folder that diffusers loads without sdquant: what it cannot read quantized as floats.
 
     Returns:
         The path.
 
     Raises:
         SettingsError: something is there already, or the path does not suit the model.
+        ConflictError: `portable`, and diffusers has no reader for the scheme.
     """
     from . import components
+    from . import portable as plainly
 
     target = Path(path)
     refuse_existing(target, overwrite)
@@ -57,16 +63,34 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False) -> Path:
         raise SettingsError(
             f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
         )
+    if portable:
+        if target.suffix == ".safetensors":
+            refuse_portable_file(target)
+        plainly.refuse(model)
     with offload_suspended(model):
         if target.suffix == ".safetensors":
             _write_weights(model, target)
-        else:
-            with whole_folder(target, weight_bytes(model)) as folder:
-                if whole:
-                    _write_pipeline(model, folder)
-                else:
-                    _write_component(model, folder)
+            return target
+        unread = plainly.of_model(model)
+        if unread and not portable:
+            log.warning("%s", plainly.advice(unread))
+        floats = {row.component: row.names for row in unread} if portable else {}
+        more = sum(row.nbytes for row in unread) if portable else 0
+        with whole_folder(target, weight_bytes(model) + more) as folder:
+            if whole:
+                _write_pipeline(model, folder, floats)
+            else:
+                _write_component(model, folder, floats.get("model", frozenset()))
     return target
+
+
+def refuse_portable_file(target: Path) -> None:
+    """Raise SettingsError: only a folder is portable."""
+    raise SettingsError(
+        f"{target} was to be written for diffusers without sdquant (portable)",
+        "it loads quantized weights from folders alone, by their config.json",
+        "Name a folder, or leave portable out",
+    )
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
@@ -113,7 +137,7 @@ def offload_suspended(model: Any) -> Iterator[None]:
         model.sdquant = replace(done, offload=handle)
 
 
-def _write_pipeline(pipe: Any, folder: Path) -> None:
+def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:
     from . import components
 
     pipe.save_config(folder)
@@ -121,28 +145,32 @@ def _write_pipeline(pipe: Any, folder: Path) -> None:
     for name, part in pipe.components.items():
         if name in parts:
             (folder / name).mkdir()
-            _write_component(part, folder / name)
+            _write_component(part, folder / name, floats.get(name, frozenset()))
         elif hasattr(part, "save_pretrained"):
             part.save_pretrained(folder / name)
 
 
-def _write_component(model: nn.Module, folder: Path) -> None:
+def _write_component(model: nn.Module, folder: Path, floats: frozenset[str]) -> None:
+    """`floats`: quantized weights that are written as floats, so that the libraries read the rest."""
     config = config_of(model)
-    extra = library_config(model)
+    extra = library_config(model, floats)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
-    _write_weights(model, folder / f"{name}.safetensors", guard=ours and name == "model")
+    _write_weights(model, folder / f"{name}.safetensors", floats, guard=ours and name == "model")
 
 
-def _write_weights(model: nn.Module, path: Path, *, guard: bool = False) -> None:
-    tensors, metadata = contents(model)
-    safetensors.write(path, guarded(model, tensors) if guard else tensors, {"format": "pt", **metadata})
+def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozenset(), *, guard: bool = False) -> None:
+    tensors, metadata = contents(model, floats)
+    if guard:
+        tensors = guarded(model, tensors)
+    safetensors.write(path, {**tensors, **decoded(model, floats)}, {"format": "pt", **metadata})
 
 
-def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a component's file holds: tensors by key, and metadata."""
-    return written(quantized(model), plain(model), config_of(model))
+def contents(model: nn.Module, without: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a component's file holds: tensors by key, and metadata; of quantized weights not those named."""
+    rows = ((name, packed) for name, packed in quantized(model) if name not in without)
+    return written(rows, plain(model), config_of(model))
 
 
 def written(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import backends
+from . import backends, library_floats
 from .backends.base import DTYPE_BITS, Unfit
 
 if TYPE_CHECKING:
@@ -44,22 +44,26 @@ def select(
     spec: QuantSpec,
     runtime: str,
     skip: tuple[str, ...],
+    class_name: str | None = None,
 ) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
     """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
 
     Args:
         shapes: shape and torch dtype name of every tensor, by name.
         skip: see `skipped`.
+        class_name: of the model, whose library may want layers in floats. None where the library is not to read it.
     """
     backend = backends.get(spec.scheme.backend)
     kinds = spec.scheme.kinds(runtime)
-    weights, kept = [], {}
+    weights, kept, floats = [], {}, library_floats.kept(class_name, spec)
     for name, kind in candidates(shapes):
         if kind == "embedding" and not spec.embeddings:
             continue
         shape, dtype = shapes[name]
         if skipped(name, skip):
             kept[name] = SKIPPED
+        elif library_floats.matched(name.removesuffix(".weight"), floats):
+            kept[name] = library_floats.why_kept(spec)
         elif kind != "embedding" and kind not in kinds:  # tables are plain layers in every runtime
             kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
         else:

@@ -20,18 +20,31 @@ from sdquant import backends, demo
 from sdquant.components import weight_parts
 from sdquant.weights import quantized
 
-# name -> model, and what of it is quantized to what. `wo` is a layer of T5 that transformers keeps in floats.
+from .plain_libraries import picture
+
+# name -> model, and what of it is quantized to what.
 READ: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "sd nf4": ("digits-sd", {"quant": "nf4", "skip": ["to_q", "fc1"]}),
+    "sd nf4": ("digits-sd", {"quant": "nf4"}),
     "sd bnb-int8": ("digits-sd", {"quant": "bnb-int8"}),
-    "flux nf4": ("digits-flux", {"quant": "nf4,double_quant", "skip": ["wo"]}),
-    "flux bnb-int8": ("digits-flux", {"quant": "bnb-int8", "skip": ["wo", "proj_out"]}),
+    "flux nf4": ("digits-flux", {"quant": "nf4,double_quant"}),
+    "flux fp4": ("digits-flux", {"quant": "fp4"}),
+    "flux bnb-int8": ("digits-flux", {"quant": "bnb-int8", "skip": ["proj_out"]}),
     "flux qint8": ("digits-flux", {"quant": "qint8", "components": ["transformer"]}),
-    "flux qint4": ("digits-flux", {"quant": "qint4", "components": ["transformer"]}),
+}
+# These take `portable=True`.
+PORTABLE: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "all of sd in qint8": ("digits-sd", {"quant": "qint8"}),
+    "all of sd in qint2": ("digits-sd", {"quant": "qint2"}),
+    "all of flux in qint4": ("digits-flux", {"quant": "qint4"}),
+    # diffusers knows a layer of quanto's by the end of its path: every to_q has to be floats.
+    "to_q of one block left out": ("digits-flux", {"quant": "qint8", "skip": ["transformer_blocks.0.attn.to_q"]}),
+    "T5's wo too": ("digits-flux", {"quant": "nf4,wo"}),
+    "convolutions and tables in nf4": ("digits-sd", {"quant": "nf4,embeddings", "runtime": "plain", "skip": ["to_q"]}),
+    "two schemes": ("digits-sd", {"quant": {"unet": "bnb-int8", "text_encoder": "qint8"}}),
 }
 # transformers reads nothing that is quanto's, and not sdquant's; diffusers reads quanto's in linear layers alone.
 REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "T5's wo in bnb-int8": ("digits-flux", {"quant": "bnb-int8", "components": ["text_encoder_2"]}),
+    "T5's wo in bnb-int8": ("digits-flux", {"quant": "bnb-int8,wo", "components": ["text_encoder_2"]}),
     "CLIP in qint8": ("digits-sd", {"quant": "qint8", "components": ["text_encoder"]}),
     "all in int8": ("digits-flux", {"quant": "int8"}),
     "CLIP in int8": ("digits-sd", {"quant": "int8", "components": ["text_encoder"]}),
@@ -42,13 +55,17 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pipes() -> dict[str, Any]:
+    """The pipelines above."""
+    rows = {**READ, **PORTABLE, **REFUSED}.items()
+    return {name: sdquant.load_model(demo.path(model), **options, progress=False) for name, (model, options) in rows}
+
+
+@pytest.fixture(scope="module")
+def folders(pipes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pipelines above, saved."""
-    made = {}
-    for name, (model, options) in {**READ, **REFUSED}.items():
-        made[name] = tmp_path_factory.mktemp("plain") / "pipeline"
-        sdquant.save(sdquant.load_model(demo.path(model), **options, progress=False), made[name])
-    return made
+    places = {name: tmp_path_factory.mktemp("plain") / "pipeline" for name in pipes}
+    return {name: sdquant.save(pipes[name], place, portable=name in PORTABLE) for name, place in places.items()}
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +84,12 @@ def outcome(folders: dict[str, Path]) -> dict[str, Any]:
     return {name: by_path[str(path)] for name, path in folders.items()}
 
 
-@pytest.mark.parametrize("name", READ)
-def test_read_with_the_same_weights(name: str, folders: dict[str, Path], outcome: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [*READ, *PORTABLE])
+def test_read_with_the_same_weights(name: str, pipes: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Those of the pipeline that was saved, whether they were written as codes or as floats."""
     assert "error" not in outcome[name], outcome[name]
-    ours = weight_parts(sdquant.load_model(folders[name], progress=False))
-    assert set(outcome[name]) == set(ours)
-    packed_in = [part for part, module in ours.items() if dict(quantized(module))]
-    assert len(packed_in) == len(READ[name][1].get("components") or set(ours) - {"vae"})
+    ours = weight_parts(pipes[name])
+    assert set(outcome[name]) == {*ours, "picture"}
     for part, module in ours.items():
         theirs = load_file(outcome[name][part])
         for weight, packed in quantized(module):
@@ -82,6 +98,27 @@ def test_read_with_the_same_weights(name: str, folders: dict[str, Path], outcome
             torch.testing.assert_close(theirs.pop(weight), wanted, rtol=1e-2, atol=1e-5)
         floats = {key: tensor for key, tensor in module.named_parameters() if key in theirs}
         assert floats and all(torch.equal(theirs[key], tensor.float()) for key, tensor in floats.items())
+
+
+@pytest.mark.parametrize("name", [*READ, *PORTABLE])
+def test_the_same_picture(name: str, folders: dict[str, Path], outcome: dict[str, Any]) -> None:
+    """As sdquant draws with the folder, to the last bit: both run the libraries' own modules."""
+    theirs = load_file(outcome[name]["picture"])["picture"]
+    assert torch.equal(theirs, picture(sdquant.load_model(folders[name], progress=False)))
+    assert theirs.std() > 0
+
+
+@pytest.mark.parametrize("name", [*READ, *PORTABLE])
+def test_still_quantized(name: str, pipes: dict[str, Any], folders: dict[str, Path]) -> None:
+    """All but text encoders in quanto, of which transformers reads nothing: those are floats."""
+    for part, module in weight_parts(pipes[name]).items():
+        schemes = {packed.spec.scheme for _, packed in quantized(module)}
+        config = json.loads((folders[name] / part / "config.json").read_text()).get("quantization_config") or {}
+        known = {"quanto" if scheme.startswith("q") else "bitsandbytes" for scheme in schemes}
+        said = {config["quant_method"]} if config else set()
+        assert said == known - ({"quanto"} if "text" in part else set())
+        held = dict(quantized(sdquant.load_model(folders[name] / part, progress=False)))
+        assert bool(held) == bool(config) and set(held) <= set(dict(quantized(module)))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_EIGHT_BIT_OPTIONS = {
+    "wo": Option(
+        default=False,
+        help="quantize what transformers and diffusers keep in floats too: T5's wo, 1.5 GB of T5-XXL; they cannot read "
+        "it then",
+    ),
+}
 _FOUR_BIT_OPTIONS = {
     "double_quant": Option(default=False, help="quantize the scales too: 4.13 instead of 4.5 bits a weight"),
     "block_size": Option(
@@ -30,6 +37,7 @@ _FOUR_BIT_OPTIONS = {
         help="what bitsandbytes' modules multiply in; by default the dtype of the activations",
         choices=(None, "float32", "bfloat16", "float16"),
     ),
+    **_EIGHT_BIT_OPTIONS,
 }
 _BOTH = ("library", "plain")
 _LINEAR = frozenset({"linear"})
@@ -85,6 +93,7 @@ class Bnb(Backend):
             summary="8-bit integers of LLM.int8(), a scale for each row",
             runtimes=_BOTH,
             library_kinds=_LINEAR,
+            options=_EIGHT_BIT_OPTIONS,
         ),
     )
 

@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, help="the same as OUT")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        help="a folder that diffusers loads without sdquant: what it cannot read quantized is written as floats",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +37,9 @@ def run(args: argparse.Namespace) -> int:
     from .. import gguf_files, single_files
     from ..detection import detect
     from ..loader import load_planned
+    from ..portable import of_model, refuse_scheme, said
     from ..preparation import prepare
-    from ..saving import refuse_existing, refuse_nested, save
+    from ..saving import refuse_existing, refuse_nested, refuse_portable_file, save
     from ..writing import require_space
 
     if (args.target is None) == (args.out is None):
@@ -48,6 +54,13 @@ def run(args: argparse.Namespace) -> int:
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
     refuse_existing(out, args.overwrite)
     refuse_nested(Path(_shared.place(args.path)), out)
+    if args.portable:
+        for text in each:
+            if text != "none":
+                refuse_scheme(backends.parse(text).scheme.name)
+        if out.suffix in (".safetensors", ".gguf"):
+            refuse_portable_file(out)
+    more = ""
     if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and single_files.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
@@ -73,10 +86,15 @@ def run(args: argparse.Namespace) -> int:
             from ..components import main_part
 
             model = main_part(model)
-        save(model, out, overwrite=args.overwrite)
+        floats = of_model(model) if args.portable else ()
+        if floats:
+            more = said(floats, _shared.size(sum(row.nbytes for row in floats)))
+        save(model, out, overwrite=args.overwrite, portable=args.portable)
     seen = detect(out)
     quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
     print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
+    if more:
+        print(more)
     return 0
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,20 @@ def _opened(path: Path) -> Any:
         raise _bad(path, str(error)) from error
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class Later:
+    """A tensor to be written that does not exist yet: one at a time is made.
+
+    Attributes:
+        form: a tensor on the meta device of its shape and dtype.
+        make: what makes it.
+    """
+
+    form: Tensor
+    make: Callable[[], Tensor]
+
+
+def write(path: Path, tensors: Mapping[str, Tensor | Later], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, whole or not at all.
 
     The library would do, but for the places of the tensors: it puts them anywhere, and kernels that need aligned
@@ -209,11 +223,12 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     Raises:
         DiskSpaceError, ConflictError: see `whole_file`.
     """
-    order = sorted(tensors, key=lambda key: (_bytes(tensors[key]) % ALIGN > 0, -tensors[key].itemsize, key))
+    forms = {key: tensor.form if isinstance(tensor, Later) else tensor for key, tensor in tensors.items()}
+    order = sorted(forms, key=lambda key: (_bytes(forms[key]) % ALIGN > 0, -forms[key].itemsize, key))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for key in order:
-        tensor = tensors[key]
+        tensor = forms[key]
         begin, end = end, end + _bytes(tensor)
         name = NAMES[str(tensor.dtype).removeprefix("torch.")]
         header[key] = {"dtype": name, "shape": list(tensor.shape), "data_offsets": [begin, end]}
@@ -222,7 +237,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     with whole_file(path, 8 + len(raw) + end) as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
         for key in order:
-            file.write(_data(tensors[key]))
+            one = tensors[key]
+            file.write(_data(one.make() if isinstance(one, Later) else one))
 
 
 def _bytes(tensor: Tensor) -> int:

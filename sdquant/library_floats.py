@@ -1,0 +1,74 @@
+"""Layers that transformers and diffusers keep in floats in bitsandbytes' schemes, whatever a config says.
+
+A model class of theirs names them in `_keep_in_fp32_modules`. They leave these layers out when they quantize, and take
+the codes for weights when a file holds them quantized: so by default they stay floats here too, and what is saved is
+what the libraries would have made and read. The option `wo` (`nf4,wo`), called after T5's, quantizes them as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .backends.base import QuantSpec
+
+OPTION = "wo"
+
+_T5 = re.compile(r"(MT5|UMT5|T5)(Encoder|For|Model|PreTrained|Stack)")  # how the names of transformers' classes begin
+_WAN = ("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
+_JOY = ("time_embedder", "norm1", "norm2", "norm_out")
+
+# As the classes of diffusers 0.42 have it.
+_BY_CLASS: Mapping[str, tuple[str, ...]] = {
+    "AnyFlowFARTransformer3DModel": _WAN[1:],
+    "AnyFlowTransformer3DModel": _WAN[1:],
+    "AutoencoderKLMiniMaxH3": ("encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2"),
+    "AutoencoderKLMiniMaxH3Audio": ("encoder", "decoder", "pre_block", "dec_in_proj", "mean_proj", "logs_proj"),
+    "ChronoEditTransformer3DModel": _WAN[1:],
+    "Cosmos3OmniTransformer": ("time_embedder",),
+    "CosmosControlNetModel": ("learnable_pos_embed",),
+    "CosmosTransformer3DModel": ("learnable_pos_embed",),
+    "Flux3Transformer2DModel": ("norm_q", "norm_k"),
+    "HeliosTransformer3DModel": (*_WAN[1:], "history_key_scale"),
+    "JoyImageEditPlusTransformer3DModel": _JOY,
+    "JoyImageEditTransformer3DModel": _JOY,
+    "Kandinsky5Transformer3DModel": ("time_embeddings", "modulation", "visual_modulation", "text_modulation"),
+    "Kandinsky6SRTransformer3DModel": ("time_embeddings", "pooled_bias", "modulation"),
+    "Kandinsky6Transformer3DModel": ("time_embeddings", "modulation"),
+    "Krea2Transformer2DModel": ("norm", "norm1", "norm2", "norm_q", "norm_k"),
+    "MiniMaxH3Transformer3DModel": ("proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"),
+    "RFD4ProteinaAutoencoder": ("latent_decoder_mean_n_log_scale", "norm"),
+    "RFD4ProteinaTransformer": ("cond_factory", "norm", "ln_out"),
+    "SkyReelsV2Transformer3DModel": _WAN,
+    "WanAnimate2Transformer3DModel": ("time_embedding", "time_projection", *_WAN[2:], "modulation"),
+    "WanAnimateTransformer3DModel": (*_WAN[1:], "motion_synthesis_weight", "rope"),
+    "WanTransformer3DModel": _WAN,
+    "WanVACETransformer3DModel": _WAN,
+}
+
+
+def of_class(class_name: str | None) -> tuple[str, ...]:
+    """The modules that a model class of diffusers or transformers wants in floats, as patterns for `matched`."""
+    if _T5.match(class_name or ""):
+        return ("wo",)
+    return _BY_CLASS.get(class_name or "", ())
+
+
+def kept(class_name: str | None, spec: QuantSpec) -> tuple[str, ...]:
+    """Those that stay floats in this scheme: none if they were asked for, or if no library has the scheme."""
+    return () if OPTION not in spec.scheme.options or spec[OPTION] else of_class(class_name)
+
+
+def why_kept(spec: QuantSpec) -> str:
+    """The reason that the plan gives."""
+    return f"its library keeps it in floats and reads it in no other form ({spec},{OPTION} quantizes it)"
+
+
+def matched(path: str, patterns: Iterable[str]) -> bool:
+    """Whether diffusers or transformers would leave the layer at `path` as it is for one of these patterns: a layer's
+    whole path for a start, or the end of a path, or a module somewhere on it."""
+    return any(
+        path.endswith(pattern) or path.startswith(f"{pattern}.") or f"{pattern}." in path for pattern in patterns
+    )

@@ -1,0 +1,118 @@
+"""Folders that diffusers and transformers load without sdquant: `save(..., portable=True)`.
+
+What they cannot read quantized is written as floats: the values that the quantized weight stands for, in the dtype that
+its layer computes in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import backends
+from .errors import ConflictError
+from .library_config import readable, reading
+from .weights import quantized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .backends.base import Packed
+    from .formats.safetensors import Later
+
+
+@dataclass(frozen=True)
+class Floats:
+    """What of a component has to be written as floats.
+
+    Attributes:
+        component: its name; "model" where it stands alone.
+        schemes: what these weights are quantized to.
+        names: of the weights. nbytes: what they take more as floats.
+    """
+
+    component: str
+    schemes: tuple[str, ...]
+    names: frozenset[str]
+    nbytes: int
+
+    def __str__(self) -> str:
+        several = "s" if len(self.names) > 1 else ""
+        return f"{self.component} ({len(self.names)} weight{several} in {' and '.join(self.schemes)})"
+
+
+def of_model(model: Any) -> tuple[Floats, ...]:
+    """What of a pipeline or component the libraries cannot read, though they know its scheme; () if they read all."""
+    return tuple(one for name, part in parts(model).items() if (one := _of_component(name, part)) is not None)
+
+
+def parts(model: Any) -> Mapping[str, nn.Module]:
+    """The components of a pipeline by name; a component as "model"."""
+    from .components import is_pipeline, weight_parts
+
+    return weight_parts(model) if is_pipeline(model) else {"model": model}
+
+
+def refuse(model: Any) -> None:
+    """Raise ConflictError if a component is in a scheme that the libraries cannot read at all."""
+    for name, part in parts(model).items():
+        schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
+        if schemes and not any(readable(scheme) for scheme in schemes):
+            refuse_scheme(schemes.most_common(1)[0][0], f"{name} was")
+
+
+def refuse_scheme(scheme: str, what: str = "A model was") -> None:
+    """Raise ConflictError if nothing in this scheme can be read without sdquant."""
+    if readable(scheme):
+        return
+    row = backends.scheme(scheme)
+    config = backends.get(row.backend).config(backends.QuantSpec(row), "bfloat16")
+    package = f" without the package {config['quant_method']}" if config else ""
+    raise ConflictError(
+        f"{what} to be saved in {row.name} for diffusers without sdquant (portable)",
+        f"diffusers and transformers read no {row.name}{package}",
+        "Leave portable out, or quantize to nf4, fp4, bnb-int8, qint8, qfloat8, qint4 or qint2",
+    )
+
+
+def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
+    """The named weights as floats, each made when it is written."""
+    import torch
+
+    from .formats.safetensors import Later
+    from .layers import QuantizedLayer
+
+    def later(path: str, packed: Packed) -> Later:
+        layer = model.get_submodule(path)
+        # A plain layer may have been cast since.
+        dtype = layer.compute_dtype if isinstance(layer, QuantizedLayer) else getattr(torch, packed.spec.dtype)
+        form = torch.empty(packed.spec.shape, dtype=dtype, device="meta")
+        return Later(form, lambda: backends.of_scheme(packed.spec.scheme).decode(packed, dtype))
+
+    return {name: later(name.rpartition(".")[0], packed) for name, packed in quantized(model) if name in names}
+
+
+def said(floats: Iterable[Floats], size: str) -> str:
+    """What was done, as a line."""
+    return f"Written as floats, which diffusers reads without sdquant: {', '.join(map(str, floats))}; {size} more"
+
+
+def advice(floats: Iterable[Floats]) -> str:
+    """What a folder lacks that was saved as it was."""
+    what = f"Saved so that diffusers needs sdquant to load {', '.join(map(str, floats))}"
+    return f"{what}: portable=True (--portable) writes this as floats, and it needs nothing"
+
+
+def _of_component(name: str, part: nn.Module) -> Floats | None:
+    packed = dict(quantized(part))
+    if not any(readable(row.spec.scheme) for row in packed.values()):
+        return None
+    names = reading(part).floats
+    if not names:
+        return None
+    schemes = tuple(dict.fromkeys(packed[weight].spec.scheme for weight in sorted(names)))
+    forms = decoded(part, names)
+    more = sum(row.form.numel() * row.form.itemsize - packed[weight].nbytes for weight, row in forms.items())
+    return Floats(name, schemes, names, more)
