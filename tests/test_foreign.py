@@ -355,8 +355,8 @@ def test_gguf_written_from_a_foreign_file(
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
-    places = ("checkpoint", "unet", "transformer", "vae", "audio_vae", "controlnet", "motion_adapter")
-    assert {row.component for row in foreign} <= set(places)
+    components = {"unet", "transformer", "vae", "audio_vae", "controlnet", "motion_adapter", "prior", "decoder"}
+    assert {row.component for row in foreign} == {"checkpoint", *components}
 
 
 def _lone(class_name: str, **config: Any) -> tuple[Any, dict[str, Any]]:

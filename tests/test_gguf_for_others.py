@@ -206,13 +206,14 @@ def test_rows_of_the_reference_names_fit_what_diffusers_maps() -> None:
 def test_models_without_a_map_are_written_with_diffusers_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = made("UNet2DConditionModel", {**_UNET, "class_embed_type": "timestep", "cross_attention_dim": 64})
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 32, "cross_attention_dim": 64, "num_layers": 1}
+    model = made("PixArtTransformer2DModel", {**sizes, "caption_channels": 64, "sample_size": 8})
     model.save_pretrained(tmp_path / "model")
     with caplog.at_level(logging.WARNING):
         file = quantize_file(tmp_path / "model", "q8_0", tmp_path / "model.gguf", progress=False)
-    assert "names that other tools have" in caplog.text and "UNet2DConditionModel" in caplog.text
+    assert "names that other tools have" in caplog.text and "PixArtTransformer2DModel" in caplog.text
     assert read_header(file).tensors.keys() == model.state_dict().keys()
-    with pytest.raises(comfy_gguf.Refused, match="UNet2DConditionModel"):
+    with pytest.raises(comfy_gguf.Refused, match="PixArt"):
         comfy_gguf.read(file)
     loaded = sdquant.load_model(file, progress=False)
     assert plain(loaded).keys() | dict(quantized(loaded)).keys() == model.state_dict().keys()

@@ -201,6 +201,7 @@ def test_a_lone_unet(name: str, folder_of: Any, tmp_path: Path) -> None:
 def test_gguf_of_the_unet(name: str, folder_of: Any, tmp_path: Path, caplog: Any) -> None:
     """Under the authors' names, in the shapes of the layers, and we read the same weights back."""
     folder = folder_of(name) / "unet"
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         file = quantize_file(folder, "q8_0", tmp_path / "model.gguf", progress=False)
     assert not caplog.records
