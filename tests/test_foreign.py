@@ -355,7 +355,8 @@ def test_gguf_written_from_a_foreign_file(
 def test_every_foreign_row_is_refused_or_placed() -> None:
     foreign = [row for row in families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
-    assert all(row.component in ("checkpoint", "unet", "transformer", "vae") for row in foreign)
+    known = {"checkpoint", "unet", "transformer", "prior", "decoder", "controlnet", "vae"}
+    assert {row.component for row in foreign} == known
 
 
 def _lone(class_name: str, **config: Any) -> tuple[Any, dict[str, Any]]:

@@ -206,7 +206,7 @@ def test_rows_of_the_reference_names_fit_what_diffusers_maps() -> None:
 def test_models_without_a_map_are_written_with_diffusers_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = made("UNet2DConditionModel", {**_UNET, "class_embed_type": "timestep", "cross_attention_dim": 64})
+    model = made("UNet2DConditionModel", {**_UNET, "time_cond_proj_dim": 8, "cross_attention_dim": 64})
     model.save_pretrained(tmp_path / "model")
     with caplog.at_level(logging.WARNING):
         file = quantize_file(tmp_path / "model", "q8_0", tmp_path / "model.gguf", progress=False)

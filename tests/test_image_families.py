@@ -157,7 +157,7 @@ def test_gguf_has_the_authors_names(name: str, folder_of: Folder, tmp_path: Path
     row = MODELS[name]
     with caplog.at_level(logging.WARNING):
         file = quantize_file(folder_of(name), "q8_0", tmp_path / "model.gguf", progress=False)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("sdquant")]
     header, wanted = read_header(file), theirs(dataclasses.replace(row, added={}), weights(folder_of(name)))
     assert header.metadata["general.architecture"] == row.architecture
     assert header.tensors.keys() == wanted.keys()
