@@ -213,3 +213,19 @@ def test_a_part_beside_the_main_one_is_not_made_of_it(
         parts = gathering.whole_of(request(file, base=str(tmp_path / "base")), complete=True).sources
         assert {name for name, src in parts.items() if file in src.files} == {part}
         assert parts[part].plain.keys() == weights(whole[part]).keys()
+
+
+def test_after_loading_as_while_loading_what_is_no_layer_stays_as_it_is(tmp_path: Path, caplog: Any) -> None:
+    """A table of embeddings whose name does not say so: the plan is made of names and shapes."""
+    from diffusers import FluxControlNetModel
+
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of diffusers at its own ControlNet
+        FluxControlNetModel(
+            in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=32, num_attention_heads=2,
+            joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(8, 12, 12), num_mode=3,
+        ).save_pretrained(tmp_path)  # fmt: skip
+    one, other = (sdquant.load_model(tmp_path, "int8", mode=mode, progress=False) for mode in ("pre", "post"))
+    same(one, other)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("sdquant")]
+    assert len(said) == 2 and len(set(said)) == 1 and said[0].startswith("controlnet_mode_embedder.weight stays")
