@@ -128,7 +128,7 @@ class Quanto(Backend):
 
     def config(self, spec: QuantSpec, dtype: str) -> dict[str, Any] | None:
         word = files.CONFIG_NAMES.get(spec.scheme.name)
-        return {"quant_method": "quanto", "weights_dtype": word, "modules_to_not_convert": []} if word else None
+        return {"quant_method": "quanto", "weights_dtype": word, "modules_to_not_convert": None} if word else None
 
 
 def _group(spec: QuantSpec, shape: tuple[int, ...]) -> int | None:
