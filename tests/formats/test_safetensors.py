@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from sdquant.errors import BadFileError
+from sdquant.errors import BadFileError, SettingsError
 from sdquant.formats import safetensors
 
 ROW = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -337,7 +337,7 @@ class TestWriter:
             raise OSError("the disk is full")
 
         monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(SettingsError, match="full"):
             safetensors.write(path, {"a": torch.zeros(2)}, {})
         assert path.read_bytes() == before
         assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
