@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .errors import SettingsError
-from .formats import safetensors
+from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config
@@ -137,7 +137,7 @@ def _write_component(model: nn.Module, folder: Path) -> None:
 
 def _write_weights(model: nn.Module, path: Path, *, guard: bool = False) -> None:
     tensors, metadata = contents(model)
-    safetensors.write(path, guarded(model, tensors) if guard else tensors, {"format": "pt", **metadata})
+    safetensors_write.write(path, guarded(model, tensors) if guard else tensors, {"format": "pt", **metadata})
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
