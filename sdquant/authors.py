@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,17 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
     if back is None or {name: info.shape for name, info in back.tensors.items()} != shapes:
         return None
     return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
+
+
+def dtype_of(part: Written, src: Source) -> str:
+    """The dtype of what `read` gives."""
+    import torch
+
+    dtypes = {src.tensors[source].dtype for source in part.sources}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    wide = reduce(torch.promote_types, (getattr(torch, dtype) for dtype in dtypes))
+    return str(wide).removeprefix("torch.")
 
 
 def read(part: Written, src: Source, files: Mapping[Path, TensorFile]) -> Tensor:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, backends, machine
 from .errors import ConflictError, SdquantError
-from .formats import safetensors
+from .formats import safetensors_write
 from .formats.source import Source, single_file
 from .offload import parse_size
 from .writing import whole_file
@@ -93,7 +93,7 @@ class Cache:
                 return
             self._make_room(size, {place, *used})
             self.folder.mkdir(parents=True, exist_ok=True)
-            safetensors.write(place, tensors, {"format": "pt", **metadata})
+            safetensors_write.write(place, tensors, {"format": "pt", **metadata})
             self._make_room(0, {place, *used})  # the header counts, too
         except ConflictError as error:  # another process keeps the same just now
             log.info("The quantized weights were not kept: %s", error)

@@ -227,7 +227,8 @@ def check_pipeline(folder: Path) -> None:
         from diffusers import pipelines
     place = folder / "model_index.json"
     index = read_json(place)
-    _refuse_unknown(place, "the pipeline", diffusers, index.get("_class_name"))
+    if not isinstance(_public(diffusers, index.get("_class_name")), type):
+        raise _unknown(place, "the pipeline", index.get("_class_name"))
     for name, row in index.items():
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
@@ -235,23 +236,27 @@ def check_pipeline(folder: Path) -> None:
         package: Any = {"diffusers": diffusers, "transformers": transformers}.get(str(library))
         if package is None and isinstance(library, str) and library.isidentifier() and not library.startswith("_"):
             package = getattr(pipelines, library, None)  # diffusers' own modules, such as "stable_diffusion"
-        _refuse_unknown(place, name, package, cls)
+        known = isinstance(package, ModuleType) and isinstance(cls, str)
+        # Of the classes that transformers had once diffusers knows the heirs.
+        if not known or not isinstance(_public(package, cls) or type, type):
+            raise _unknown(place, name, row)
         scheduler = folder / name / "scheduler_config.json"
         if scheduler.is_file():
             _refuse_endless(name, read_json(scheduler))
 
 
-def _refuse_unknown(place: Path, what: str, package: Any, name: Any) -> None:
-    """Raise UnsupportedFileError for what is no class of `package`; of those it had once diffusers knows the heirs."""
-    known = isinstance(package, ModuleType) and isinstance(name, str) and name.isidentifier() and name[0] != "_"
+def _public(package: Any, name: Any) -> Any:
+    """What is called `name` in diffusers or transformers; None if nothing is."""
     with quiet():
-        found = getattr(package, name, type) if known else None
-    if not isinstance(found, type):
-        raise UnsupportedFileError(
-            f"{place} was to be loaded",
-            f"the class of {what} is said to be {name!r:.80}, which is none of diffusers' and transformers'",
-            "Update diffusers and transformers, or check the file",
-        )
+        return getattr(package, name, None) if isinstance(name, str) and not name.startswith("_") else None
+
+
+def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
+    return UnsupportedFileError(
+        f"{place} was to be loaded",
+        f"the class of {what} is said to be {said or 'nothing'!r:.80}, which is not one of diffusers' or transformers'",
+        "Update diffusers and transformers, or check the file",
+    )
 
 
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:

@@ -7,7 +7,7 @@ its layer computes in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,21 @@ from .library_config import readable, reading
 from .weights import quantized
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from .backends.base import Packed
-    from .formats.safetensors import Later
+
+
+@dataclass(frozen=True)
+class Later:
+    """A tensor that does not exist yet: one at a time is made when it is written.
+
+    Attributes:
+        form: a tensor on the meta device of its shape and dtype. make: what makes it.
+    """
+
+    form: Tensor
+    make: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,6 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
     """The named weights as floats, each made when it is written."""
     import torch
 
-    from .formats.safetensors import Later
     from .layers import QuantizedLayer
 
     def later(path: str, packed: Packed) -> Later:

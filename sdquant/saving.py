@@ -16,12 +16,13 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .errors import SettingsError
-from .formats import safetensors
+from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config
@@ -164,7 +165,11 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
     tensors, metadata = contents(model, floats)
     if guard:
         tensors = guarded(model, tensors)
-    safetensors.write(path, {**tensors, **decoded(model, floats)}, {"format": "pt", **metadata})
+    later = decoded(model, floats)
+    forms = {**tensors, **{key: one.form for key, one in later.items()}}
+    made = ({key: one.make()} for key, one in later.items())
+    parts = {key: safetensors_write.part_of(tensor) for key, tensor in forms.items()}
+    safetensors_write.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
 
 
 def contents(model: nn.Module, without: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -17,19 +17,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import authors, backends, planner
-from .backends.base import QuantSpec
+from .backends.base import Packed, PackedSpec, Part, QuantSpec
 from .detection import detect
-from .formats import gguf_conventions, reference, safetensors
+from .formats import gguf_conventions, reference, safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import NOT_QUANTIZED, request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .formats.base import TensorFile
     from .formats.reference import Written
 
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -63,7 +65,6 @@ def quantize_file(
         ConflictError: the weights are quantized already. DiskSpaceError: there is no room. SdquantError: see `detect`.
     """
     from .saving import refuse_existing
-    from .writing import require_space
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
@@ -71,20 +72,15 @@ def quantize_file(
     asked = request(path, quant=quant, components=components, skip=skip)
     (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
-    parts = list(_parts(src, spec, asked.skip))
-    require_space(goal, sum(nbytes for _, _, nbytes in parts))  # before the work, not after it
+    rows = list(_rows(src, spec, asked.skip))
+    parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
-    tensors: dict[str, Tensor] = {}
+    own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     files = src.open()
     try:
         with authors.bar(total, spec, progress) as tick:
-            for part, quantized, _ in parts:
-                tensor = authors.read(part, src, files)
-                tick(tensor.numel() * tensor.itemsize)
-                tensors |= SCHEMES[spec.scheme.name](part.name, tensor, spec) if quantized else {part.name: tensor}
-        tensors |= _whole_file(spec)
-        own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-        safetensors.write(goal, tensors, {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)})
+            metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
+            safetensors_write.write_parts(goal, parts, _tensors(rows, src, files, spec, tick), metadata)
     finally:
         for file in files.values():
             file.close()
@@ -99,15 +95,23 @@ def suits(quant: str) -> bool:
     return spec == QuantSpec(spec.scheme) and spec.scheme.name in SCHEMES
 
 
-def _parts(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[tuple[Written, bool, int]]:
-    """The tensors to write, whether each is to be quantized, and about how many bytes it will take."""
+@dataclass(frozen=True)
+class _Row:
+    """A tensor of the model: whether it is to be quantized, and the file's tensors that it becomes."""
+
+    part: Written
+    quantized: bool
+    made: Mapping[str, Part]
+
+
+def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
     parts, row = authors.names(src, alone=True)
     kind = gguf_conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
-    fit = {weight.name: weight.bytes for weight in planner.select(typed, spec, "plain", skip)[0]}
+    fit = {weight.name for weight in planner.select(typed, spec, "plain", skip)[0]}
     for part in parts:
-        shape = reference.shape_of(part, shapes)
+        shape, dtype = reference.shape_of(part, shapes), authors.dtype_of(part, src)
         packed = spec.scheme.name in ("nf4", "fp4")
         # Rows of a fused weight can be taken out of it only where blocks end with rows.
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
@@ -117,17 +121,64 @@ def _parts(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[tupl
             or (packed and part.name.endswith(_MEASURED))
             or loose
         )
-        quantized = not stays and all(source in fit for source in part.sources)
-        yield part, quantized, sum(fit[key] if quantized else src.tensors[key].nbytes for key in part.sources)
+        if stays or any(source not in fit for source in part.sources):
+            yield _Row(part, False, {part.name: Part(dtype=dtype, shape=shape)})
+        else:
+            yield _Row(part, True, _made(part.name, shape, dtype, spec))
 
 
-def _bitsandbytes(name: str, tensor: Tensor, spec: QuantSpec) -> Mapping[str, Tensor]:
+def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, Part]:
+    """What the file will have for a weight, from its shape and dtype alone."""
+    import torch
+
+    row = SCHEMES[spec.scheme.name]
+    parts = {
+        part: torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
+        for part, made in row.layout(spec, shape, dtype).items()
+    }
+    described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
+    written = row.write(name, Packed(spec=described, parts=parts))
+    return {key: safetensors_write.part_of(tensor) for key, tensor in written.items()}
+
+
+def _tensors(
+    rows: list[_Row], src: Source, files: Mapping[Path, TensorFile], spec: QuantSpec, tick: Callable[[int], Any]
+) -> Iterator[Mapping[str, Tensor]]:
+    """The file's tensors; those of one of the model's at a time."""
+    import torch
+
+    from .memory import Trimmer
+
+    row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
+    for each in rows:
+        tensor = authors.read(each.part, src, files)
+        name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
+        yield row.write(name, row.encode(name, tensor, spec)) if each.quantized else {name: tensor}
+        del tensor
+        trimmer.add(nbytes)
+        tick(nbytes)
+    yield {key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype)) for key, part in _whole_file(spec).items()}
+
+
+def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:
+    return backends.get(spec.scheme.backend).layout(spec, shape, dtype)
+
+
+def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     from .encoding import encode
 
-    return backends.get("bnb").write(name, encode(name, tensor, spec))
+    return encode(name, tensor, spec)
 
 
-def _float8(name: str, tensor: Tensor, spec: QuantSpec) -> Mapping[str, Tensor]:
+def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
+    return backends.get("bnb").write(name, packed)
+
+
+def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:
+    return {"codes": Part(dtype="float8_e4m3fn", shape=shape), "scale": Part(dtype="float32", shape=())}
+
+
+def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     import torch
 
     from .encoding import require_finite
@@ -138,13 +189,17 @@ def _float8(name: str, tensor: Tensor, spec: QuantSpec) -> Mapping[str, Tensor]:
     if scale == 0:
         scale = torch.ones_like(scale)
     codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    return {name: codes, name.removesuffix("weight") + "scale_weight": scale}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    described = PackedSpec(scheme=spec.scheme.name, shape=tuple(tensor.shape), dtype=dtype)
+    return Packed(spec=described, parts={"codes": codes, "scale": scale})
 
 
-def _int8(name: str, tensor: Tensor, spec: QuantSpec) -> Mapping[str, Tensor]:
-    from .encoding import encode
+def _float8(name: str, packed: Packed) -> Mapping[str, Tensor]:
+    return {name: packed.parts["codes"], name.removesuffix("weight") + "scale_weight": packed.parts["scale"]}
 
-    parts, stem = encode(name, tensor, spec).parts, name.removesuffix("weight")
+
+def _int8(name: str, packed: Packed) -> Mapping[str, Tensor]:
+    parts, stem = packed.parts, name.removesuffix("weight")
     scale = parts["scale"].float().reshape(-1, 1)
     return {name: parts["data"], stem + "weight_scale": scale, stem + "comfy_quant": _line("int8_tensorwise")}
 
@@ -155,13 +210,29 @@ def _line(kind: str) -> Tensor:
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
-def _whole_file(spec: QuantSpec) -> Mapping[str, Tensor]:
-    import torch
+def _whole_file(spec: QuantSpec) -> dict[str, Part]:
+    """What the file has beside the model's tensors."""
+    return {"scaled_fp8": Part(dtype="float8_e4m3fn", shape=(2,))} if spec.scheme.name == "fp8" else {}
 
-    return {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)} if spec.scheme.name == "fp8" else {}
+
+@dataclass(frozen=True)
+class _Scheme:
+    """How weights are written.
+
+    Attributes:
+        layout: the parts of a packed weight before there are any, as `Backend.layout`.
+        encode: the packed weight of a name, tensor and spec.
+        write: the file's tensors for a name and a packed weight, which may be on the meta device.
+    """
+
+    layout: Callable[[QuantSpec, tuple[int, ...], str], Mapping[str, Part]]
+    encode: Callable[[str, Tensor, QuantSpec], Packed]
+    write: Callable[[str, Packed], Mapping[str, Tensor]]
 
 
-# How a weight is written: its name, the float weight, the scheme -> the file's tensors.
-SCHEMES: Mapping[str, Callable[[str, Tensor, QuantSpec], Mapping[str, Tensor]]] = {
-    "nf4": _bitsandbytes, "fp4": _bitsandbytes, "fp8": _float8, "qint8": _int8,
-}  # fmt: skip
+SCHEMES: Mapping[str, _Scheme] = {
+    "nf4": _Scheme(_layout, _encode, _bitsandbytes),
+    "fp4": _Scheme(_layout, _encode, _bitsandbytes),
+    "fp8": _Scheme(_float8_layout, _float8_encode, _float8),
+    "qint8": _Scheme(_layout, _encode, _int8),
+}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,27 @@ def test_a_weight_that_is_not_a_number(scheme: str, sd: Path, tmp_path: Path) ->
     with pytest.raises(BadFileError, match=r"attn1\.to_q"):
         single_files.quantize_file(tmp_path / "unet.safetensors", scheme, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Not the quantized model either: the header is written before there is any of it."""
+    seen: list[weakref.ref[Any]] = []
+    real, row = single_files.authors.read, single_files.SCHEMES[scheme]
+
+    def held(value: Any) -> Any:
+        seen.append(weakref.ref(value))
+        return value
+
+    def read(*values: Any) -> Any:
+        assert not any(ref() is not None for ref in seen)
+        return held(real(*values))
+
+    monkeypatch.setattr(single_files.authors, "read", read)
+    packing = dataclasses.replace(row, encode=lambda *values: held(row.encode(*values)))
+    monkeypatch.setattr(single_files, "SCHEMES", {scheme: packing})
+    single_files.quantize_file(flux, scheme, tmp_path / "f.safetensors", progress=False)
+    assert len(seen) > 50 and sdquant.verify(tmp_path / "f.safetensors").quant == scheme
 
 
 def test_options_and_other_schemes_are_written_as_before() -> None:

@@ -29,9 +29,9 @@ def grids() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Write the file."""
-    from sdquant.formats import safetensors
+    from sdquant.formats import safetensors_write
 
-    safetensors.write(TARGET, grids(), {"source": "ggml-common.h, by way of the package gguf"})
+    safetensors_write.write(TARGET, grids(), {"source": "ggml-common.h, by way of the package gguf"})
 
 
 if __name__ == "__main__":

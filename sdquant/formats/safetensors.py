@@ -1,4 +1,4 @@
-"""safetensors: a strict header reader, the open file, and a writer that aligns.
+"""safetensors: a strict header reader, and the open file.
 
 The header is read here so that detection needs neither torch nor the weights; the tensors themselves come through the
 safetensors library, which parses the header once more with its own checks.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from .. import jsonline
 from ..backends.base import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
-from ..writing import whole_file
 from .base import TensorFile
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ DTYPES: Mapping[str, str] = MappingProxyType(
 )  # fmt: skip
 
 NAMES: Mapping[str, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
-ALIGN = 64  # bytes; of the tensors in the files that are written here
 
 # What else has been found under the name of a safetensors file.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -198,57 +195,6 @@ def _opened(path: Path) -> Any:
         return safe_open(str(path), framework="pt")
     except (SafetensorError, OSError) as error:
         raise _bad(path, str(error)) from error
-
-
-@dataclass(frozen=True)
-class Later:
-    """A tensor to be written that does not exist yet: one at a time is made.
-
-    Attributes:
-        form: a tensor on the meta device of its shape and dtype.
-        make: what makes it.
-    """
-
-    form: Tensor
-    make: Callable[[], Tensor]
-
-
-def write(path: Path, tensors: Mapping[str, Tensor | Later], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file, whole or not at all.
-
-    The library would do, but for the places of the tensors: it puts them anywhere, and kernels that need aligned
-    weights would have to copy them out of the mapped file. Here every tensor whose size is a multiple of 64 bytes
-    begins at such a multiple, which is as far as a format without gaps allows.
-
-    Raises:
-        DiskSpaceError, ConflictError: see `whole_file`.
-    """
-    forms = {key: tensor.form if isinstance(tensor, Later) else tensor for key, tensor in tensors.items()}
-    order = sorted(forms, key=lambda key: (_bytes(forms[key]) % ALIGN > 0, -forms[key].itemsize, key))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for key in order:
-        tensor = forms[key]
-        begin, end = end, end + _bytes(tensor)
-        name = NAMES[str(tensor.dtype).removeprefix("torch.")]
-        header[key] = {"dtype": name, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-(8 + len(raw)) % ALIGN)
-    with whole_file(path, 8 + len(raw) + end) as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for key in order:
-            one = tensors[key]
-            file.write(_data(one.make() if isinstance(one, Later) else one))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
-
-
-def _data(tensor: Tensor) -> memoryview:
-    import torch
-
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def total(infos: Iterable[TensorInfo]) -> int:

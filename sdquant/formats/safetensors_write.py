@@ -1,0 +1,90 @@
+"""Writing safetensors: aligned, whole or not at all, and one tensor at a time where the caller has no more.
+
+The library would do, but for two things. It wants all tensors at once. And it puts them anywhere, so that kernels that
+need aligned weights would have to copy them out of the mapped file: here every tensor whose size is a multiple of 64
+bytes begins at such a multiple, which is as far as a format without gaps allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..backends.base import Part
+from ..writing import whole_file
+from .safetensors import NAMES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGN = 64  # bytes
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        DiskSpaceError, ConflictError, SettingsError: see `whole_file`.
+    """
+    write_parts(path, {key: part_of(tensor) for key, tensor in tensors.items()}, [tensors], metadata)
+
+
+def write_parts(
+    path: Path, parts: Mapping[str, Part], tensors: Iterable[Mapping[str, Tensor]], metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file whose tensors come a few at a time, in any order.
+
+    Args:
+        parts: the file's tensors by key, before there are any; tensors: each of them once.
+
+    Raises:
+        ValueError: a tensor is not one of `parts`, or one of them has not come. Else as `write`.
+    """
+    header, places, end = _header(parts, metadata)
+    with whole_file(path, len(header) + end) as file:
+        file.write(header)
+        for some in tensors:
+            for key in sorted(some, key=lambda key: places.get(key, -1)):
+                if parts.get(key) != part_of(some[key]) or key not in places:
+                    raise ValueError(f"tensor {key!r} is {part_of(some[key])}, and was to be {parts.get(key)}")
+                file.seek(len(header) + places.pop(key))
+                file.write(_data(some[key]))
+            del some  # before the next are made
+        if places:
+            raise ValueError(f"tensor {min(places)!r} was to be written and has not come")
+
+
+def part_of(tensor: Tensor) -> Part:
+    """What a header says of a tensor, which may be on the meta device."""
+    return Part(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
+def _header(parts: Mapping[str, Part], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
+    """The file's beginning, where each tensor's data begins behind it, and where the last ends."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    places: dict[str, int] = {}
+    end = 0
+    for key in sorted(parts, key=lambda key: _order(key, parts[key])):
+        part = parts[key]
+        places[key], end = end, end + part.nbytes
+        header[key] = {"dtype": NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [places[key], end]}
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-(8 + len(raw)) % ALIGN)
+    return len(raw).to_bytes(8, "little") + raw, places, end
+
+
+def _order(key: str, part: Part) -> tuple[bool, int, str]:
+    """What is a multiple of the alignment first; of the rest, the dtypes with the largest numbers."""
+    return part.nbytes % ALIGN > 0, -_itemsize(part), key
+
+
+def _itemsize(part: Part) -> int:
+    return Part(dtype=part.dtype, shape=(1,)).nbytes
+
+
+def _data(tensor: Tensor) -> memoryview:
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
