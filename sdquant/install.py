@@ -12,7 +12,7 @@ from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .memory import Trimmer
-from .reading import read_weight
+from .reading import AGAIN, NOT_FINITE, finite, read_weight, require_sound
 from .rows import cut
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .formats.source import Source
 
 log = logging.getLogger(__name__)
+
+# Values of a plain tensor up to which they are all looked at while it is loaded: norms and biases. Larger ones may be
+# gigabytes that are mapped and not read before they are used; `verify` looks at those.
+SMALL = 1 << 16
 
 
 class Installer:
@@ -86,6 +90,7 @@ class Installer:
         wanted = self.model.get_parameter(name)
         try:
             packed = _read(found, src, tuple(wanted.shape), get)
+            require_sound(found, packed)
         except BadFileError as error:
             file = src.home[next(iter(found.keys.values()))]
             raise BadFileError(f"{file} was to be loaded: {error.what}", error.why, error.fix) from error
@@ -104,14 +109,15 @@ class Installer:
         """A plain tensor in the shape of the model's tensor called `name`.
 
         Raises:
-            BadFileError: it is not that one's.
+            BadFileError: it is not that one's; it is small, and has a NaN or an infinity in it.
         """
+        what = f"Tensor {key!r}{f' of {file}' if file is not None else ''} was to be loaded"
         wanted = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
         if why is not None:
-            place = f" of {file}" if file is not None else ""
-            fix = "Check that the weights and the config belong together"
-            raise BadFileError(f"Tensor {key!r}{place} was to be loaded", why, fix)
+            raise BadFileError(what, why, "Check that the weights and the config belong together")
+        if name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
+            raise BadFileError(what, NOT_FINITE, AGAIN)
         return tensor.reshape(wanted.shape)
 
     def _module(self, name: str) -> nn.Module:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Get = Callable[[str], "Tensor"]
 
-_FIX = "Download the file again, or quantize the model again"
+AGAIN = "Download the file again, or quantize the model again"
+NOT_FINITE = "it has values that are not finite"
+_CHUNK = 1 << 22  # values looked at together
 
 
 def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
@@ -45,6 +47,22 @@ def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | 
         raise _bad(found.name, f"its parts do not belong together: {error!r}") from error
     _check_scales(backend, found, packed.parts)
     return packed
+
+
+def require_sound(found: Found, packed: Packed) -> None:
+    """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
+    if not backends.of_scheme(found.scheme).sound(packed):
+        key = next(iter(found.keys.values()))
+        raise _bad(key, f"it is in {found.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether none of a tensor's values is NaN or infinite; looked at in chunks."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return True
+    return all(bool(torch.isfinite(chunk.float()).all()) for chunk in torch.split(tensor.reshape(-1), _CHUNK))
 
 
 def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
@@ -88,4 +106,4 @@ def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -
 
 
 def _bad(name: str, why: str) -> BadFileError:
-    return BadFileError(f"Tensor {name!r} was read", why, _FIX)
+    return BadFileError(f"Tensor {name!r} was read", why, AGAIN)

@@ -15,15 +15,13 @@ from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
 from .formats import families
 from .formats.strays import refuse_strays
-from .reading import read_weight
+from .reading import NOT_FINITE, finite, read_weight, require_sound
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .formats.base import TensorFile
     from .formats.source import Source
-
-_CHUNK = 1 << 22  # values looked at together
 
 
 def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
@@ -126,6 +124,7 @@ class _Contents:
             wanted = self._parameter(found.name)
             shape = tuple(wanted.shape) if wanted is not None else None
             packed = read_weight(found, self.src.specs.get(found.name), shape, self._get)
+            require_sound(found, packed)
             for part, tensor in packed.parts.items():
                 self._finite(found.keys[part], tensor)
             weight = backends.of_scheme(found.scheme).decode(packed, torch.float32)
@@ -141,13 +140,8 @@ class _Contents:
         return []
 
     def _finite(self, name: str, tensor: Tensor) -> None:
-        import torch
-
-        if not tensor.is_floating_point():
-            return
-        for chunk in torch.split(tensor.reshape(-1), _CHUNK):
-            if not bool(torch.isfinite(chunk.float()).all()):
-                raise self._bad(name, "it has values that are not finite")
+        if not finite(tensor):
+            raise self._bad(name, NOT_FINITE)
 
     def _file(self, name: str) -> Path:
         found = self.src.found.get(name)

@@ -22,6 +22,7 @@ from sdquant.errors import BadFileError, SdquantError, UnsupportedFileError
 from sdquant.formats.gguf_types import TYPES as TYPE_ROWS
 from sdquant.formats.gguf_write import write_gguf
 
+from . import layouts
 from .foreign import WEIGHTS
 from .malformed import tiny
 
@@ -143,7 +144,7 @@ class TestScales:
         block = {"NaN": blocks - 1, "infinity": 0}.get(value, blocks // 2)
         data[block * size + at : block * size + at + 2] = struct.pack("<H", NO_NUMBERS[value])
         model.put(NAME, data=bytes(data))
-        _refused(sdquant.verify, model.write(tmp_path / "model"), NAME, "not finite")
+        _refused_scale(model.write(tmp_path / "model"), kind)
 
     @pytest.mark.parametrize("half", [0x7E00, 0x7C00, 0xFC00])
     def test_iq1_m(self, half: int, quantized: Callable[[str], Model], tmp_path: Path) -> None:
@@ -155,14 +156,78 @@ class TestScales:
             low = struct.unpack_from("<H", data, at)[0] & 0x0FFF
             struct.pack_into("<H", data, at, low | (half >> 4 * number & 15) << 12)
         model.put(NAME, data=bytes(data))
-        _refused(sdquant.verify, model.write(tmp_path / "model"), NAME, "not finite")
+        _refused_scale(model.write(tmp_path / "model"), "iq1_m")
 
-    def test_mxfp4(self, quantized: Callable[[str], Model], tmp_path: Path) -> None:
+    @pytest.mark.parametrize("exponent", [0xFF, 0xFE])
+    def test_mxfp4(self, exponent: int, quantized: Callable[[str], Model], tmp_path: Path) -> None:
+        """E8M0's NaN, and a power of two with which the largest codes are infinite; in the last block."""
         model = quantized("mxfp4")
         data = bytearray(model.rows[NAME].data)
-        data[17 * 5 : 17 * 6] = b"\xff" * 17  # E8M0's NaN, and the largest codes
+        data[-17:] = bytes([exponent]) + b"\x77" * 16
         model.put(NAME, data=bytes(data))
-        _refused(sdquant.verify, model.write(tmp_path / "model"), NAME, "not finite")
+        _refused_scale(model.write(tmp_path / "model"), "mxfp4")
+
+    @pytest.mark.parametrize("scale", [0x7F, 0xFF])
+    @pytest.mark.parametrize("place", range(4))
+    def test_nvfp4(self, place: int, scale: int, quantized: Callable[[str], Model], tmp_path: Path) -> None:
+        """E4M3 has no infinity; ggml takes its NaN for 0, which is not what was written."""
+        model = quantized("nvfp4")
+        data = bytearray(model.rows[NAME].data)
+        data[len(data) - 36 + place] = scale
+        model.put(NAME, data=bytes(data))
+        _refused_scale(model.write(tmp_path / "model"), "nvfp4")
+
+    @pytest.mark.parametrize("kind", TYPES)
+    def test_the_largest_numbers_are_numbers(
+        self, kind: str, quantized: Callable[[str], Model], tmp_path: Path
+    ) -> None:
+        """The control: the last before infinity, with either sign where there is one."""
+        model = quantized(kind)
+        data, size = bytearray(model.rows[NAME].data), TYPE_ROWS[kind].nbytes
+        for at in HALVES[kind][1] if kind in HALVES else ():
+            data[len(data) - size + at : len(data) - size + at + 2] = struct.pack("<H", 0x7BFF)
+            data[at : at + 2] = struct.pack("<H", 0xFBFF)
+        if kind == "iq1_m":
+            for number, bits in enumerate((0xF, 0xF, 0xB, 0x7)):
+                data[len(data) - 7 + 2 * number] = data[len(data) - 7 + 2 * number] & 0x0F | bits << 4
+        if kind == "mxfp4":
+            data[-17] = 252
+        if kind == "nvfp4":
+            data[-36:-32] = b"\x7e" * 4
+        model.put(NAME, data=bytes(data))
+        path = model.write(tmp_path / "model")
+        assert sdquant.verify(path).quant == kind
+        assert (sdquant.load_model(path, progress=False)).sdquant.plan.components[0].scheme == kind
+
+    def test_the_rows_of_a_fused_weight(self, flux: Path, tmp_path: Path) -> None:
+        """The layers are some rows of what the file has, which the error names; each row is looked at in its layer."""
+        state = layouts.bfl(layouts.weights(flux / "transformer"))
+        name = "double_blocks.0.img_attn.qkv.weight"
+        out, columns = state[name].shape
+        for row in (None, 0, out // 2, out - 1):
+            rows = {}
+            for key, tensor in state.items():
+                if key != name:
+                    rows[key] = Row(tuple(tensor.shape), "bf16", tensor.view(torch.uint8).numpy().tobytes())
+                    continue
+                blocks = bytearray((b"\x00\x3c" + bytes(32)) * (tensor.numel() // 32))
+                if row is not None:
+                    blocks[row * columns // 32 * 34 + 1] = 0x7C
+                rows[key] = Row((out, columns), "q8_0", bytes(blocks))
+            config = json.loads((flux / "transformer" / "config.json").read_text())
+            path = Model(rows, {"general.architecture": "flux"}, config).write(tmp_path / "model")
+            if row is None:
+                sdquant.load_model(path, progress=False)
+            else:
+                _refused(sdquant.load_model, path, name, "q8_0", "not finite")
+
+
+def _refused_scale(path: Path, kind: str) -> None:
+    """By whom it is looked into, and by whom it is loaded; the headers show nothing."""
+    assert sdquant.detect(path).prequantized
+    sdquant.plan(path)
+    for call in (sdquant.verify, sdquant.load_model):
+        _refused(call, path, NAME, kind, "not finite")
 
 
 def _turned(model: Model) -> None:
@@ -255,6 +320,7 @@ def test_a_plain_number_that_is_none(
             sdquant.verify(path)
         else:
             _refused(sdquant.verify, path, name, "not finite")
+            _refused(sdquant.load_model, path, name, "not finite")
 
 
 def test_a_type_that_nothing_decodes(plain: Model, tmp_path: Path) -> None:

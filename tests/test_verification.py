@@ -172,6 +172,8 @@ class TestDamaged:
                 file.seek(info.offset)
                 file.write(b"\xff\xff" * (info.nbytes // 2))
         _fault(path, "'conv_norm_out.bias'", "not finite")
+        with pytest.raises(BadFileError, match=r"'conv_norm_out\.bias' of .*not finite"):  # it is small
+            sdquant.load_model(path.parent, progress=False)
 
     def test_a_scale_inside_a_gguf_block(self, copy: Callable[..., Path]) -> None:
         path = copy("q8_0")

@@ -290,6 +290,14 @@ class Backend(ABC):
         """The same weight, decoding to the same bits, packed by row where it can be: rows of it are to be taken."""
         return packed
 
+    def sound(self, packed: Packed) -> bool:
+        """Whether the scales that lie among the codes, if any do, are finite numbers.
+
+        Asked of every weight that a file holds before it is used, so it must be fast and copy little. Parts that are
+        float tensors, and their signs, are looked at elsewhere.
+        """
+        return True
+
     # The library's own modules, for schemes whose `runtimes` name "library".
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None = None) -> nn.Module:

@@ -101,6 +101,8 @@ class GGUF(Backend):
         """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
         import torch
 
+        from ._gguf_scales import finite
+
         shape = tuple(weight.shape)
         dtype = str(weight.dtype).removeprefix("torch.")
         part = self.layout(spec, shape, dtype)["blocks"]
@@ -109,7 +111,7 @@ class GGUF(Backend):
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
-        if not _finite(blocks, kind):
+        if not (bool(torch.isfinite(blocks).all()) if TYPES[kind].dtype else finite(kind, blocks)):
             raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
         return Packed(
             spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={"blocks": blocks}
@@ -135,6 +137,11 @@ class GGUF(Backend):
 
     def by_row(self, packed: Packed) -> bool:
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
+
+    def sound(self, packed: Packed) -> bool:
+        from ._gguf_scales import finite
+
+        return finite(packed.spec.details["type"], packed.parts["blocks"])
 
     # Files: a GGUF file has one tensor per weight, under the weight's own name.
 
@@ -176,32 +183,6 @@ class GGUF(Backend):
             )
         spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
         return Packed(spec=spec, parts={"blocks": blocks})
-
-
-def _finite(blocks: Tensor, kind: str) -> bool:
-    """Whether decoding gives finite numbers: floats themselves, or the half-precision scales at their places."""
-    import torch
-
-    if TYPES[kind].dtype:
-        return bool(torch.isfinite(blocks).all())
-    if kind == "mxfp4":
-        return bool((blocks[:, 0] < _E8M0_LARGEST).all())
-    if kind == "iq1_m":
-        from ._gguf_iq import iq1_m_scale
-
-        return bool(torch.isfinite(iq1_m_scale(blocks)).all())
-    halves = [blocks[:, at : at + 2].contiguous().view(torch.float16) for at in _SCALES[kind]]
-    return all(bool(torch.isfinite(half).all()) for half in halves)
-
-
-_E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN
-# Byte offsets of the half-precision scales (and minimums) in a block. Without any: the scale is always finite.
-_SCALES: Mapping[str, tuple[int, ...]] = {
-    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
-    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
-    "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,), "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,),
-    "iq1_s": (0,), "tq2_0": (64,), "tq1_0": (52,), "mxfp4": (), "nvfp4": (),
-}  # fmt: skip
 
 
 def _encode(weight: Tensor, kind: str) -> Tensor:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdquant import backends
 from sdquant.backends import _gguf_decode
 from sdquant.backends._gguf_mixes import BASES, FILE_TYPES
+from sdquant.backends._gguf_scales import HALVES
 from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
-from sdquant.backends.gguf import _SCALES, BACKEND, dominant, mix_type, undecodable
+from sdquant.backends.gguf import BACKEND, dominant, mix_type, undecodable
 from sdquant.errors import BackendUnavailableError, BadFileError
 from sdquant.formats.gguf import GGUFFile, write_gguf
 from sdquant.formats.gguf_types import TYPES
@@ -47,7 +48,7 @@ def random_blocks(name: str, count: int) -> torch.Tensor:
         blocks[:, 55] &= 0xBF
     if name == "mxfp4":  # nor powers of two at the end of float32
         blocks[:, 0].clamp_(max=250)
-    for at in _SCALES.get(name, ()):
+    for at in HALVES.get(name, ()):
         scales = torch.randint(-32768, 32768, (count, 1), generator=generator).to(torch.int16).view(torch.float16)
         blocks[:, at : at + 2] = torch.where(scales.isfinite(), scales, torch.zeros_like(scales)).view(torch.uint8)
     return blocks

@@ -1,0 +1,50 @@
+"""Whether the scales inside GGUF blocks are finite numbers: all that can be wrong with the contents of a block.
+
+A block's codes stand for numbers whatever their bits are. Its scales are numbers in half precision (and minimums beside
+them), and in two types an exponent of a byte (E8M0) or four floats of a byte (E4M3). They are looked at where they lie,
+in views with strides, so that a mapped file is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ._gguf_iq import iq1_m_scale
+
+_CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB
+_E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN
+_E4M3_NAN = 0x7F  # without the sign, which NVFP4's scales do not have
+
+# Byte offsets in a block.
+HALVES: Mapping[str, tuple[int, ...]] = {
+    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+    "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,), "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,),
+    "iq1_s": (0,), "tq2_0": (64,), "tq1_0": (52,),
+}  # fmt: skip
+
+
+def finite(kind: str, blocks: Tensor) -> bool:
+    """Whether all scales and minimums of `blocks`, uint8 [n, bytes per block] of type `kind`, are finite."""
+    return all(_finite(kind, chunk) for chunk in torch.split(blocks, _CHUNK) if len(chunk))
+
+
+def _finite(kind: str, blocks: Tensor) -> bool:
+    if kind in _OTHERS:
+        return _OTHERS[kind](blocks)
+    return all(_all_finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    low, high = torch.aminmax(numbers)  # unlike isfinite, without a tensor of answers
+    return bool(low > -torch.inf) and bool(high < torch.inf)  # NaN is neither
+
+
+_OTHERS: Mapping[str, Callable[[Tensor], bool]] = {
+    "iq1_m": lambda blocks: _all_finite(iq1_m_scale(blocks)),
+    "mxfp4": lambda blocks: bool(blocks[:, 0].max() < _E8M0_LARGEST),
+    "nvfp4": lambda blocks: bool((blocks[:, :4] & _E4M3_NAN).max() < _E4M3_NAN),
+}
