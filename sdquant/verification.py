@@ -143,11 +143,12 @@ class _Contents:
     def _finite(self, name: str, tensor: Tensor) -> None:
         import torch
 
+        from .encoding import finite
+
         if not tensor.is_floating_point():
             return
-        for chunk in torch.split(tensor.reshape(-1), _CHUNK):
-            if not bool(torch.isfinite(chunk.float()).all()):
-                raise self._bad(name, "it has values that are not finite")
+        if not all(finite(chunk) for chunk in torch.split(tensor.reshape(-1), _CHUNK)):
+            raise self._bad(name, "it has values that are not finite")
 
     def _file(self, name: str) -> Path:
         found = self.src.found.get(name)

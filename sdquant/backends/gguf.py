@@ -205,7 +205,11 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
 
 
 def _encode(weight: Tensor, kind: str) -> Tensor:
-    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels."""
+    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels.
+
+    Raises:
+        Unfit: the weights are not all finite.
+    """
     import torch
 
     try:
@@ -223,6 +227,9 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     for start in range(0, len(blocks), step):
         part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
         # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
+        low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
+        if not (low > -torch.inf and high < torch.inf):
+            raise Unfit("it has weights that are NaN or infinite")
         made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
         blocks[start : start + step] = torch.from_numpy(made)
     return blocks
