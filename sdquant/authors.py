@@ -120,6 +120,11 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
     return [replace(one, sources=tuple(keys[source] for source in one.sources)) for one in parts]
 
 
+def told(part: Written) -> str:
+    """The tensor's name for who has the source, and may have to skip it."""
+    return part.sources[0] if len(part.sources) == 1 else part.name
+
+
 def dtype_of(part: Written, src: Source) -> str:
     """The dtype of what `read` gives."""
     import torch

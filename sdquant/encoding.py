@@ -8,6 +8,8 @@ import torch
 
 from . import backends
 from .errors import BadFileError
+from .finite import finite
+from .selection import skipped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,9 +38,20 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
 
 def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
     """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
-    if not bool(torch.isfinite(scales).all()):
+    if not finite(scales):
         raise BadFileError(
             f"Weight {name!r} was to be quantized to {spec}",
             "it has values that are not a number, infinite, or too large for the scheme's scales",
             f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+        )
+
+
+def refuse_not_finite(name: str, tensor: Tensor, spec: QuantSpec, skip: tuple[str, ...]) -> None:
+    """Raise BadFileError if a tensor that stays as it is, in a model quantized to `spec`, has a value that is NaN or
+    infinite: one in a norm breaks a picture as one in a weight does. What is skipped is not looked at."""
+    if tensor.is_floating_point() and not skipped(name, skip) and not finite(tensor):
+        raise BadFileError(
+            f"{name!r} of a model that was to be quantized to {spec}",
+            "it has values that are not a number, or infinite",
+            f"Get the model from its source again, or take it as it is: skip={name.rpartition('.')[0]!r}",
         )

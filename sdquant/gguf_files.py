@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import authors, backends, planner
 from .backends._gguf_mixes import FILE_TYPES
-from .backends.base import QuantSpec
+from .backends.base import QuantSpec, Unfit
 from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
@@ -190,19 +190,34 @@ def _rows(
             type_ = _type_of(part.name, shape, dtype, spec, kind)
 
         def data(part: Written = part, type_: str = type_) -> Tensor:
-            return _data(part, type_, src, files)
+            return _data(part, type_, src, files, spec, skip)
 
         yield part.name, shape, type_, data
 
 
-def _data(part: Written, type_: str, src: Source, files: Any) -> Tensor:
-    """The numbers or blocks of a tensor as the file holds them."""
+def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, skip: tuple[str, ...]) -> Tensor:
+    """The numbers or blocks of a tensor as the file holds them.
+
+    Raises:
+        BadFileError: it has values that are not finite, or are not in its type.
+    """
     import torch
 
-    tensor = authors.read(part, src, files)
+    from .encoding import refuse_not_finite
+
+    tensor, name = authors.read(part, src, files), authors.told(part)
     if TYPES[type_].dtype:
-        return tensor.to(getattr(torch, str(TYPES[type_].dtype)))
-    return backends.get("gguf").encode(tensor, backends.parse(type_)).parts["blocks"]
+        tensor = tensor.to(getattr(torch, str(TYPES[type_].dtype)))
+        refuse_not_finite(name, tensor, spec, skip)
+        return tensor
+    try:
+        return backends.get("gguf").encode(tensor, backends.parse(type_)).parts["blocks"]
+    except Unfit as error:
+        raise BadFileError(
+            f"Weight {name!r} was to be quantized to {type_}",
+            str(error),
+            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+        ) from error
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:

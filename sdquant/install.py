@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from . import backends, components
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
+from .finite import finite
 from .layers import kind_of, quantized_layer
 from .memory import Trimmer
-from .reading import AGAIN, NOT_FINITE, finite, read_weight, require_sound
+from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .rows import cut
 
 if TYPE_CHECKING:
@@ -40,17 +41,20 @@ class Installer:
         self.unexpected: list[str] = []
         self.trimmer = Trimmer()
 
-    def plain(self, key: str, tensor: Tensor, file: Path | None = None) -> None:
+    def plain(self, key: str, tensor: Tensor, file: Path | None = None, *, as_it_is: bool = False) -> None:
         """A float (or other unquantized) tensor, and all parameters that are tied to it.
 
         Args:
-            file: it is from, for the error.
+            file: it is from, for the error. as_it_is: its values are not looked at; else those of small ones are.
         """
         name = components.model_name(key, self.known)
         if name is None:
             self.unexpected.append(key)
             return
-        components.set_tensor(self.model, self._names(name), self._fitted(key, name, tensor, file))
+        fitted = self._fitted(key, name, tensor, file)
+        if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
+            raise BadFileError(_asked(key, file), NOT_FINITE, AGAIN)
+        components.set_tensor(self.model, self._names(name), fitted)
 
     def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
         """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
@@ -109,15 +113,12 @@ class Installer:
         """A plain tensor in the shape of the model's tensor called `name`.
 
         Raises:
-            BadFileError: it is not that one's; it is small, and has a NaN or an infinity in it.
+            BadFileError: it is not that one's.
         """
-        what = f"Tensor {key!r}{f' of {file}' if file is not None else ''} was to be loaded"
         wanted = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
         if why is not None:
-            raise BadFileError(what, why, "Check that the weights and the config belong together")
-        if name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
-            raise BadFileError(what, NOT_FINITE, AGAIN)
+            raise BadFileError(_asked(key, file), why, "Check that the weights and the config belong together")
         return tensor.reshape(wanted.shape)
 
     def _module(self, name: str) -> nn.Module:
@@ -143,6 +144,10 @@ class Installer:
                 len(self.unexpected),
                 self.unexpected[0],
             )
+
+
+def _asked(key: str, file: Path | None) -> str:
+    return f"Tensor {key!r}{f' of {file}' if file is not None else ''} was to be loaded"
 
 
 def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:

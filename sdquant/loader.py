@@ -136,7 +136,7 @@ def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn
     for part in made.components:
         src = made.detected.sources["." if part.name == "model" else part.name]
         if cache is None or part.action != "encode":
-            parts[part.name] = build(part, src, made, tick)
+            parts[part.name] = build(part, src, made, tick, asked.skip)
             continue
         place = cache.place(part, src, made.dtype, made.device, progress=asked.progress)
         kept = cache.found(place, src)
@@ -147,19 +147,28 @@ def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn
                 continue
             except BadFileError as error:
                 cache.drop(place, str(error))
-        parts[part.name] = build(part, src, made, tick)
+        parts[part.name] = build(part, src, made, tick, asked.skip)
         cache.keep(place, parts[part.name], used.values())
     return parts, tuple(used)
 
 
-def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Tick) -> nn.Module:
-    """One component, its weights read one at a time, quantized ones packed as they come."""
+def build(
+    part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Tick, skip: tuple[str, ...] = ()
+) -> nn.Module:
+    """One component, its weights read one at a time, quantized ones packed as they come.
+
+    Args:
+        skip: what was asked to be taken as it is.
+    """
     from . import components
+    from .encoding import refuse_not_finite
     from .install import Installer
     from .quantizer import quantize_module
+    from .selection import skipped
 
     model = components.empty(*_class_of(src), src.config)
-    encode = {weight.name for weight in part.weights} if part.action == "encode" and part.mode == "pre" else set()
+    chosen = {weight.name for weight in part.weights}
+    encode = chosen if part.action == "encode" and part.mode == "pre" else set()
     install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
     files, ahead = src.open(), Readahead(src.files)
 
@@ -173,7 +182,9 @@ def build(part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Ti
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:
-                install.plain(key, tensor, src.home[key])
+                if part.spec is not None and part.action == "encode" and key not in chosen:
+                    refuse_not_finite(key, tensor, part.spec, skip)
+                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip))
             done(info.nbytes)
         for name, found in src.found.items():
             install.found(found, src, files, part.spec)

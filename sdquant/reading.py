@@ -19,7 +19,6 @@ Get = Callable[[str], "Tensor"]
 
 AGAIN = "Download the file again, or quantize the model again"
 NOT_FINITE = "it has values that are not finite"
-_CHUNK = 1 << 22  # values looked at together
 
 
 def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
@@ -54,15 +53,6 @@ def require_sound(found: Found, packed: Packed) -> None:
     if not backends.of_scheme(found.scheme).sound(packed):
         key = next(iter(found.keys.values()))
         raise _bad(key, f"it is in {found.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
-
-
-def finite(tensor: Tensor) -> bool:
-    """Whether none of a tensor's values is NaN or infinite; looked at in chunks."""
-    import torch
-
-    if not tensor.is_floating_point():
-        return True
-    return all(bool(torch.isfinite(chunk.float()).all()) for chunk in torch.split(tensor.reshape(-1), _CHUNK))
 
 
 def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:

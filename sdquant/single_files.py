@@ -80,7 +80,7 @@ def quantize_file(
     try:
         with authors.bar(total, spec, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
-            safetensors_write.write_parts(goal, parts, _tensors(rows, src, files, spec, tick), metadata)
+            safetensors_write.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
     finally:
         for file in files.values():
             file.close()
@@ -142,18 +142,28 @@ def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dic
 
 
 def _tensors(
-    rows: list[_Row], src: Source, files: Mapping[Path, TensorFile], spec: QuantSpec, tick: Callable[[int], Any]
+    rows: list[_Row],
+    src: Source,
+    files: Mapping[Path, TensorFile],
+    spec: QuantSpec,
+    skip: tuple[str, ...],
+    tick: Callable[[int], Any],
 ) -> Iterator[Mapping[str, Tensor]]:
     """The file's tensors; those of one of the model's at a time."""
     import torch
 
+    from .encoding import refuse_not_finite
     from .memory import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
     for each in rows:
         tensor = authors.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
-        yield row.write(name, row.encode(name, tensor, spec)) if each.quantized else {name: tensor}
+        if each.quantized:
+            yield row.write(name, row.encode(authors.told(each.part), tensor, spec))
+        else:
+            refuse_not_finite(authors.told(each.part), tensor, spec, skip)
+            yield {name: tensor}
         del tensor
         trimmer.add(nbytes)
         tick(nbytes)
@@ -221,7 +231,7 @@ class _Scheme:
 
     Attributes:
         layout: the parts of a packed weight before there are any, as `Backend.layout`.
-        encode: the packed weight of a name, tensor and spec.
+        encode: the packed weight of a name (for errors), tensor and spec.
         write: the file's tensors for a name and a packed weight, which may be on the meta device.
     """
 

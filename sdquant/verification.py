@@ -13,9 +13,10 @@ from . import backends
 from .backends.base import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
+from .finite import finite
 from .formats import families
 from .formats.strays import refuse_strays
-from .reading import NOT_FINITE, finite, read_weight, require_sound
+from .reading import NOT_FINITE, read_weight, require_sound
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

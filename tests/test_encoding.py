@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, demo
+from sdquant import backends, demo, gguf_files, single_files
 from sdquant.backends.base import Unfit
 from sdquant.encoding import encode
 
@@ -40,6 +41,41 @@ def test_of_a_file(mode: str, tmp_path: Path) -> None:
     with pytest.raises(sdquant.BadFileError, match=name):
         sdquant.load_model(tmp_path, "nf4", mode=mode, progress=False)
     sdquant.load_model(tmp_path, "nf4", mode=mode, skip=["single_transformer_blocks.0.proj_mlp"], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("up_blocks.0.resnets.0.norm1.bias", math.nan), ("conv_in.weight", -math.inf)]
+)
+def test_what_stays_a_float_is_looked_at_too(name: str, value: float, tmp_path: Path) -> None:
+    """Whether the model is loaded or written: a broken norm breaks every picture. In GGUF nothing showed a NaN."""
+    source = demo.path("digits-sd") / "unet"
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "config.json").write_text((source / "config.json").read_text())
+    state = load_file(source / "diffusion_pytorch_model.safetensors")
+    state[name].view(-1)[5] = value
+    save_file(state, tmp_path / "unet" / "diffusion_pytorch_model.safetensors")
+    for mode in ("pre", "post"):
+        with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
+            sdquant.load_model(tmp_path / "unet", "nf4", mode=mode, progress=False)
+        sdquant.load_model(tmp_path / "unet", "nf4", mode=mode, skip=[name.rpartition(".")[0]], progress=False)
+    for scheme in ("f16", "q8_0"):
+        with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
+            gguf_files.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.gguf", progress=False)
+    with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
+        gguf_files.quantize_file(tmp_path / "unet", "q8_0", tmp_path / "out", progress=False)
+    for scheme in single_files.SCHEMES:
+        with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
+            single_files.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.safetensors", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["unet"]
+
+
+@pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if not row.on_the_fly])
+def test_gguf_types_take_no_nan(scheme: str) -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    backends.get("gguf").encode(weight, backends.parse(scheme))
+    weight[17, 200] = math.nan
+    with pytest.raises(Unfit, match="NaN"):
+        backends.get("gguf").encode(weight, backends.parse(scheme))
 
 
 def odd(kind: str, shape: tuple[int, ...]) -> torch.Tensor:

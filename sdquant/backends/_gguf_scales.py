@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..finite import finite
 from ._gguf_iq import iq1_m_scale
 
 _CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB
@@ -27,7 +28,7 @@ HALVES: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-def finite(kind: str, blocks: Tensor) -> bool:
+def sound(kind: str, blocks: Tensor) -> bool:
     """Whether all scales and minimums of `blocks`, uint8 [n, bytes per block] of type `kind`, are finite."""
     return all(_finite(kind, chunk) for chunk in torch.split(blocks, _CHUNK) if len(chunk))
 
@@ -35,16 +36,11 @@ def finite(kind: str, blocks: Tensor) -> bool:
 def _finite(kind: str, blocks: Tensor) -> bool:
     if kind in _OTHERS:
         return _OTHERS[kind](blocks)
-    return all(_all_finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
-
-
-def _all_finite(numbers: Tensor) -> bool:
-    low, high = torch.aminmax(numbers)  # unlike isfinite, without a tensor of answers
-    return bool(low > -torch.inf) and bool(high < torch.inf)  # NaN is neither
+    return all(finite(blocks[:, at : at + 2].view(torch.float16)) for at in HALVES[kind])
 
 
 _OTHERS: Mapping[str, Callable[[Tensor], bool]] = {
-    "iq1_m": lambda blocks: _all_finite(iq1_m_scale(blocks)),
+    "iq1_m": lambda blocks: finite(iq1_m_scale(blocks)),
     "mxfp4": lambda blocks: bool(blocks[:, 0].max() < _E8M0_LARGEST),
     "nvfp4": lambda blocks: bool((blocks[:, :4] & _E4M3_NAN).max() < _E4M3_NAN),
 }

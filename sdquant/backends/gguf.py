@@ -101,7 +101,8 @@ class GGUF(Backend):
         """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
         import torch
 
-        from ._gguf_scales import finite
+        from ..finite import finite
+        from ._gguf_scales import sound
 
         shape = tuple(weight.shape)
         dtype = str(weight.dtype).removeprefix("torch.")
@@ -111,7 +112,7 @@ class GGUF(Backend):
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
         else:
             blocks = _encode(weight.detach(), kind).to(weight.device)
-        if not (bool(torch.isfinite(blocks).all()) if TYPES[kind].dtype else finite(kind, blocks)):
+        if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
         return Packed(
             spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={"blocks": blocks}
@@ -139,9 +140,9 @@ class GGUF(Backend):
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
 
     def sound(self, packed: Packed) -> bool:
-        from ._gguf_scales import finite
+        from ._gguf_scales import sound
 
-        return finite(packed.spec.details["type"], packed.parts["blocks"])
+        return sound(packed.spec.details["type"], packed.parts["blocks"])
 
     # Files: a GGUF file has one tensor per weight, under the weight's own name.
 
@@ -186,7 +187,11 @@ class GGUF(Backend):
 
 
 def _encode(weight: Tensor, kind: str) -> Tensor:
-    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels."""
+    """Raw blocks on the CPU, [n, bytes per block] uint8, from ggml's kernels.
+
+    Raises:
+        Unfit: the weights are not all finite.
+    """
     import torch
 
     try:
@@ -204,6 +209,9 @@ def _encode(weight: Tensor, kind: str) -> Tensor:
     for start in range(0, len(blocks), step):
         part = flat[start * row.block : (start + step) * row.block].to("cpu", torch.float32).contiguous()
         # One block per row: blocks are independent. Some types must have an importance of each weight in a block.
+        low, high = torch.aminmax(part)  # ggml's kernels make numbers of NaN
+        if not (low > -torch.inf and high < torch.inf):
+            raise Unfit("it has weights that are NaN or infinite")
         made = libgguf.quantize_rows(part.view(-1, row.block).numpy(), row.id, imatrix=importance)
         blocks[start : start + step] = torch.from_numpy(made)
     return blocks
