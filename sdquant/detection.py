@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,26 @@ def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool) 
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
     return _pipeline(path, parts)
+
+
+def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
+    """A pipeline in which lone files have taken the places of components.
+
+    Args:
+        base: the pipeline. lone: the files, by component; of a checkpoint the main one.
+        sources: all components as they are now.
+    """
+    parts = {**base.parts, **lone}
+    gone = tuple(f"{name}: " for name in lone)
+    warnings = [line for line in base.warnings if not line.startswith(gone)]
+    return replace(
+        _pipeline(path, parts),
+        warnings=warnings + [line for part in lone.values() for line in part.warnings],
+        tensors=sum(len(src.tensors) for src in sources.values()),
+        bytes=sum(src.weight_bytes for src in sources.values()),
+        types=dict(Counter(info.dtype for src in sources.values() for info in src.tensors.values())),
+        sources=sources,
+    )
 
 
 def _part(folder_: Path, complete: bool, pickles: bool, partial: bool) -> Source:

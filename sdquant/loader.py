@@ -65,6 +65,7 @@ def load_model(
     cache: bool | str | Path | None = None,
     cache_limit: int | str = "50GB",
     progress: bool = True,
+    parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
@@ -87,6 +88,9 @@ def load_model(
         cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
             environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
         progress: show a progress bar.
+        parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
+            a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
+            component; what they bring may be missing there.
 
     Returns:
         A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
@@ -99,7 +103,7 @@ def load_model(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
-        allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress,
+        allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
     )  # fmt: skip
     return load(asked)
 
