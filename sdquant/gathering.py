@@ -32,12 +32,12 @@ def with_base(asked: Request) -> Request:
     row = families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
     if row is None or row.component != CHECKPOINT:
         return asked
-    from . import components
+    from . import components, hub
 
     lone = seen.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
     try:
-        folder = components.hub_folder(name, progress=asked.progress, weights=False)
+        folder = hub.hub_folder(name, progress=asked.progress, weights=False)
     except MissingComponentError as error:
         raise MissingComponentError(
             f"{asked.path} was to be loaded",
@@ -51,7 +51,7 @@ def with_base(asked: Request) -> Request:
 def look(asked: Request, *, complete: bool) -> detection.Detected:
     """What the path itself holds. A pipeline that gets parts may lack the weights of some."""
     see = detection.detect_base if asked.parts else detection.detect
-    return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle)
+    return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle, variant=asked.variant)
 
 
 def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detection.Detected | None:

@@ -14,7 +14,7 @@ from .cache import cache_of
 from .errors import BadFileError, MissingComponentError
 from .formats import families
 from .formats.readahead import Readahead
-from .preparation import prepare, resolve
+from .preparation import prepare
 from .request import Request, request
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def load_model(
     cache_limit: int | str = "50GB",
     progress: bool = True,
     parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
+    variant: str | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
@@ -91,6 +92,8 @@ def load_model(
         parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
             a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
             component; what they bring may be missing there.
+        variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
+            default those without a name. Of a hub repository only what is loaded is downloaded.
 
     Returns:
         A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
@@ -104,6 +107,7 @@ def load_model(
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
+        variant=variant,
     )  # fmt: skip
     return load(asked)
 
@@ -120,7 +124,7 @@ def load_planned(asked: Request, made: planner.Plan) -> Any:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
         parts, kept = _parts(asked, made, tick)
-    whole = _assemble(asked, made, parts)
+    whole = _assemble(made, parts)
     from . import offload
     from .memory import trim
 
@@ -219,13 +223,12 @@ def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor.to(dtype_named(dtype or "bfloat16"))
 
 
-def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -> Any:
+def _assemble(made: planner.Plan, parts: dict[str, nn.Module]) -> Any:
     if set(parts) == {"model"}:
         return parts["model"]
     from . import components
 
-    folder = Path(made.base) if made.base is not None else resolve(asked)
-    return components.pipeline(folder, parts)
+    return components.pipeline(Path(made.base if made.base is not None else made.path), parts)
 
 
 class Tick:

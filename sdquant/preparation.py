@@ -111,6 +111,6 @@ def resolve(asked: Request) -> Path:
     place = Path(os.path.expanduser(asked.path))
     if os.path.exists(place) or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
         return place
-    from . import components
+    from . import hub
 
-    return components.hub_folder(asked.path, progress=asked.progress)
+    return hub.hub_folder(asked.path, progress=asked.progress, variant=asked.variant)

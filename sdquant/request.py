@@ -96,6 +96,12 @@ class Request:
             metavar="FILE",
         ),
     )
+    variant: str | None = field(
+        default=None,
+        metadata=_about(
+            "which of a folder's variants (fp16, ema, ...), for each component that has it", metavar="NAME"
+        ),
+    )
     progress: bool = field(default=True, metadata=_about("show progress bars"))
 
     def __post_init__(self) -> None:
@@ -108,7 +114,7 @@ class Request:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
             machine.device_kind(_text("device", self.device))
-        for name in ("base", "cache"):
+        for name in ("base", "cache", "variant"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         parse_size(self.cache_limit, "A cache_limit")

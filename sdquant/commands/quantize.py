@@ -11,9 +11,9 @@ from . import _shared
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
-    "allow_pickle", "parts",
+    "allow_pickle", "parts", "variant",
 )  # fmt: skip
-_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts")
+_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant")
 _DEFAULTS = {"mode": "auto"}
 
 
