@@ -325,44 +325,6 @@ def is_pipeline(model: Any) -> bool:
     return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
 
 
-def hub_folder(name: str, *, progress: bool, weights: bool = True) -> Path:
-    """A hub repository's folder, downloaded if it is not in the cache: configs, tokenizers and safetensors only.
-
-    Args:
-        weights: False leaves the safetensors out.
-
-    Raises:
-        MissingComponentError: it cannot be had.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                allow_patterns=["*.json", "*.txt", "*.model", *(("*.safetensors", "*.gguf") if weights else ())],
-                tqdm_class=None if progress else _no_bar(),
-            )
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise MissingComponentError(
-            f"{name} was to be loaded",
-            f"there is no such file or folder, and as a hub id it could not be had: {error}".splitlines()[0],
-            "Check the path, or the name and the connection",
-        ) from error
-
-
-def _no_bar() -> Any:
-    from tqdm import tqdm
-
-    class NoBar(tqdm):  # type: ignore[misc] # tqdm has no types
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
-
-    return NoBar
-
-
 def dtype_named(name: str) -> torch.dtype:
     """The torch dtype of a name from the known list (`Request.dtype` is checked before)."""
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,41 +87,51 @@ class Detected:
         }
 
 
-def detect(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
+def detect(
+    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+) -> Detected:
     """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
     Args:
         complete: also check that the files are as long as their headers say.
         allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
+        variant: which of a folder's variants to look at, where it is there; see `formats.folder.weights`.
 
     Raises:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
-    return _seen(path, complete, allow_pickle, partial=False)
+    return _seen(path, complete, allow_pickle, variant, partial=False)
 
 
-def detect_base(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
+def detect_base(
+    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+) -> Detected:
     """The same for a pipeline that lends its parts: components may have a config and no weights."""
-    return _seen(path, complete, allow_pickle, partial=True)
+    return _seen(path, complete, allow_pickle, variant, partial=True)
 
 
-def _seen(path: str | Path, complete: bool, pickles: bool, *, partial: bool) -> Detected:
+def _seen(path: str | Path, complete: bool, pickles: bool, variant: str | None, *, partial: bool) -> Detected:
     try:
-        return _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial)
+        seen = _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial, variant)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
+    folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
+    there = {name for src in folders for name in (src.variant, *src.variants)}
+    if variant is not None and variant not in there:
+        raise folder.no_variant(str(path), variant, there)
+    return seen
 
 
-def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool) -> Detected:
+def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool, variant: str | None) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
     if not place.is_dir():
         return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path)
     index = place / "model_index.json"
     if not index.exists():
-        return _component(source.component_folder(place, complete=complete, allow_pickle=pickles), path)
+        return _component(_part(place, complete, pickles, False, variant), path, variant)
     parts = {
-        name: _component(_part(sub, complete, pickles, partial), str(sub))
+        name: _component(_part(sub, complete, pickles, partial, variant), str(sub), variant)
         for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
     }
     if not parts:
@@ -131,10 +141,30 @@ def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool) 
     return _pipeline(path, parts)
 
 
-def _part(folder_: Path, complete: bool, pickles: bool, partial: bool) -> Source:
+def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
+    """A pipeline in which lone files have taken the places of components.
+
+    Args:
+        base: the pipeline. lone: the files, by component; of a checkpoint the main one.
+        sources: all components as they are now.
+    """
+    parts = {**base.parts, **lone}
+    gone = tuple(f"{name}: " for name in lone)
+    warnings = [line for line in base.warnings if not line.startswith(gone)]
+    return replace(
+        _pipeline(path, parts),
+        warnings=warnings + [line for part in lone.values() for line in part.warnings],
+        tensors=sum(len(src.tensors) for src in sources.values()),
+        bytes=sum(src.weight_bytes for src in sources.values()),
+        types=dict(Counter(info.dtype for src in sources.values() for info in src.tensors.values())),
+        sources=sources,
+    )
+
+
+def _part(folder_: Path, complete: bool, pickles: bool, partial: bool, variant: str | None) -> Source:
     if partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
         return source.without_weights(folder_)
-    return source.component_folder(folder_, complete=complete, allow_pickle=pickles)
+    return source.component_folder(folder_, complete=complete, allow_pickle=pickles, variant=variant)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -162,7 +192,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     )
 
 
-def _component(src: Source, path: str) -> Detected:
+def _component(src: Source, path: str, variant: str | None = None) -> Detected:
     gguf = src.container == "gguf"
     if gguf:
         _refuse_unless_diffusion(src)
@@ -177,6 +207,7 @@ def _component(src: Source, path: str) -> Detected:
     # A folder's own name says more than the names that its library gives to all weight files.
     named = next((name for name in (path, *(file.name for file in src.files[:1])) if suffix_hint(name)), path)
     hint = suffix_hint(named)
+    beside = [_variant(src)] if src.variant and src.variants and src.variant != variant else []
     return Detected(
         path=path,
         container="component" if src.path.is_dir() else src.container,
@@ -190,7 +221,7 @@ def _component(src: Source, path: str) -> Detected:
         tensors=len(src.tensors),
         bytes=src.weight_bytes,
         types=dict(Counter(info.dtype for info in src.tensors.values())),
-        warnings=_name_warnings(named, hint, quant) + ([_variant(src)] if src.variant and src.variants else []),
+        warnings=_name_warnings(named, hint, quant) + beside,
         class_name=src.class_name or (row.class_name if row else None),
         sources={".": src},
     )

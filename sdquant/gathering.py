@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from . import detection
-from .errors import MissingComponentError, UnsupportedFileError
+from .errors import ConflictError, MissingComponentError, UnsupportedFileError
 from .formats import configs, families, text
 from .formats.strays import refuse_strays
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
+
 
 def with_base(asked: Request) -> Request:
     """The request with a base, where one is needed and not given: a checkpoint of several models has no configs, no
@@ -26,16 +28,16 @@ def with_base(asked: Request) -> Request:
     Raises:
         MissingComponentError: they cannot be had.
     """
-    seen = detection.detect(asked.path, complete=False, allow_pickle=asked.allow_pickle)
+    seen = look(asked, complete=False)
     row = families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
-    if row is None or row.component != "checkpoint":
+    if row is None or row.component != CHECKPOINT:
         return asked
-    from . import components
+    from . import components, hub
 
     lone = seen.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
     try:
-        folder = components.hub_folder(name, progress=asked.progress, weights=False)
+        folder = hub.hub_folder(name, progress=asked.progress, weights=False)
     except MissingComponentError as error:
         raise MissingComponentError(
             f"{asked.path} was to be loaded",
@@ -46,62 +48,124 @@ def with_base(asked: Request) -> Request:
     return dataclasses.replace(asked, base=str(folder))
 
 
+def look(asked: Request, *, complete: bool) -> detection.Detected:
+    """What the path itself holds. A pipeline that gets parts may lack the weights of some."""
+    see = detection.detect_base if asked.parts else detection.detect
+    return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle, variant=asked.variant)
+
+
+def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detection.Detected | None:
+    """The pipeline in which lone files take their places: the base, or the path itself where it gets parts; None where
+    there are no lone files, or one alone.
+
+    Raises:
+        MissingComponentError: there is no such pipeline, or one too many.
+    """
+    whole = seen.container == "pipeline"
+    if asked.base is None:
+        if asked.parts and not whole:
+            raise MissingComponentError(
+                f"{asked.path} was to be loaded with parts",
+                "it is no pipeline folder, and the rest of the pipeline (configs, tokenizers, scheduler) is in no file",
+                "Give base=<pipeline folder of the same model> (of what the files hold, its weights are not needed)",
+            )
+        return seen if asked.parts else None
+    base = detection.detect_base(asked.base, complete=complete, allow_pickle=asked.allow_pickle)
+    if whole or base.container != "pipeline":
+        raise MissingComponentError(
+            f"{asked.path} was to be loaded with base={asked.base}",
+            "base is for a lone component, and must be a pipeline folder",
+            "Leave base out" if whole else "Give the folder with the model_index.json",
+        )
+    return base
+
+
 def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path holds; with a base, the base's components with the lone one in its place."""
+    """What the path holds; with a base or parts, the pipeline's components with the lone ones in their places."""
     seen = _gathered(asked, complete=complete)
     return dataclasses.replace(seen, sources={name: text.tidied(src) for name, src in seen.sources.items()})
 
 
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
-    seen = detection.detect(asked.path, complete=complete, allow_pickle=asked.allow_pickle)
+    seen = look(asked, complete=complete)
+    parts = [detection.detect(path, complete=complete, allow_pickle=asked.allow_pickle) for path in asked.parts]
     if complete:
-        for src in seen.sources.values():
+        for src in (src for one in (seen, *parts) for src in one.sources.values()):
             refuse_strays(src.path, src.plain)
-    if asked.base is None:
+    base = lender(asked, seen, complete=complete)
+    if base is None:
         return _with_config(seen) if complete else seen
-    base = detection.detect_base(asked.base, complete=complete, allow_pickle=asked.allow_pickle)
-    if seen.container == "pipeline" or base.container != "pipeline":
-        raise MissingComponentError(
-            f"{asked.path} was to be loaded with base={asked.base}",
-            "base is for a lone component, and must be a pipeline folder",
-            "Leave base out" if seen.container == "pipeline" else "Give the folder with the model_index.json",
-        )
+    lone = [] if seen is base else [seen]
+    takes = [_taken(one, base, complete=complete) for one in (*lone, *map(_one_component, parts))]
+    _refuse_twice(takes)
+    sources = {**base.sources, **{name: src for take in takes for name, src in take.sources.items()}}
+    if complete:
+        _refuse_missing(asked, sources)
+    return detection.joined(base, {take.place: take.seen for take in takes}, sources, path=asked.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Take:
+    """What a lone file gives to a pipeline.
+
+    Attributes:
+        seen: the file. place: the component that it is for; of a checkpoint the main one.
+        sources: all components that are made of it.
+    """
+
+    seen: detection.Detected
+    place: str
+    sources: Mapping[str, Source]
+
+
+def _taken(seen: detection.Detected, base: detection.Detected, *, complete: bool) -> _Take:
     lone = seen.sources["."]
     row = families.recognise(lone.names)
     name = _place(seen, base)
     owner = base.sources[name]
-    parts = {
-        name: dataclasses.replace(
-            lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
-        )
-    }
-    if complete and row is not None and row.foreign:
-        parts = _translated(lone, base, name)
-    elif complete:
-        from . import foreign
-
-        parts = {name: foreign.with_projection(parts[name])}
-    sources = {**base.sources, **parts}
-    if complete:
-        _refuse_missing(asked, sources)
-    return dataclasses.replace(
-        base,
-        path=asked.path,
-        quant=seen.quant or base.quant,
-        backend=seen.backend or base.backend,
-        prequantized=seen.prequantized or base.prequantized,
-        evidence=[f"{name}: {line}" for line in seen.evidence],
-        warnings=[*base.warnings, *seen.warnings],
-        parts=base.parts | {name: seen},
-        sources=sources,
+    src = dataclasses.replace(
+        lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
     )
+    if not complete:
+        return _Take(seen, name, {name: src})
+    if row is not None and row.foreign:
+        return _Take(seen, name, _translated(lone, base, name))
+    from . import foreign
+
+    return _Take(seen, name, {name: foreign.with_projection(src)})
+
+
+def _one_component(part: detection.Detected) -> detection.Detected:
+    """A part as it is; MissingComponentError if it is a pipeline, or a checkpoint of several models."""
+    if part.container == "pipeline" or part.component == CHECKPOINT:
+        raise MissingComponentError(
+            f"{part.path} was given as a part",
+            f"it is a {'pipeline' if part.container == 'pipeline' else 'checkpoint'} of several components, and a part "
+            "takes the place of one",
+            "Load it by its own path, with the lone files as parts",
+        )
+    return part
+
+
+def _refuse_twice(takes: list[_Take]) -> None:
+    """Raise ConflictError if two lone files are for the same component. What else a checkpoint holds gives way."""
+    owners: dict[str, _Take] = {}
+    for take in takes:
+        for name in () if take.seen.component == CHECKPOINT else take.sources:
+            if name in owners:
+                raise ConflictError(
+                    f"{take.seen.path} was given as a part",
+                    f"it is the {name} of the pipeline, and so is {owners[name].seen.path}",
+                    "Leave one of them out",
+                )
+            owners[name] = take
 
 
 def _with_config(seen: detection.Detected) -> detection.Detected:
     """A lone UNet or transformer in a foreign layout under diffusers' names, if its config is beside it or known."""
     lone = seen.sources.get(".")
     row = families.recognise(lone.names) if lone is not None else None
-    if lone is None or row is None or not row.foreign or row.component == "checkpoint":
+    if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
         return seen
     from . import foreign
 
@@ -114,14 +178,16 @@ def _with_config(seen: detection.Detected) -> detection.Detected:
 
 
 def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
-    """Raise MissingComponentError for components that neither the file nor the base has weights for."""
+    """Raise MissingComponentError for components that none of the files and folders has weights for."""
     missing = [name for name, src in sources.items() if src.empty]
     if missing:
         places = ", ".join(str(sources[name].path) for name in missing)
+        given = f" with base={asked.base}" if asked.base is not None else ""
+        given += f"{' and' if given else ' with'} parts {', '.join(asked.parts)}" if asked.parts else ""
         raise MissingComponentError(
-            f"{asked.path} was to be loaded with base={asked.base}",
-            f"neither of them has weights for {' and '.join(missing)}",
-            f"Put those of the same model into {places}, or give a base that has them",
+            f"{asked.path} was to be loaded{given}",
+            f"{'none' if asked.parts else 'neither'} of them has weights for {' and '.join(missing)}",
+            f"Put those of the same model into {places}, give their files as parts=, or give a base that has them",
         )
 
 
@@ -160,7 +226,7 @@ def _place(seen: detection.Detected, base: detection.Detected) -> str:
         return best
     if kind in base.sources:
         return kind
-    if kind == "checkpoint":
+    if kind == CHECKPOINT:
         return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
     raise _no_place(seen, base, f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}")
 
@@ -182,5 +248,5 @@ def _text_place(seen: detection.Detected, base: detection.Detected) -> str:
 
 def _no_place(seen: detection.Detected, base: detection.Detected, why: str) -> MissingComponentError:
     return MissingComponentError(
-        f"{seen.path} was to take its place in {base.path}", why, "Give the pipeline folder of the same model as base"
+        f"{seen.path} was to take its place in {base.path}", why, "Use it with a pipeline folder of the same model"
     )

@@ -14,7 +14,7 @@ from .cache import cache_of
 from .errors import BadFileError, MissingComponentError
 from .formats import families
 from .formats.readahead import Readahead
-from .preparation import prepare, resolve
+from .preparation import prepare
 from .request import Request, request
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def load_model(
     cache: bool | str | Path | None = None,
     cache_limit: int | str = "50GB",
     progress: bool = True,
+    parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
+    variant: str | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
@@ -87,6 +89,11 @@ def load_model(
         cache: keep quantized weights and take them from there the next time: True, or a folder; None is what the
             environment variable SDQUANT_CACHE says, else no. cache_limit: bytes (or "50GB") that it may hold.
         progress: show a progress bar.
+        parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
+            a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
+            component; what they bring may be missing there.
+        variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
+            default those without a name. Of a hub repository only what is loaded is downloaded.
 
     Returns:
         A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
@@ -99,7 +106,8 @@ def load_model(
         path,
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
-        allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress,
+        allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
+        variant=variant,
     )  # fmt: skip
     return load(asked)
 
@@ -115,12 +123,12 @@ def load_planned(asked: Request, made: planner.Plan) -> Any:
     if made.detected.container == "pipeline":
         from . import components
 
-        components.check_pipeline(_folder(asked, made))
+        components.check_pipeline(_folder(made))
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress) as tick:
         parts, kept = _parts(asked, made, tick)
-    whole = _assemble(asked, made, parts)
+    whole = _assemble(made, parts)
     from . import offload
     from .memory import trim
 
@@ -230,17 +238,17 @@ def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor.to(dtype_named(dtype or "bfloat16"))
 
 
-def _assemble(asked: Request, made: planner.Plan, parts: dict[str, nn.Module]) -> Any:
+def _assemble(made: planner.Plan, parts: dict[str, nn.Module]) -> Any:
     if set(parts) == {"model"}:
         return parts["model"]
     from . import components
 
-    return components.pipeline(_folder(asked, made), parts)
+    return components.pipeline(_folder(made), parts)
 
 
-def _folder(asked: Request, made: planner.Plan) -> Path:
+def _folder(made: planner.Plan) -> Path:
     """Of the pipeline, which has what is no model: scheduler, tokenizers."""
-    return Path(made.base) if made.base is not None else resolve(asked)
+    return Path(made.base) if made.base is not None else Path(made.path)
 
 
 class Tick:

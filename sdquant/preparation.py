@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from . import compat, detection, machine, planner
+from .backends.gguf import READ_DTYPE
 from .errors import BackendUnavailableError
-from .gathering import whole_of, with_base
+from .gathering import CHECKPOINT, lender, look, whole_of, with_base
 from .request import Request, request
 
 
@@ -74,14 +75,24 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
     F32), and in GGUF files, which keep small tensors in F32. The dtype with the most bytes decides: for a lone
     component that in the base, else in the file. A GGUF file of ours says what it was made from.
     """
-    if asked.base is None:
+    lone = look(asked, complete=False)
+    base = lender(asked, lone, complete=False)
+    if base is None:
         packed = any(src.container == "gguf" for src in seen.sources.values())
         return _most(seen) if packed else None
-    lone = detection.detect(asked.path, complete=False, allow_pickle=asked.allow_pickle)
-    if lone.component == "checkpoint":
+    if lone.component == CHECKPOINT:
         return _most(lone)
-    lent = _most(detection.detect_base(asked.base, complete=False, allow_pickle=asked.allow_pickle))
-    return lent or _most(lone)
+    lent = {name: src for name, src in base.sources.items() if not name.startswith("vae")}  # which is often in F32
+    return _most(dataclasses.replace(base, sources=lent)) or _most_of_lone(seen)
+
+
+def _most_of_lone(seen: detection.Detected) -> str:
+    """The same for a base that lends only configs: the main component's. That of packed weights where it has no other:
+    the F32 of a GGUF file, which its small tensors are in whatever they were, says nothing."""
+    main = next((seen.sources[name] for name in detection.MAIN if name in seen.sources), None)
+    said = _most(dataclasses.replace(seen, sources={} if main is None else {"main": main}))
+    foreign = main is not None and main.container == "gguf" and main.named_dtype is None
+    return READ_DTYPE if said is None or (foreign and said == "float32") else said
 
 
 def _most(seen: detection.Detected) -> str | None:
@@ -100,6 +111,6 @@ def resolve(asked: Request) -> Path:
     place = Path(os.path.expanduser(asked.path))
     if os.path.exists(place) or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
         return place
-    from . import components
+    from . import hub
 
-    return components.hub_folder(asked.path, progress=asked.progress)
+    return hub.hub_folder(asked.path, progress=asked.progress, variant=asked.variant)

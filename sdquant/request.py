@@ -89,6 +89,19 @@ class Request:
         default="50GB",
         metadata=_about("how much the cache may hold (default: 50GB)", metavar="SIZE"),
     )
+    parts: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "file of one more component, such as a text encoder or VAE, for its place in the pipeline (repeat)",
+            metavar="FILE",
+        ),
+    )
+    variant: str | None = field(
+        default=None,
+        metadata=_about(
+            "which of a folder's variants (fp16, ema, ...), for each component that has it", metavar="NAME"
+        ),
+    )
     progress: bool = field(default=True, metadata=_about("show progress bars"))
 
     def __post_init__(self) -> None:
@@ -101,11 +114,11 @@ class Request:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
             machine.device_kind(_text("device", self.device))
-        for name in ("base", "cache"):
+        for name in ("base", "cache", "variant"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         parse_size(self.cache_limit, "A cache_limit")
-        for name in ("components", "skip"):
+        for name in ("components", "skip", "parts"):
             _names(name, getattr(self, name))
         for name in ("allow_incompatible", "allow_pickle", "progress"):
             if not isinstance(getattr(self, name), bool):
@@ -199,6 +212,11 @@ def _skips(value: Any) -> Any:
     return () if value is None else _tuple(value)
 
 
+def _files(value: Any) -> Any:
+    value = () if value is None else _tuple(_path(value))
+    return tuple(_folder(one) for one in value) if isinstance(value, tuple) else value
+
+
 # What makes a field's value of what callers write.
 _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "offload": _lower,
@@ -210,6 +228,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "components": _tuple,
     "cache": _switch,
     "skip": _skips,
+    "parts": _files,
 }
 
 
@@ -219,10 +238,15 @@ def _text(name: str, value: object) -> str:
     raise SettingsError(f"{name}={value!r} was given", f"{name} is a text that is not empty", "Give its name")
 
 
+_EXAMPLES = {"components": "unet", "skip": "mid_block", "parts": "ae.safetensors"}
+
+
 def _names(name: str, value: object) -> None:
     if value is None or (isinstance(value, tuple) and all(isinstance(one, str) and one for one in value)):
         return
-    raise SettingsError(f"{name}={value!r} was given", f"{name} is a list of names", f'Use {name}=["unet"], say')
+    raise SettingsError(
+        f"{name}={value!r} was given", f"{name} is a list of names", f'Use {name}=["{_EXAMPLES[name]}"], say'
+    )
 
 
 def _spec(text: str) -> QuantSpec | None:

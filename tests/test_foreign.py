@@ -204,7 +204,7 @@ def test_configs_come_from_the_hub(ldm: Path, sd: Path, shell: Path, monkeypatch
         asked.append((name, weights))
         return shell
 
-    monkeypatch.setattr("sdquant.components.hub_folder", hub_folder)
+    monkeypatch.setattr("sdquant.hub.hub_folder", hub_folder)
     pipe = sdquant.load_model(ldm, "int8", progress=False)
     assert asked == [("stable-diffusion-v1-5/stable-diffusion-v1-5", False)]
     same_bits(pipe, sdquant.load_model(sd, "int8", progress=False))

@@ -31,6 +31,8 @@ BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
     "mode": _all(SettingsError, "before", "found", "", None, 1),
     "components": _all(SettingsError, 5, [5], ["unet", None], [""], {"unet": "nf4"}, True),
     "skip": _all(SettingsError, 5, [5], [None], [""], {"a": "b"}, True),
+    "parts": _all(SettingsError, 5, [5], [None], [""], {"a": "b"}, True),
+    "variant": _all(SettingsError, "", 5, b"x", ["fp16"], True),
     "rules": _all(SettingsError, {}, [], "rules.yaml"),
     "base": _all(SettingsError, "", 5, b"x", ["x"]),
     "runtime": _all(SettingsError, "fast", "", 1, "default"),

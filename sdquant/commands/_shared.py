@@ -15,6 +15,7 @@ from ..errors import SettingsError
 from ..request import Request, request
 
 _SHORT = {"quant": "-q"}
+_ONE = {"parts": "part"}  # flags that are given once for each
 _NO_FLAG = ("path", "rules", "progress")
 
 
@@ -25,11 +26,11 @@ def add_request_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] 
     for name, row in rows.items():
         if name in _NO_FLAG or (only is not None and name not in only):
             continue
-        flags = [*filter(None, [_SHORT.get(name)]), "--" + name.replace("_", "-")]
+        flags = [*filter(None, [_SHORT.get(name)]), flag(name)]
         help, choices = row.metadata["help"], row.metadata["choices"]
         if row.default is False:
             parser.add_argument(*flags, dest=name, action="store_true", help=help)
-        elif name in ("quant", "components", "skip"):
+        elif name in ("quant", "components", "skip", "parts"):
             parser.add_argument(
                 *flags, dest=name, action="append", metavar=row.metadata["metavar"] or "NAME", help=help
             )
@@ -44,6 +45,11 @@ def add_request_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] 
             )
     if only is None or "progress" in only:
         parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
+
+
+def flag(name: str) -> str:
+    """The flag of a field of Request."""
+    return "--" + _ONE.get(name, name).replace("_", "-")
 
 
 def help_of(name: str) -> str:

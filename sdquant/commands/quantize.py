@@ -11,9 +11,9 @@ from . import _shared
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
-    "allow_pickle",
+    "allow_pickle", "parts", "variant",
 )  # fmt: skip
-_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache")
+_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant")
 _DEFAULTS = {"mode": "auto"}
 
 
@@ -103,7 +103,7 @@ def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
     if given:
         raise SettingsError(
-            f"--{given[0].replace('_', '-')} was given for a file in {scheme}",
+            f"{_shared.flag(given[0])} was given for a file in {scheme}",
             "it is made from the weights alone, without loading the model",
             "Leave it out",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ _NAME = re.compile(
     r"((-(?P<shard>\d{5})-of-(?P<total>\d{5}))?(\.(?P<late>(?!index\b)[\w-]+))?\.safetensors"
     r"|\.safetensors\.(?P<index>index)(\.(?P<late_index>[\w-]+))?\.json)"
 )
+
+Named = Mapping[str, list[re.Match[str]]]  # the files of each variant
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,17 +82,18 @@ class Weights:
     others: tuple[str, ...] = ()
 
 
-def weights(folder: Path, *, allow_pickle: bool = False) -> Weights:
+def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = None) -> Weights:
     """The weights of a component folder: under the usual names, else the only file of a known kind.
 
-    Of several variants the one without a name is taken, as diffusers does; then fp16, bf16, and the others by name.
+    Of several variants the one asked for is taken; where that is none, or not there, the one without a name, as
+    diffusers does; then fp16, bf16, and the others by name.
     Pickles are looked at only where there is nothing else, and where they are allowed.
     """
-    usual = _usual(folder)
-    if usual:
-        order = sorted(usual, key=lambda name: (VARIANTS.index(name) if name in VARIANTS else len(VARIANTS), name))
-        files, index = _files(folder, usual[order[0]])
-        return Weights(files, index, order[0], tuple(order[1:]))
+    mine = usual(os.listdir(folder))
+    if mine:
+        names = order(mine, variant)
+        files, index = _files(folder, mine[names[0]])
+        return Weights(files, index, names[0], tuple(names[1:]))
     others = visible_weights(folder)
     if len(others) == 1:
         return Weights((inside(others[0], folder),), {})
@@ -128,35 +131,60 @@ def _pickled(folder: Path, pickles: list[Path]) -> Weights:
     return Weights((inside(pickles[0], folder),), {})
 
 
-def _usual(folder: Path) -> dict[str, list[re.Match[str]]]:
-    """The files in a folder that have diffusers' and transformers' usual names, by variant."""
+def usual(names: Iterable[str]) -> Named:
+    """The file names that are diffusers' and transformers' usual ones, by variant."""
     found: dict[str, list[re.Match[str]]] = {}
-    for name in sorted(os.listdir(folder)):
+    for name in sorted(names):
         match = _NAME.fullmatch(name)
         if match:
             found.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
     return found
 
 
-def _files(folder: Path, names: list[re.Match[str]]) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
-    """Of the files of one variant: the shards of an index, the one file, or all shards where the index is lost."""
+def order(variants: Iterable[str], asked: str | None = None) -> list[str]:
+    """Variants, those to be preferred first."""
+    return sorted(variants, key=lambda name: (name != asked, (*VARIANTS, name).index(name), name))
+
+
+def no_variant(place: str, asked: str, there: Iterable[str]) -> MissingComponentError:
+    """The error for a model none of whose components has weights of the variant that was asked for."""
+    names = [name or "no variant" for name in order(there)]
+    return MissingComponentError(
+        f"variant={asked!r} of {place} was asked for",
+        f"it has weights of {' and '.join(names)}" if names else "its weights have no names of variants",
+        "Use one that is there, or leave it out",
+    )
+
+
+def of_variant(names: list[re.Match[str]]) -> list[str]:
+    """Of the files of one variant those that make up the weights: an index and its shards, the one file, or all shards
+    where there is no index."""
     base = min((match["base"] for match in names), key=BASES.index)
     mine = [match for match in names if match["base"] == base]
-    for match in mine:
-        if match["index"]:
-            rows = _weight_map(folder, folder / match.string)
-            return tuple(sorted(set(rows.values()))), rows
-    for match in mine:
-        if not match["total"]:
-            return (inside(folder / match.string, folder),), {}
-    total, there = int(mine[0]["total"]), sorted(int(match["shard"]) for match in mine)
+    shards = [match.string for match in mine if match["total"]]
+    index = [match.string for match in mine if match["index"]]
+    one = [match.string for match in mine if not match["index"] and not match["total"]]
+    return [*index[:1], *shards] if index else one[:1] or shards
+
+
+def _files(folder: Path, names: list[re.Match[str]]) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
+    """Of the files of one variant: the shards of an index, the one file, or all shards where the index is lost."""
+    first, *more = of_variant(names)
+    match = next(match for match in names if match.string == first)
+    if match["index"]:
+        rows = _weight_map(folder, folder / first)
+        return tuple(sorted(set(rows.values()))), rows
+    if not match["total"]:
+        return (inside(folder / first, folder),), {}
+    shards = [one for one in names if one.string in (first, *more)]
+    total, there = int(match["total"]), sorted(int(one["shard"]) for one in shards)
     if there != list(range(1, total + 1)):
         raise BadFileError(
             f"{folder} was to be loaded",
-            f"it has no index, and of {total} shards {len(mine)}, the first of which is {mine[0].string}",
+            f"it has no index, and of {total} shards {len(shards)}, the first of which is {first}",
             "Download the missing files into the folder",
         )
-    return tuple(inside(folder / match.string, folder) for match in mine), {}
+    return tuple(inside(folder / one.string, folder) for one in shards), {}
 
 
 def is_usual(path: Path) -> bool:
@@ -190,6 +218,15 @@ def _weight_map(folder: Path, index: Path) -> dict[str, Path]:
     return {key: places[name] for key, name in rows.items()}
 
 
+def named_parts(index: Mapping[str, Any]) -> dict[str, str]:
+    """The components that a model_index.json names, weights or not: name -> class."""
+    return {
+        name: str(row[1])
+        for name, row in index.items()
+        if not name.startswith("_") and isinstance(row, list) and len(row) == 2 and row[0] is not None
+    }
+
+
 def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
     """The components of a pipeline folder that have weights: name -> subfolder.
 
@@ -199,9 +236,7 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
         MissingComponentError: the index names a component whose folder, or whose config, is not there.
     """
     parts = {}
-    for name, row in index.items():
-        if name.startswith("_") or not isinstance(row, list) or len(row) != 2 or row[0] is None:
-            continue
+    for name, class_name in named_parts(index).items():
         if not name or set(name) & set("./\\:\0"):
             raise BadFileError(
                 f"{folder / 'model_index.json'} was to be read", f"{name!r} is no component", "Check the file"
@@ -211,11 +246,11 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
             raise MissingComponentError(
                 f"{folder} was to be loaded",
                 f"its model_index.json names a {name}, and there is no folder of that name",
-                f"Put the {name} ({row[1]}) into {sub}",
+                f"Put the {name} ({class_name}) into {sub}",
             )
         inside(sub, folder)
         weights = (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES)
-        if weights and "Tokenizer" not in str(row[1]):  # which may have a config.json as well
+        if weights and "Tokenizer" not in class_name:  # which may have a config.json as well
             parts[name] = sub
             continue
         for path in sub.iterdir():  # diffusers and transformers open these

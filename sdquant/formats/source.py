@@ -152,14 +152,16 @@ def is_pickle(path: Path) -> bool:
     return path.suffix.lower() in folders.PICKLES
 
 
-def component_folder(folder: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
-    """The component in a folder with a config.json and weights.
+def component_folder(
+    folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+) -> Source:
+    """The component in a folder with a config.json and weights; `variant`: see `folder.weights`.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = _configs(folder)
-    found = folders.weights(folder, allow_pickle=allow_pickle)
+    found = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
     src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
     return replace(src, variant=found.variant, variants=found.others)
 
