@@ -25,6 +25,7 @@ from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
 from .formats.folder import inside
+from .formats.gguf_header import MAX_DIMS, MAX_NAME
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
@@ -184,6 +185,13 @@ def _rows(
                 f"{src.path} was to be written as GGUF",
                 f"its tensor {part.sources[0]!r} is {dtype}, which GGUF has no type for",
                 "Start from float weights",
+            )
+        if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
+            raise UnsupportedFileError(
+                f"{src.path} was to be written as GGUF",
+                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions and "
+                f"names of {MAX_NAME} bytes",
+                "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)
         if all(source in fit for source in part.sources):
