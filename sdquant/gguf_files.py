@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import authors, backends, planner
-from .backends._gguf_mixes import FILE_TYPES
+from .backends._gguf_mixes import BASES, FILE_TYPES
 from .backends.base import QuantSpec, Unfit
 from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
@@ -151,7 +151,10 @@ def write_component(
         values["general.file_type"] = number
     files = src.open()
     try:
-        write_gguf(target, list(_rows(src, named, spec, skip, files)), values, progress=tick)
+        rows = list(_rows(src, named, spec, skip, files))
+        if not TYPES[BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
+            authors.refuse_unchanged(src, spec, any(not TYPES[kind].dtype for _, _, kind, _ in rows))
+        write_gguf(target, rows, values, progress=tick)
     finally:
         for file in files.values():
             file.close()
@@ -189,8 +192,8 @@ def _rows(
         if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
             raise UnsupportedFileError(
                 f"{src.path} was to be written as GGUF",
-                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions and "
-                f"names of {MAX_NAME} bytes",
+                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions "
+                f"and names of {MAX_NAME} bytes",
                 "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)

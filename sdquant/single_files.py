@@ -73,6 +73,8 @@ def quantize_file(
     (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
     rows = list(_rows(src, spec, asked.skip))
+    if not asked.skip:
+        authors.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
