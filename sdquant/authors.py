@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import planner
 from .detection import MAIN, Detected
-from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
+from .errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from .foreign import LDM, convert, prefix_of
 from .formats import families, reference
 from .formats.reference import Written
@@ -73,6 +73,16 @@ def refuse_quantized(src: Source, spec: QuantSpec) -> None:
             f"{src.path} was to be quantized to {spec}",
             "its weights are quantized already",
             "Start from float weights",
+        )
+
+
+def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
+    """Raise IncompatibleError unless weights of the component will be quantized."""
+    if not changed:
+        raise IncompatibleError(
+            f"{src.path} was to be quantized to {spec}",
+            "it has no weight that would be quantized",
+            "Check that it is a model with float weights",
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -36,6 +37,7 @@ VARIABLE = "SDQUANT_CACHE"  # what holds where a call does not say: on, off, or 
 _FORMAT = 1  # of the files and their names; another number begins an empty cache
 _MEMO = "digests.json"
 _CHUNK = 1 << 22
+_SETTLED = 2_000_000_000  # nanoseconds; the coarsest steps of a file system's times
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,16 @@ class Cache:
     def _digest(self, file: Path, *, progress: bool) -> str:
         """sha256 of a file's bytes, by what is remembered of it or by reading it."""
         status = file.stat()
-        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+        # The time of the last change cannot be set, as that of the last writing is by whoever copies files with theirs.
+        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         memo = self._memo()
         name = str(file.resolve())
         known = memo.get(name)
         if isinstance(known, list) and known[:-1] == mark:
             return str(known[-1])
         digest = _sha256(file, status.st_size, progress=progress)
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _SETTLED:
+            return digest  # whatever writes it now would leave it with the same times
         memo = {path: row for path, row in self._memo().items() if os.path.exists(path)} | {name: [*mark, digest]}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import authors, backends, planner
-from .backends._gguf_mixes import FILE_TYPES
+from .backends._gguf_mixes import BASES, FILE_TYPES
 from .backends.base import QuantSpec, Unfit
 from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
 from .formats.folder import inside
+from .formats.gguf_header import MAX_DIMS, MAX_NAME
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
@@ -150,7 +151,10 @@ def write_component(
         values["general.file_type"] = number
     files = src.open()
     try:
-        write_gguf(target, list(_rows(src, named, spec, skip, files)), values, progress=tick)
+        rows = list(_rows(src, named, spec, skip, files))
+        if not TYPES[BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
+            authors.refuse_unchanged(src, spec, any(not TYPES[kind].dtype for _, _, kind, _ in rows))
+        write_gguf(target, rows, values, progress=tick)
     finally:
         for file in files.values():
             file.close()
@@ -184,6 +188,13 @@ def _rows(
                 f"{src.path} was to be written as GGUF",
                 f"its tensor {part.sources[0]!r} is {dtype}, which GGUF has no type for",
                 "Start from float weights",
+            )
+        if 0 in shape or len(shape) > MAX_DIMS or len(part.name.encode()) > MAX_NAME:  # before all others are encoded
+            raise UnsupportedFileError(
+                f"{src.path} was to be written as GGUF",
+                f"its tensor {part.sources[0]!r} is {list(shape)}, and GGUF has sizes from 1, {MAX_DIMS} dimensions "
+                f"and names of {MAX_NAME} bytes",
+                "Write safetensors instead",
             )
         type_ = _float_type(part.name, shape, dtype)
         if all(source in fit for source in part.sources):

@@ -156,7 +156,10 @@ def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn
             except BadFileError as error:
                 cache.drop(place, str(error))
         parts[part.name] = build(part, src, made, tick, asked.skip)
-        cache.keep(place, parts[part.name], used.values())
+        if cache.place(part, src, made.dtype, made.device, progress=asked.progress) == place:
+            cache.keep(place, parts[part.name], used.values())
+        else:
+            log.warning("%s changed while it was loaded: what was made of it is not kept", src.path)
     return parts, tuple(used)
 
 

@@ -81,7 +81,7 @@ def select(
 def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
     """Names and kinds of the weights of linear, convolution and embedding layers, as far as name and shape tell."""
     for name, (shape, dtype) in shapes.items():
-        if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2 or _BARE.search(name):
+        if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2 or 0 in shape or _BARE.search(name):
             continue
         if len(shape) > 2:
             yield name, "conv"

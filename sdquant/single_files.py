@@ -73,6 +73,8 @@ def quantize_file(
     (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
     rows = list(_rows(src, spec, asked.skip))
+    if not asked.skip:
+        authors.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
@@ -191,17 +193,22 @@ def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mappi
 def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     import torch
 
+    from .backends._chunks import by_rows
     from .encoding import require_finite
 
-    wide = tensor.float()
-    scale = wide.abs().amax() / _LARGEST
+    low, high = (bound.float() for bound in torch.aminmax(tensor))
+    scale = torch.maximum(-low, high) / _LARGEST
     require_finite(name, scale, spec)
     if scale == 0:
         scale = torch.ones_like(scale)
-    codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    described = PackedSpec(scheme=spec.scheme.name, shape=tuple(tensor.shape), dtype=dtype)
-    return Packed(spec=described, parts={"codes": codes, "scale": scale})
+
+    def codes(rows: Tensor) -> dict[str, Tensor]:
+        return {"codes": (rows.float() / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)}
+
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    layout = {"codes": _float8_layout(spec, shape, dtype)["codes"]}
+    described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype)
+    return Packed(spec=described, parts={**by_rows(tensor, layout, codes), "scale": scale})
 
 
 def _float8(name: str, packed: Packed) -> Mapping[str, Tensor]:

@@ -102,6 +102,7 @@ def test_versions_of_packages_count(unet: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_files_are_read_through_once(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, read = tmp_path / "cache", []
+    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
     real = sdquant.cache._sha256  # type: ignore[attr-defined]
     monkeypatch.setattr("sdquant.cache._sha256", lambda file, *a, **k: (read.append(file), real(file, *a, **k))[1])
     for quant in ("int8", "nf4", "int8"):
@@ -111,6 +112,44 @@ def test_files_are_read_through_once(unet: Path, tmp_path: Path, monkeypatch: py
     assert _load(unet, cache).sdquant.cached and len(read) == 2
     (cache / "digests.json").write_text("[")
     assert _load(unet, cache).sdquant.cached and len(read) == 3
+
+
+def test_another_file_of_the_same_size_and_time(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `cp -p` and `rsync -t` leave it, in the place of the old or in the old file itself."""
+    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
+    file = unet / WEIGHTS
+    before, raw = file.stat(), file.read_bytes()
+    _load(unet, tmp_path / "cache")
+    assert _load(unet, tmp_path / "cache").sdquant.cached
+    file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert not _load(unet, tmp_path / "cache").sdquant.cached
+
+
+def test_of_a_file_that_is_just_written_nothing_is_remembered(unet: Path, tmp_path: Path) -> None:
+    os.utime(unet / WEIGHTS)
+    _load(unet, tmp_path / "cache")
+    assert len(_files(tmp_path / "cache")) == 1 and not (tmp_path / "cache" / "digests.json").exists()
+    assert _load(unet, tmp_path / "cache").sdquant.cached
+
+
+def test_a_file_that_changes_while_it_is_loaded(
+    unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    real, raw = sdquant.loader.build, (unet / WEIGHTS).read_bytes()
+
+    def build(*values: Any) -> Any:
+        made = real(*values)
+        (unet / "new").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        os.replace(unet / "new", unet / WEIGHTS)
+        return made
+
+    monkeypatch.setattr(sdquant.loader, "build", build)
+    with caplog.at_level(logging.WARNING, "sdquant"):
+        _load(unet, tmp_path / "cache")
+    assert _files(tmp_path / "cache") == [] and "changed while it was loaded" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "strange", "of another model"])
@@ -166,11 +205,14 @@ def test_a_folder_that_cannot_be_made(unet: Path, tmp_path: Path, caplog: Any) -
     assert "not kept" in caplog.text
 
 
-def test_another_process_that_keeps_the_same(unet: Path, tmp_path: Path, caplog: Any) -> None:
+def test_another_process_that_keeps_the_same(
+    unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
     with whole_file(tmp_path / "digests.json"), caplog.at_level(logging.INFO, "sdquant"):  # as if it were that process
         assert _load(unet, tmp_path).sdquant.cached == ()
     rows = [row for row in caplog.records if "not kept" in row.message]
-    assert [row.levelname for row in rows] == ["INFO"] and "another process" in rows[0].message
+    assert {row.levelname for row in rows} == {"INFO"} and "another process" in rows[0].message
     assert _load(unet, tmp_path).sdquant.cached == ("model",)
 
 

@@ -78,6 +78,35 @@ def test_gguf_types_take_no_nan(scheme: str) -> None:
         backends.get("gguf").encode(weight, backends.parse(scheme))
 
 
+def test_tensors_without_numbers(tmp_path: Path) -> None:
+    """They are written as they are; GGUF has none."""
+    save_file(
+        {"a.weight": torch.zeros(0, 64), "b.weight": torch.zeros(64, 0), "c.weight": torch.ones(64, 64)},
+        tmp_path / "in.safetensors",
+    )
+    for scheme in single_files.SCHEMES:
+        out = single_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
+        assert sdquant.verify(out).quant == scheme
+        assert load_file(out)["a.weight"].shape == (0, 64)
+    with pytest.raises(sdquant.UnsupportedFileError, match=r"'a\.weight' is \[0, 64\]"):
+        gguf_files.quantize_file(tmp_path / "in.safetensors", "q8_0", tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["zero", "zero row", "constant row", "denormal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_odd_weights_in_files_for_other_tools(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    shapes = ((1, 1), (7, 13), (5, 33), (1, 64), (64, 256))
+    save_file(
+        {f"{n}.weight": odd(kind, shape).to(dtype) for n, shape in enumerate(shapes)}, tmp_path / "in.safetensors"
+    )
+    for scheme in single_files.SCHEMES:
+        out = single_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
+        assert sdquant.verify(out).quant == scheme
+    for scheme in ("q8_0", "q4_k_m"):
+        sdquant.verify(gguf_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.gguf"))
+
+
 def odd(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(0.05)
     if kind == "zero":

@@ -17,7 +17,8 @@ import sdquant
 from sdquant import backends, single_files
 from sdquant.cli import main
 from sdquant.components import main_part
-from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, SettingsError
+from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, IncompatibleError, SettingsError
+from sdquant.gguf_files import quantize_file
 from sdquant.weights import plain, quantized
 
 from . import comfy_safetensors, layouts
@@ -95,6 +96,19 @@ def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
     assert packed == set()
     with pytest.raises(SettingsError, match="one file holds one component"):
         single_files.quantize_file(flux, "fp8", tmp_path / "g.safetensors", components=("transformer", "text_encoder"))
+
+
+def test_nothing_to_quantize(tmp_path: Path) -> None:
+    """A LoRA's or an embedding's file, say, or weights that are whole numbers."""
+    save_file(
+        {"a.bias": torch.ones(64), "b.weight": torch.ones(64, 64, dtype=torch.int32)}, tmp_path / "in.safetensors"
+    )
+    for write, scheme in ((single_files.quantize_file, "nf4"), (quantize_file, "q8_0"), (quantize_file, "q4_k_m")):
+        with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
+            write(
+                tmp_path / "in.safetensors", scheme, tmp_path / f"out.{'gguf' if scheme[0] == 'q' else 'safetensors'}"
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
 
 
 def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:

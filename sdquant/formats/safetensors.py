@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ DTYPES: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 
+_HALF = re.compile("[\ud800-\udfff]")  # of the two that UTF-16 has for letters outside the first 65536
 NAMES: Mapping[str, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 
 # What else has been found under the name of a safetensors file.
@@ -69,6 +71,8 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _bad(path, "its metadata is not a table of texts")
+    if "\\u" in text and any(_HALF.search(word) for word in (*header, *metadata, *metadata.values())):
+        raise _bad(path, "it has a name with half a letter, which JSON can spell and the safetensors library refuses")
     infos: dict[str, TensorInfo] = {}
     end = 0
     for key, row in sorted(header.items(), key=lambda item: _place(path, *item)):

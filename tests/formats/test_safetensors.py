@@ -69,6 +69,10 @@ BROKEN: dict[str, bytes] = {
     "duplicate field": _file(
         b'{"a":{"dtype":"F32","shape":[2,3],"shape":[3,2],"data_offsets":[0,24]}}', 24
     ),
+    "half a letter in a name": _file(b'{"\\ud800":' + json.dumps(ROW).encode() + b"}", 24),
+    "half a letter in the metadata": _file(
+        b'{"__metadata__":{"a":"\\udfff"},"a":' + json.dumps(ROW).encode() + b"}", 24
+    ),
     "metadata a list": _file({"__metadata__": ["a"], **TWO}, 32),
     "metadata a text": _file({"__metadata__": "a", **TWO}, 32),
     "metadata with a number": _file({"__metadata__": {"a": 1}, **TWO}, 32),
