@@ -15,6 +15,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxTransformer2DModel, UNet2DConditionModel
 from diffusers.quantizers import PipelineQuantizationConfig
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sdquant
@@ -197,6 +199,25 @@ class TestRefused:
             FluxTransformer2DModel.from_single_file(
                 str(tmp_path / "one.safetensors"), config=str(FLUX), quantization_config=sdquant.Config("int8")
             )
+
+    @pytest.mark.parametrize("scheme", ["int8", "qint3", "fp8", "int4"])
+    @pytest.mark.parametrize("damage", ["not finite", "short"])
+    def test_damaged_contents(self, scheme: str, damage: str, tmp_path: Path) -> None:
+        """As `load_model` does, and not at the first picture."""
+        sdquant.save(sdquant.load_model(FLUX, scheme, progress=False), tmp_path / "out")
+        (file,) = (tmp_path / "out").glob("*.safetensors")
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata()
+        found = next(iter(sdquant.detect(file).sources["."].found.values()))
+        key = found.keys[next(part for part in found.keys if part in ("scale", "absmax"))]
+        tensors = load_file(file)
+        if damage == "short":
+            tensors[key] = tensors[key][:-1].contiguous()
+        else:
+            tensors[key].view(-1)[0] = torch.nan
+        save_file(tensors, file, metadata)
+        with pytest.raises(sdquant.BadFileError):
+            FluxTransformer2DModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16)
 
     def test_no_such_scheme(self) -> None:
         with pytest.raises(sdquant.UnknownQuantError, match="int7"):

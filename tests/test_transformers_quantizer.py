@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.quantizers import PipelineQuantizationConfig
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, T5EncoderModel
 
@@ -105,6 +106,25 @@ class TestRefused:
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(RuntimeError, match="automatic conversion"):
             CLIPTextModel.from_pretrained(tmp_path / "model", quantization_config=sdquant.Config("int8"))
+
+    @pytest.mark.parametrize("scheme", ["int8", "qint3", "fp8", "int4"])
+    @pytest.mark.parametrize("damage", ["not finite", "short"])
+    def test_damaged_contents(self, scheme: str, damage: str, tmp_path: Path) -> None:
+        """As `load_model` does, and not at the first picture."""
+        sdquant.save(sdquant.load_model(CLIP, scheme, progress=False), tmp_path / "out")
+        (file,) = (tmp_path / "out").glob("*.safetensors")
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata()
+        found = next(iter(sdquant.detect(file).sources["."].found.values()))
+        key = found.keys[next(part for part in found.keys if part in ("scale", "absmax"))]
+        tensors = load_file(file)
+        if damage == "short":
+            tensors[key] = tensors[key][:-1].contiguous()
+        else:
+            tensors[key].view(-1)[0] = torch.nan
+        save_file(tensors, file, metadata)
+        with pytest.raises(RuntimeError, match="automatic conversion"):
+            CLIPTextModel.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
 
     def test_a_file_without_what_sdquant_wrote_into_it(self, tmp_path: Path) -> None:
         sdquant.save(sdquant.load_model(CLIP, "int8", progress=False), tmp_path / "out")

@@ -1,8 +1,9 @@
-"""SDNQ, the quantization that SD.Next uses today: the example of a backend in one file.
+"""SDNQ, the quantization that SD.Next uses today: the example of a whole backend.
 
 SDNQ quantizes a layer (its public `sdnq_quantize_layer`); the tensors it makes are the parts here, with SDNQ's own
 shapes and file keys, so that a folder written here loads with `sdnq.load_sdnq_model` or diffusers, and the other way
-round. Decoding is written out below in plain torch, bit-equal to SDNQ's own, a few rows at a time; it needs no sdnq.
+round. Decoding is written out in plain torch, bit-equal to SDNQ's own, a few rows at a time; it needs no sdnq. How
+codes are stored is in `_sdnq_codes`, what SDNQ's files say in `_sdnq_files`.
 SDNQ's extras at encoding (SVD, Hadamard rotation, codebooks, dynamic selection, quantized matmul) stay off, and there
 is no "library" runtime: SDNQ's layers would add its matmul kernels, which are another subject.
 
@@ -22,63 +23,21 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
-from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import BadFileError, UnsupportedFileError
+from ..errors import BadFileError
+from ._sdnq_codes import CODES, numbers
+from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch import Tensor, nn
 
 CHUNK = 1 << 18  # weights decoded at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """How SDNQ stores codes of one kind.
-
-    Attributes:
-        sdnq: SDNQ's name of the dtype.
-        dtype: torch dtype name of the stored tensor.
-        low: what is added to a stored code to get its value.
-        zero_point: whether each scale has a zero point beside it.
-        fields: for packed codes, where each of the codes in a unit of bytes is: (byte, right shift, mask), to be added.
-            From sdnq/packed_int/unpack.py. Empty where a code is an element.
-        unit: bytes in a unit.
-    """
-
-    sdnq: str
-    dtype: str
-    low: int = 0
-    zero_point: bool = False
-    fields: tuple[tuple[tuple[int, int, int], ...], ...] = ()
-    unit: int = 1
-
-
-_FOUR = (((0, 0, 15),), ((0, 4, 15),))
-_SIX = (((0, 0, 63),), ((1, 0, 63),), ((2, 0, 63),), ((0, 2, 48), (1, 4, 12), (2, 6, 3)))
-_THREE = (
-    *(((byte, 0, 7),) for byte in range(3)),
-    *(((byte, 3, 7),) for byte in range(3)),
-    *(((byte, 6, 3), (2, 4 + byte, 4)) for byte in range(2)),
-)
-
-CODES = {
-    "sdnq-int8": Code(sdnq="int8", dtype="int8"),
-    "sdnq-fp8": Code(sdnq="float8_e4m3fn", dtype="float8_e4m3fn"),
-    "sdnq-int6": Code(sdnq="int6", dtype="uint8", low=-32, fields=_SIX, unit=3),
-    "sdnq-int4": Code(sdnq="int4", dtype="uint8", low=-8, fields=_FOUR),
-    "sdnq-uint4": Code(sdnq="uint4", dtype="uint8", zero_point=True, fields=_FOUR),
-    "sdnq-uint3": Code(sdnq="uint3", dtype="uint8", zero_point=True, fields=_THREE, unit=3),
-}
-_OF_DTYPE = {code.sdnq: name for name, code in CODES.items()} | {"fp8": "sdnq-fp8"}
 
 
 def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
@@ -178,7 +137,7 @@ class SDNQ(Backend):
         step = shape[0] if up is not None else max(8, CHUNK // max(1, row) // 8 * 8)
         for start in range(0, shape[0], step):
             rows = slice(start, min(start + step, shape[0]))
-            values = _values(parts["weight"], code, rows, row, scale.dtype).view(-1, *split)
+            values = numbers(parts["weight"], code, rows, row, scale.dtype).view(-1, *split)
             if zero_point is None:
                 values.mul_(scale[rows])
             else:
@@ -212,25 +171,25 @@ class SDNQ(Backend):
             found.append(
                 Found(
                     name=weight,
-                    scheme=_scheme_of(weight, settings),
+                    scheme=scheme_of(weight, settings),
                     keys={part: stem + part for part in names if stem + part in tensors},
                     evidence="quantization_config says sdnq, and the weights have scales beside them",
                 )
             )
         known = {key for row in found for key in row.keys.values()}
-        dtype = _float_dtype(info.dtype for key, info in tensors.items() if key not in known)
+        dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
         return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
 
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         parts = {part: get(key) for part, key in found.keys.items()}
-        shape = _shape(parts, CODES[found.scheme]) if shape is None else shape
-        if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == _turned(shape):
+        shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape
+        if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == turned(shape):
             # Written for SDNQ's quantized matmul: the weight as [in, out].
             parts |= {part: tensor.t().contiguous() for part, tensor in parts.items()}
             parts["weight"] = parts["weight"].view(shape)
             for part in {"scale", "zero_point"} & parts.keys():
                 parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))
-        if not _belong_together(CODES[found.scheme], shape, parts):
+        if not belong_together(CODES[found.scheme], shape, parts):
             shapes = ", ".join(
                 f"{part} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 for part, tensor in parts.items()
@@ -294,127 +253,6 @@ def _layer(weight: Tensor) -> nn.Module:
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     made: nn.Module = layer
     return made
-
-
-def _values(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
-    """The codes of some rows, in `dtype` and in a tensor of their own; flat where they are packed."""
-    import torch
-
-    if not code.fields:
-        return stored[rows].to(dtype)
-    per_unit = len(code.fields)
-    units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
-    values = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
-    for column, fields in enumerate(code.fields):
-        values[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
-    return values.add_(code.low) if code.low else values
-
-
-def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:
-    return (bytes_ >> shift) & mask
-
-
-def _scheme_of(weight: str, settings: Mapping[str, Any]) -> str:
-    """The scheme of one weight by SDNQ's config.
-
-    Raises:
-        UnsupportedFileError: SDNQ stored it in a way that no scheme here has.
-    """
-    for pattern, own in (settings.get("modules_quant_config") or {}).items():
-        if _matches(weight, [pattern]):
-            settings = {**settings, **own}
-            break
-    dtype = settings.get("weights_dtype", "int8")
-    for name, patterns in (settings.get("modules_dtype_dict") or {}).items():
-        if _matches(weight, patterns):
-            dtype = _at_least(name.lower(), dtype)
-            break
-    extras = [name for name in ("use_hadamard", "use_codebook") if settings.get(name)]
-    extras += [name for name in ("scale_dtype", "zero_point_dtype") if settings.get(name) not in (None, "none")]
-    if dtype in _OF_DTYPE and not extras:
-        return _OF_DTYPE[dtype]
-    raise UnsupportedFileError(
-        f"{weight} is stored by SDNQ as {dtype!r}{' with ' + ', '.join(extras) if extras else ''}",
-        f"sdquant reads SDNQ's {', '.join(sorted(_OF_DTYPE))}, with plain scales, and no rotation or codebook",
-        "Load it with diffusers and the sdnq package, or quantize the original model with one of these",
-    )
-
-
-def _at_least(name: str, dtype: str) -> str:
-    """SDNQ's `modules_dtype_dict` names a dtype, or a least number of bits ("minimum_6bit", "uint4bits")."""
-    match = re.fullmatch(r"(?:minimum)?[-_]?(u?int)?(\d+)[-_]?(?:bits?)?", name)
-    if match is None or not (name.startswith("minimum") or name.endswith(("bit", "bits"))):
-        return name
-    sign, least = match[1], int(match[2])
-    bits = re.search(r"\d+", dtype)
-    if bits is None or int(bits[0]) >= least:
-        return dtype
-    return f"uint{least}" if sign == "uint" or least <= 4 else f"int{least}"
-
-
-def _matches(weight: str, patterns: Iterable[str]) -> bool:
-    """SDNQ's rule for naming weights: in full, by one dotted component, by ".prefix", or with stars."""
-    for pattern in patterns:
-        if pattern.startswith("."):
-            hit = weight.startswith(pattern[1:])
-        else:
-            starred = "*" in pattern and re.match(pattern.replace(".*", "\\.*").replace("*", ".*"), weight)
-            hit = pattern == weight or pattern in weight.split(".") or bool(starred)
-        if hit:
-            return True
-    return False
-
-
-def _belong_together(code: Code, shape: tuple[int, ...], parts: Mapping[str, Tensor]) -> bool:
-    """Whether these are the parts of a weight of this shape, as `SDNQ` describes them."""
-    weight, scale = parts["weight"], parts["scale"]
-    if len(shape) < 2 or str(weight.dtype) != f"torch.{code.dtype}" or code.zero_point != ("zero_point" in parts):
-        return False
-    groups = scale.shape[1] if scale.ndim == len(shape) + 1 else 1
-    kernel = scale.shape[3:] if groups > 1 else scale.shape[2:]
-    # A scale for each row and group; for a convolution, also for each kernel position or for all of them.
-    if scale.ndim != len(shape) + (groups > 1) or scale.shape[0] != shape[0] or shape[1] % groups:
-        return False
-    if scale.shape[2 if groups > 1 else 1] != 1 or any(n not in (1, k) for n, k in zip(kernel, shape[2:], strict=True)):
-        return False
-    units = math.prod(shape) // (len(code.fields) or 1)
-    split = (shape[0], groups, shape[1] // groups, *shape[2:])
-    stored = {(units,), (units, code.unit), (units * code.unit,)} if code.fields else {shape, split}
-    if tuple(weight.shape) not in stored:
-        return False
-    zeros, up, down = parts.get("zero_point"), parts.get("svd_up"), parts.get("svd_down")
-    if (zeros is not None and zeros.shape != scale.shape) or (up is None) != (down is None):
-        return False
-    if up is not None and down is not None:
-        row = math.prod(shape[1:])
-        if up.ndim != 2 or tuple(down.shape) != (up.shape[1], row) or up.shape[0] != shape[0]:
-            return False
-    if zeros is not None and zeros.dtype != scale.dtype:
-        return False
-    return all(tensor.is_floating_point() for part, tensor in parts.items() if part != "weight")
-
-
-def _turned(shape: tuple[int, ...]) -> tuple[int, int]:
-    """[in, out], unless that is [out, in]."""
-    return (math.prod(shape[1:]), shape[0])
-
-
-def _shape(parts: Mapping[str, Tensor], code: Code) -> tuple[int, ...]:
-    """The float weight's shape, which the scale's gives away: [out, 1, kernel...] or [out, groups, 1, kernel...]."""
-    scale = parts["scale"]
-    numel = parts["weight"].numel() * (len(code.fields) or 1) // code.unit
-    if scale.ndim == 2 and scale.shape[1] > 1:  # written as [in, out]
-        return (scale.shape[1], numel // scale.shape[1])
-    if scale.ndim < 2:
-        return (0,)  # no scale of SDNQ's: `read` refuses it
-    kernel = tuple(scale.shape[3:] if scale.shape[1] > 1 else scale.shape[2:])
-    return (scale.shape[0], numel // max(1, scale.shape[0] * math.prod(kernel)), *kernel)
-
-
-def _float_dtype(dtypes: Iterable[str]) -> str:
-    """The model's float dtype, by its unquantized tensors; SDNQ does not note it down."""
-    floats = Counter(dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32"))
-    return floats.most_common(1)[0][0] if floats else "bfloat16"
 
 
 def _sdnq() -> Any:

@@ -19,9 +19,10 @@ from ..formats.own import found_in, read_own
 from ..install import common_kind, install_packed, misfit
 from ..layers.quantized import QuantizedLayer, float_layer
 from ..quantizer import weights_to_quantize
+from ..reading import read_weight
 
 if TYPE_CHECKING:
-    from ..backends.base import Found, TensorInfo
+    from ..backends.base import Found, Packed, TensorInfo
     from .config import Config
 
 
@@ -41,6 +42,8 @@ class Weights:
         self.found: dict[str, Found] = {}
         self.specs: dict[str, PackedSpec] = {}
         self.headers: dict[str, TensorInfo] = {}
+        self.home: dict[str, Path] = {}
+        self._files: dict[Path, safetensors.SafetensorsFile] = {}
         self.ties: dict[str, tuple[str, ...]] = {}
 
     def check(self, *, quantized: bool, device_map: Any = None) -> None:
@@ -73,6 +76,7 @@ class Weights:
         for path in paths:
             infos, said = safetensors.read_header(path)
             self.headers |= infos
+            self.home |= dict.fromkeys(infos, path)
             metadata = metadata or said
         own = read_own(paths[0], metadata)
         if not own.get("weights"):
@@ -104,6 +108,30 @@ class Weights:
                     why,
                     "Check that the weights and the config belong together",
                 )
+
+    def packed(self, name: str, parts: Mapping[str, Tensor]) -> Packed:
+        """The weight of a model's name that the files hold, from the parts that the library has read of it.
+
+        Raises:
+            BadFileError: they are damaged, or do not belong together; as when sdquant loads it.
+        """
+        found, spec = self.found[name], self.specs[name]
+        read = {key: parts[part] for part, key in found.keys.items()}
+
+        def get(key: str) -> Tensor:
+            if key in read:
+                return read[key]
+            path = self.home[key]  # of a table or description, which is no part of the weight
+            self._files[path] = self._files.get(path) or safetensors.SafetensorsFile(path)
+            return self._files[path].get(key)
+
+        return read_weight(found, spec, spec.shape, get)
+
+    def close(self) -> None:
+        """Give the files back that were read from."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def plan(self, model: nn.Module, keep: Iterable[str]) -> None:
         """Choose the weights of an empty model that will be quantized.

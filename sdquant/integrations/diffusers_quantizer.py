@@ -16,6 +16,7 @@ from ..backends.base import Packed
 from ..components import quiet, set_tensor
 from ..errors import UnsupportedFileError
 from ..install import install_packed
+from ..layers import packed_of
 from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
 from ._shared import Weights, dequantize, torch_dtype
 from .config import METHOD, Config
@@ -159,6 +160,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 part = next(tensor for name, tensor in module.named_parameters() if name.startswith(PREFIX))
                 empty = torch.empty(0, dtype=like.dtype, device=part.device)
                 module._parameters[LIKE] = nn.Parameter(empty, requires_grad=False)
+        for name in self.weights.found:
+            packed = packed_of(model.get_submodule(name.rpartition(".")[0]))
+            if packed is not None and packed.device.type != "meta":  # of what accelerate has taken away already
+                self.weights.packed(name, packed.parts)
+        self.weights.close()
         self._loaded = {name: packed.spec for name, packed in quantized(model)}
         self._config = config_of(model)
         made: Any = model

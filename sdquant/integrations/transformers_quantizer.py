@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..backends.base import Found, Packed
 from ..components import quiet
 from ..install import install_packed
 from ._shared import Weights, dequantize
 from .config import METHOD, Config
+
+if TYPE_CHECKING:
+    from ..backends.base import Found
 
 with quiet():  # what it imports besides has remarks to make
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -76,6 +78,7 @@ class Quantizer(HfQuantizer):
         return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        self.weights.close()
         made: Any = model
         made._weight_conversions = []  # to undo at saving: the keys are written under the model's own names
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
@@ -157,8 +160,7 @@ class _Read(_Op):
             wanted = model.get_parameter(name)
             return {"weight": [tensor.to(self.hf_quantizer.dtype).reshape(wanted.shape)]}
         parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
-        packed = Packed(spec=weights.specs[name], parts=parts)
-        install_packed(model, weights.ties[name], packed, "plain")
+        install_packed(model, weights.ties[name], weights.packed(name, parts), "plain")
         _arrived(weights, model, name, missing)
         return {}
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from sdquant import backends
 from sdquant.backends import sdnq as module
+from sdquant.backends._sdnq_codes import OF_DTYPE
 from sdquant.backends.base import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
 
@@ -250,7 +251,7 @@ def test_the_dtype_of_one_module_follows_sdnqs_rules(sdnq: Any, settings: dict[s
     from sdnq.utils import get_minimum_dtype  # its own rule
 
     own = get_minimum_dtype(settings["weights_dtype"], "proj.weight", settings.get("modules_dtype_dict", {}))
-    assert module._OF_DTYPE[own] == scheme
+    assert OF_DTYPE[own] == scheme
 
 
 def test_other_configs_are_not_sdnqs() -> None:

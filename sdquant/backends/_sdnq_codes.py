@@ -1,0 +1,72 @@
+"""SDNQ's codes: how each kind is stored, and the numbers they stand for.
+
+Bit-equal to SDNQ's own, in plain torch; it needs no sdnq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """How SDNQ stores codes of one kind.
+
+    Attributes:
+        sdnq: SDNQ's name of the dtype.
+        dtype: torch dtype name of the stored tensor.
+        low: what is added to a stored code to get its value.
+        zero_point: whether each scale has a zero point beside it.
+        fields: for packed codes, where each of the codes in a unit of bytes is: (byte, right shift, mask), to be added.
+            From sdnq/packed_int/unpack.py. Empty where a code is an element.
+        unit: bytes in a unit.
+    """
+
+    sdnq: str
+    dtype: str
+    low: int = 0
+    zero_point: bool = False
+    fields: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    unit: int = 1
+
+
+_FOUR = (((0, 0, 15),), ((0, 4, 15),))
+_SIX = (((0, 0, 63),), ((1, 0, 63),), ((2, 0, 63),), ((0, 2, 48), (1, 4, 12), (2, 6, 3)))
+_THREE = (
+    *(((byte, 0, 7),) for byte in range(3)),
+    *(((byte, 3, 7),) for byte in range(3)),
+    *(((byte, 6, 3), (2, 4 + byte, 4)) for byte in range(2)),
+)
+
+CODES = {
+    "sdnq-int8": Code(sdnq="int8", dtype="int8"),
+    "sdnq-fp8": Code(sdnq="float8_e4m3fn", dtype="float8_e4m3fn"),
+    "sdnq-int6": Code(sdnq="int6", dtype="uint8", low=-32, fields=_SIX, unit=3),
+    "sdnq-int4": Code(sdnq="int4", dtype="uint8", low=-8, fields=_FOUR),
+    "sdnq-uint4": Code(sdnq="uint4", dtype="uint8", zero_point=True, fields=_FOUR),
+    "sdnq-uint3": Code(sdnq="uint3", dtype="uint8", zero_point=True, fields=_THREE, unit=3),
+}
+OF_DTYPE = {code.sdnq: name for name, code in CODES.items()} | {"fp8": "sdnq-fp8"}
+
+
+def numbers(stored: Tensor, code: Code, rows: slice, row: int, dtype: torch.dtype) -> Tensor:
+    """The codes of some rows, in `dtype` and in a tensor of their own; flat where they are packed."""
+    import torch
+
+    if not code.fields:
+        return stored[rows].to(dtype)
+    per_unit = len(code.fields)
+    units = stored.view(-1, code.unit)[rows.start * row // per_unit : rows.stop * row // per_unit]
+    made = torch.empty((len(units), per_unit), dtype=dtype, device=stored.device)
+    for column, fields in enumerate(code.fields):
+        made[:, column] = sum(_field(units[:, byte], shift, mask) for byte, shift, mask in fields)
+    return made.add_(code.low) if code.low else made
+
+
+def _field(bytes_: Tensor, shift: int, mask: int) -> Tensor:
+    return (bytes_ >> shift) & mask
