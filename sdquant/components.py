@@ -100,7 +100,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     return model.eval().requires_grad_(False)
 
 
-# What a constructor goes through one by one, or makes a table of, and more than any model has: a billion would never end.
+# What a constructor goes through one by one, or makes a table of, and more than any model has: a billion never ends.
 _MOST: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"layers|blocks|depth|stages|timesteps"), 10_000),
     (re.compile(r"position"), 1 << 24),
