@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,16 +103,21 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     return model.eval().requires_grad_(False)
 
 
-_COUNTS = re.compile(r"layers|blocks|depth|stages|timesteps")
-MOST = 10_000  # layers, or steps of a scheduler; a model made of a billion would never be made
+# What a constructor goes through one by one, or makes a table of, and more than any model has: a billion never ends.
+_MOST: tuple[tuple[re.Pattern[str], int], ...] = (
+    (re.compile(r"layers|blocks|depth|stages|timesteps"), 10_000),
+    (re.compile(r"position"), 1 << 24),
+)
+_ITEMS = 10_000  # of a list
 
 
 def _refuse_endless(name: str, config: Mapping[str, Any]) -> None:
-    """Raise BadFileError if the config has more layers than any model has, or a scheduler more steps."""
+    """Raise BadFileError if the config has more layers, or positions, than any model has, or a scheduler more steps."""
     for key, value in config.items():
         counts = value if isinstance(value, list | tuple) else (value,)
-        large = [n for n in counts if isinstance(n, int | float) and n > MOST] if _COUNTS.search(key) else []
-        if large or len(counts) > MOST:
+        most = min((limit for words, limit in _MOST if words.search(key)), default=math.inf)
+        large = [n for n in counts if isinstance(n, int | float) and n > most]
+        if large or len(counts) > _ITEMS:
             raise BadFileError(
                 f"A {name} was to be made",
                 f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",

@@ -349,6 +349,13 @@ class TestEndlessConfigs:
         assert key in _refused(BadFileError, tmp_path / "model").why
         assert time.perf_counter() - begin < 30  # not a measurement: it would take hours
 
+    def test_positions_without_end(self, sd: Path, tmp_path: Path) -> None:
+        """CLIP makes a table of them, eight bytes each."""
+        shutil.copytree(sd / "text_encoder", tmp_path / "model")
+        path = tmp_path / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 10**9}))
+        assert "max_position_embeddings" in _refused(BadFileError, tmp_path / "model").why
+
 
 class TestBase:
     def test_it_is_for_a_lone_component(self, sd: Path) -> None:
