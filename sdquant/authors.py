@@ -17,7 +17,7 @@ from . import planner
 from .detection import MAIN, Detected
 from .errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from .foreign import LDM, convert, prefix_of
-from .formats import families, reference
+from .formats import adapters, families, reference
 from .formats.reference import Written
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> di
     Args:
         named: by the caller; None for the usual ones, or the main one where they are to go into a `single` file.
     """
+    if seen.component == "lora":
+        adapters.refuse(seen.path, seen.sources["."].names)
     if set(seen.sources) == {"."}:
         return {".": main_only(seen.sources["."])}
     unknown = [name for name in named or () if name not in seen.sources]

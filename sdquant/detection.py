@@ -13,7 +13,7 @@ from typing import Any
 from . import backends
 from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
-from .formats import families, folder, source
+from .formats import adapters, families, folder, source
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
 from .suffixes import suffix_hint
@@ -202,6 +202,9 @@ def _component(src: Source, path: str, variant: str | None = None) -> Detected:
         evidence.append(_variant(src))
     if src.class_name:
         evidence.insert(0, f"the config says {src.class_name}")
+    lora = adapters.sign(src.names) if row is None else None
+    if lora is not None:
+        evidence.insert(0, f"it is a LoRA: it has {lora!r}")
     if row:
         evidence.insert(0, f"tensor names are those of {row.family} ({row.component}, {row.layout} layout)")
     # A folder's own name says more than the names that its library gives to all weight files.
@@ -212,7 +215,7 @@ def _component(src: Source, path: str, variant: str | None = None) -> Detected:
         path=path,
         container="component" if src.path.is_dir() else src.container,
         family=families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
-        component=row.component if row else None,
+        component=row.component if row else ("lora" if lora is not None else None),
         quant=quant,
         backend=backends.scheme(quant).backend if quant else None,
         prequantized=bool(src.found),

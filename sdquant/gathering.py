@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import detection
 from .errors import ConflictError, MissingComponentError, UnsupportedFileError
-from .formats import configs, families, text
+from .formats import adapters, configs, families, text
 from .formats.strays import refuse_strays
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     seen = look(asked, complete=complete)
     parts = [detection.detect(path, complete=complete, allow_pickle=asked.allow_pickle) for path in asked.parts]
+    for lora in (one for one in (seen, *parts) if one.component == "lora"):
+        adapters.refuse(lora.path, lora.sources["."].names)
     if complete:
         for src in (src for one in (seen, *parts) for src in one.sources.values()):
             refuse_strays(src.path, src.plain)

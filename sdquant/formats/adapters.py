@@ -1,0 +1,27 @@
+"""Files of a LoRA or its kin: changes to a model, not a model. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import UnsupportedFileError
+
+# As peft, diffusers, kohya's scripts and LyCORIS (LoHa, LoKr) name the two sides of a change.
+_NAMES = re.compile(r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w[12](_[ab])?)$")
+
+
+def sign(names: Iterable[str]) -> str | None:
+    """The first tensor name that only such files have; None if there is none."""
+    return min((name for name in names if _NAMES.search(name)), default=None)
+
+
+def refuse(path: object, names: Iterable[str]) -> None:
+    """Raise UnsupportedFileError for a LoRA's file, by its tensor names."""
+    found = sign(names)
+    if found is not None:
+        raise UnsupportedFileError(
+            f"{path} was to be loaded",
+            f"it is a LoRA (it has {found!r}), which changes a model and is none",
+            "Load the model that it is for, and give the file to pipe.load_lora_weights",
+        )
