@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK = 1 << 22  # values of a byte that are widened together: torch finds no extremes in float8
 
 
 def finite(tensor: Tensor) -> bool:
     """Whether no value of a tensor is NaN or infinite. `isfinite` takes twenty times as long, and as much memory."""
+    import torch
+
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     if tensor.itemsize == 1:
@@ -18,5 +22,7 @@ def finite(tensor: Tensor) -> bool:
 
 
 def _finite(tensor: Tensor) -> bool:
+    import torch
+
     low, high = torch.aminmax(tensor)  # a NaN anywhere makes both one
     return bool(low > -torch.inf) and bool(high < torch.inf)
