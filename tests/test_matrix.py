@@ -41,6 +41,8 @@ def _cells(device: str) -> list[Any]:
         # One worker takes all cells of a scheme, so that what they share is made once.
         marks = [pytest.mark.xdist_group(cell.scheme)]
         marks += [pytest.mark.gpu] if device != "cpu" else []
+        # libgguf searches long for these types. To offload, a block is a block: the other types stand for them.
+        marks += [pytest.mark.slow] if cell.scheme.startswith(("iq1", "iq2", "iq3")) else []
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
 
