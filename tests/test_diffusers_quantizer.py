@@ -29,6 +29,21 @@ FLUX = demo.path("digits-flux") / "transformer"
 UNET = demo.path("digits-sd") / "unet"
 
 
+def damage_scale(folder: Path, damage: str) -> None:
+    """The first scale of a saved component: with a NaN in it ("not finite"), or without its last value ("short")."""
+    (file,) = folder.glob("*.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    found = next(iter(sdquant.detect(file).sources["."].found.values()))
+    key = found.keys[next(part for part in found.keys if part in ("scale", "absmax"))]
+    tensors = load_file(file)
+    if damage == "short":
+        tensors[key] = tensors[key][:-1].contiguous()
+    else:
+        tensors[key].view(-1)[0] = torch.nan
+    save_file(tensors, file, metadata)
+
+
 def same(one: nn.Module, other: nn.Module) -> None:
     """The same weights, bit for bit."""
     ours, theirs = dict(quantized(one)), dict(quantized(other))
@@ -205,17 +220,7 @@ class TestRefused:
     def test_damaged_contents(self, scheme: str, damage: str, tmp_path: Path) -> None:
         """As `load_model` does, and not at the first picture."""
         sdquant.save(sdquant.load_model(FLUX, scheme, progress=False), tmp_path / "out")
-        (file,) = (tmp_path / "out").glob("*.safetensors")
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata()
-        found = next(iter(sdquant.detect(file).sources["."].found.values()))
-        key = found.keys[next(part for part in found.keys if part in ("scale", "absmax"))]
-        tensors = load_file(file)
-        if damage == "short":
-            tensors[key] = tensors[key][:-1].contiguous()
-        else:
-            tensors[key].view(-1)[0] = torch.nan
-        save_file(tensors, file, metadata)
+        damage_scale(tmp_path / "out", damage)
         with pytest.raises(sdquant.BadFileError):
             FluxTransformer2DModel.from_pretrained(tmp_path / "out", torch_dtype=torch.bfloat16)
 

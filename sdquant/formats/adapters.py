@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from ..errors import UnsupportedFileError
 
 # As peft, diffusers, kohya's scripts and LyCORIS (LoHa, LoKr) name the two sides of a change.
-_NAMES = re.compile(r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w[12](_[ab])?)$")
+NAMES = r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w[12](_[ab])?)$"
 
 
 def sign(names: Iterable[str]) -> str | None:
     """The first tensor name that only such files have; None if there is none."""
-    return min((name for name in names if _NAMES.search(name)), default=None)
+    return min((name for name in names if re.search(NAMES, name)), default=None)
 
 
 def refuse(path: object, names: Iterable[str]) -> None:

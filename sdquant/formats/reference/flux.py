@@ -18,9 +18,7 @@ _FLUX: Rows = (
     ("final_layer.linear.*", "proj_out.*"),
     ("~final_layer.adaLN_modulation.1.*", "norm_out.linear.*"),
 )
-_FLUX_DOUBLE: Rows = (
-    ("img_mod.lin.*", "norm1.linear.*"),
-    ("txt_mod.lin.*", "norm1_context.linear.*"),
+ATTENTION: Rows = (
     ("img_attn.qkv.*", "attn.to_q.*", "attn.to_k.*", "attn.to_v.*"),
     ("txt_attn.qkv.*", "attn.add_q_proj.*", "attn.add_k_proj.*", "attn.add_v_proj.*"),
     ("img_attn.norm.query_norm.scale", "attn.norm_q.weight"),
@@ -29,6 +27,11 @@ _FLUX_DOUBLE: Rows = (
     ("txt_attn.norm.key_norm.scale", "attn.norm_added_k.weight"),
     ("img_attn.proj.*", "attn.to_out.0.*"),
     ("txt_attn.proj.*", "attn.to_add_out.*"),
+)
+_FLUX_DOUBLE: Rows = (
+    ("img_mod.lin.*", "norm1.linear.*"),
+    ("txt_mod.lin.*", "norm1_context.linear.*"),
+    *ATTENTION,
     ("img_mlp.0.*", "ff.net.0.proj.*"),
     ("img_mlp.2.*", "ff.net.2.*"),
     ("txt_mlp.0.*", "ff_context.net.0.proj.*"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .flux import ATTENTION
 from .rows import Rows, Shapes, Written, of_blocks, of_rows
 
 _FLUX2: Rows = (
@@ -20,14 +21,7 @@ _FLUX2: Rows = (
     ("~final_layer.adaLN_modulation.1.*", "norm_out.linear.*"),
 )
 _DOUBLE: Rows = (
-    ("img_attn.qkv.*", "attn.to_q.*", "attn.to_k.*", "attn.to_v.*"),
-    ("txt_attn.qkv.*", "attn.add_q_proj.*", "attn.add_k_proj.*", "attn.add_v_proj.*"),
-    ("img_attn.norm.query_norm.scale", "attn.norm_q.weight"),
-    ("img_attn.norm.key_norm.scale", "attn.norm_k.weight"),
-    ("txt_attn.norm.query_norm.scale", "attn.norm_added_q.weight"),
-    ("txt_attn.norm.key_norm.scale", "attn.norm_added_k.weight"),
-    ("img_attn.proj.*", "attn.to_out.0.*"),
-    ("txt_attn.proj.*", "attn.to_add_out.*"),
+    *ATTENTION,
     ("img_mlp.0.*", "ff.linear_in.*"),
     ("img_mlp.2.*", "ff.linear_out.*"),
     ("txt_mlp.0.*", "ff_context.linear_in.*"),
