@@ -28,15 +28,20 @@ NOT_QUANTIZED = "none"
 Quant = str | Mapping[str, str | None] | None
 
 
-def _about(help: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> dict[str, Any]:
-    return {"help": help, "choices": choices, "metavar": metavar}
+def _about(
+    help: str, choices: tuple[str, ...] = (), metavar: str | None = None, *, setting: bool = True
+) -> dict[str, Any]:
+    """What is known of a field. `setting`: whether it outlives one call, and so belongs on a settings page."""
+    return {"help": help, "choices": choices, "metavar": metavar, "setting": setting}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One call of `load_model`, as values."""
 
-    path: str = field(metadata=_about("pipeline folder, component folder, .safetensors, .gguf, or hub id"))
+    path: str = field(
+        metadata=_about("pipeline folder, component folder, .safetensors, .gguf, or hub id", setting=False)
+    )
     quant: Quant = field(
         default=None,
         metadata=_about(
@@ -49,16 +54,18 @@ class Request:
         metadata=_about("quantize while loading (pre), after it (post), or whichever the scheme can", LOAD_MODES),
     )
     components: tuple[str, ...] | None = field(
-        default=None, metadata=_about("which components to quantize", metavar="NAME")
+        default=None, metadata=_about("which components to quantize", metavar="NAME", setting=False)
     )
     skip: tuple[str, ...] = field(
         default=(), metadata=_about("modules to leave as they are: a part of their path, or a pattern with *")
     )
-    rules: Any = field(default=None, metadata=_about("quantization rules"))
+    rules: Any = field(default=None, metadata=_about("quantization rules", setting=False))
     base: str | None = field(
         default=None,
         metadata=_about(
-            "pipeline folder that has the rest of a lone transformer, UNet or checkpoint", metavar="FOLDER"
+            "pipeline folder that has the rest of a lone transformer, UNet or checkpoint",
+            metavar="FOLDER",
+            setting=False,
         ),
     )
     runtime: str | None = field(
@@ -94,15 +101,18 @@ class Request:
         metadata=_about(
             "file of one more component, such as a text encoder or VAE, for its place in the pipeline (repeat)",
             metavar="FILE",
+            setting=False,
         ),
     )
     variant: str | None = field(
         default=None,
         metadata=_about(
-            "which of a folder's variants (fp16, ema, ...), for each component that has it", metavar="NAME"
+            "which of a folder's variants (fp16, ema, ...), for each component that has it",
+            metavar="NAME",
+            setting=False,
         ),
     )
-    progress: bool = field(default=True, metadata=_about("show progress bars"))
+    progress: bool = field(default=True, metadata=_about("show progress bars", setting=False))
 
     def __post_init__(self) -> None:
         _text("path", self.path)

@@ -1,0 +1,16 @@
+"""What a settings page keeps between starts: its fields, their values, the file they are in.
+
+    roles.py    the parts of a pipeline that a scheme is chosen for
+    fields.py   the fields of a settings page, made from Request and the registry
+    values.py   Settings: a value for each field, checked; the Request they make for a model
+
+No module here imports torch or gradio: web UIs with old pins use them as they are.
+"""
+
+from __future__ import annotations
+
+from .fields import Field, fields
+from .roles import ROLES, Role, role_of
+from .values import Settings
+
+__all__ = ["ROLES", "Field", "Role", "Settings", "fields", "role_of"]

@@ -1,0 +1,135 @@
+"""The fields of a settings page: a scheme for each role, then every field of Request that is a setting.
+
+A page makes a widget of each, by its kind; a new scheme, role or field of Request appears there by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .. import backends
+from ..errors import SettingsError
+from ..request import NOT_QUANTIZED, Request
+from .roles import ROLES
+
+KINDS = ("scheme", "choice", "switch", "text", "list")
+
+# What a widget shows for None.
+AS_FOUND = "as found"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One setting.
+
+    Attributes:
+        name: "quant.<role>" for a scheme, else the name of Request's field.
+        label, help: what stands beside the widget.
+        kind: "scheme" (one of `choices` or one with options, as "nf4,double_quant"), "choice" (one of them), "switch"
+            (a bool), "text" (empty is None) or "list" (names with commas between them).
+        choices: as a widget shows them; the first stands for None where None is a value.
+        default: the value where nothing is set.
+    """
+
+    name: str
+    label: str
+    help: str
+    kind: str
+    choices: tuple[str, ...] = ()
+    default: Any = None
+
+    def shown(self, value: Any) -> Any:
+        """A value as its widget shows it."""
+        if self.kind == "list":
+            return ", ".join(value)
+        if value is None:
+            return self.choices[0] if self.choices else ""
+        return value
+
+    def parse(self, shown: Any) -> Any:
+        """The value of what a widget holds.
+
+        Raises:
+            SettingsError: what no widget of this kind holds.
+        """
+        if self.kind == "switch":
+            if isinstance(shown, bool):
+                return shown
+            raise SettingsError(f"{self.name}={shown!r} was set", f"{self.name} is on or off", "Use true or false")
+        if isinstance(shown, (int, float)) and not isinstance(shown, bool) and self.kind == "text":
+            return shown
+        if shown is None:
+            shown = ""
+        if self.kind == "list" and isinstance(shown, (list, tuple)):
+            shown = ",".join(str(word) for word in shown)
+        if not isinstance(shown, str):
+            raise SettingsError(f"{self.name}={shown!r} was set", f"{self.name} is a text", "Use a text")
+        words = shown.strip()
+        if self.kind == "list":
+            return tuple(word.strip() for word in words.split(",") if word.strip())
+        if self.default is None and (not words or (self.choices and words == self.choices[0])):
+            return None
+        return words or self.default
+
+
+@lru_cache(maxsize=1)
+def fields() -> tuple[Field, ...]:
+    """All fields, in the order of the page."""
+    return (*_schemes(), *_of_request())
+
+
+def field_named(name: str) -> Field:
+    """The field of this name.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    for row in fields():
+        if row.name == name:
+            return row
+    raise SettingsError(
+        f"{name!r} was set", f"the settings are {', '.join(row.name for row in fields())}", "Use one of them"
+    )
+
+
+def _schemes() -> tuple[Field, ...]:
+    choices = (AS_FOUND, NOT_QUANTIZED, *(row.name for row in backends.schemes() if row.on_the_fly))
+    return tuple(
+        Field(
+            name=f"quant.{role.name}",
+            label=role.label,
+            help=f"scheme of the {_lower(role.label)}",
+            kind="scheme",
+            choices=choices,
+        )
+        for role in ROLES
+    )
+
+
+def _lower(label: str) -> str:
+    return label if label[:2].isupper() else label[:1].lower() + label[1:]
+
+
+def _of_request() -> tuple[Field, ...]:
+    rows = []
+    for row in dataclasses.fields(Request):
+        if not row.metadata["setting"] or row.name == "quant":
+            continue
+        choices, default = tuple(row.metadata["choices"]), row.default
+        if isinstance(default, bool):
+            kind = "switch"
+        elif isinstance(default, tuple):
+            kind = "list"
+        else:
+            kind = "choice" if choices else "text"
+        if kind == "choice" and default is None:
+            choices = (DEFAULT, *choices)
+        label = row.name.replace("_", " ").capitalize()
+        rows.append(
+            Field(name=row.name, label=label, help=row.metadata["help"], kind=kind, choices=choices, default=default)
+        )
+    return tuple(rows)
