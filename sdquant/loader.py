@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,8 +117,12 @@ def load(asked: Request) -> Any:
     return load_planned(asked, prepare(asked))
 
 
-def load_planned(asked: Request, made: planner.Plan) -> Any:
-    """`load` for a Request whose plan is made already."""
+def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
+    """`load` for a Request whose plan is made already.
+
+    Args:
+        on_bytes: called with the bytes read so far and those in all. What it raises ends the load and passes through.
+    """
     begin = time.perf_counter()
     if made.detected.container == "pipeline":
         from . import components
@@ -126,7 +130,7 @@ def load_planned(asked: Request, made: planner.Plan) -> Any:
         components.check_pipeline(_folder(made))
     for warning in made.warnings:
         log.warning("%s", warning)
-    with _one_bar(made, asked.progress) as tick:
+    with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
     whole = _assemble(made, parts)
     from . import offload
@@ -257,16 +261,21 @@ def _folder(made: planner.Plan) -> Path:
 class Tick:
     """Counts bytes read; `tick(n)` adds n."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
+    def __init__(self, bar: Any, on_bytes: Callable[[int, int], None] | None = None) -> None:
+        self._bar, self._on_bytes, self._done = bar, on_bytes, 0
 
     def __call__(self, nbytes: int) -> None:
         """Add `nbytes`."""
         self._bar.update(nbytes)
+        self._done += nbytes
+        if self._on_bytes is not None:
+            self._on_bytes(self._done, int(self._bar.total))
 
 
 @contextlib.contextmanager
-def _one_bar(made: planner.Plan, progress: bool) -> Iterator[Tick]:
+def _one_bar(
+    made: planner.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
+) -> Iterator[Tick]:
     """A progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 
@@ -275,4 +284,4 @@ def _one_bar(made: planner.Plan, progress: bool) -> Iterator[Tick]:
     with tqdm(
         total=total, desc=f"Loading {name}", unit="B", unit_scale=True, disable=not progress, delay=2, leave=False
     ) as bar:
-        yield Tick(bar)
+        yield Tick(bar, on_bytes)

@@ -3,6 +3,7 @@
     roles.py    the parts of a pipeline that a scheme is chosen for
     fields.py   the fields of a settings page, made from Request and the registry
     values.py   Settings: a value for each field, checked; the Request they make for a model
+    fixes.py    the nearest settings that work, for a refused choice
 
 No module here imports torch or gradio: web UIs with old pins use them as they are.
 """

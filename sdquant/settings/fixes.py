@@ -1,0 +1,99 @@
+"""The nearest settings that work, for a refused choice: what a page puts on buttons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import backends
+from ..errors import SdquantError
+from ..request import NOT_QUANTIZED
+from .fields import field_named
+from .roles import ROLES
+from .values import Settings
+
+# Offload modes by what they give up, the least first: balanced keeps what fits, sequential is the slowest.
+_OFFLOADS = ("balanced", "model", "group", "none", "sequential")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A way out. `text`: what it does, for a button; `changes`: field name to its new value."""
+
+    text: str
+    changes: Mapping[str, Any]
+
+
+def fixes(settings: Settings, accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
+    """Settings near these that `accepts` says yes to: at most one of each kind of change, the smallest change first.
+
+    Args:
+        accepts: whether settings would load, as far as that is known before weights are read.
+        most: how many to give.
+    """
+    found: list[Fix] = []
+    for kind in (_another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited):
+        fix = next((row for row in kind(settings) if _would(settings, row, accepts)), None)
+        if fix is not None:
+            found.append(fix)
+        if len(found) == most:
+            break
+    return tuple(found)
+
+
+def _would(settings: Settings, fix: Fix, accepts: Callable[[Settings], bool]) -> bool:
+    try:
+        return accepts(settings.but(fix.changes))
+    except SdquantError:  # settings that contradict themselves are no way out
+        return False
+
+
+def _another_offload(settings: Settings) -> Iterator[Fix]:
+    for name in (*_OFFLOADS, *field_named("offload").choices):
+        if name != settings["offload"]:
+            changes = {"offload": name} | ({} if name == "balanced" else {"budget": None})
+            yield Fix(text=f"Use {name} offload" if name != "none" else "Use no offload", changes=changes)
+
+
+def _another_runtime(settings: Settings) -> Iterator[Fix]:
+    for name in ("plain", None):
+        if name != settings["runtime"]:
+            yield Fix(text=f"Use the {name or 'default'} runtime", changes={"runtime": name})
+
+
+def _another_mode(settings: Settings) -> Iterator[Fix]:
+    for name in field_named("mode").choices:
+        if name != settings["mode"]:
+            yield Fix(text=f"Use mode {name}", changes={"mode": name})
+
+
+def _another_scheme(settings: Settings) -> Iterator[Fix]:
+    """Schemes of other backends in the place of each one in use, those of the nearest number of bits first."""
+    held = _held(settings)
+    for old in dict.fromkeys(held.values()):
+        scheme = backends.parse(old).scheme
+        others = [row for row in backends.schemes() if row.on_the_fly and row.backend != scheme.backend]
+        for other in sorted(others, key=lambda row: abs(row.bits - scheme.bits)):
+            changes = {name: other.name for name, value in held.items() if value == old}
+            yield Fix(text=f"Use {other.name} instead of {scheme.name}", changes=changes)
+
+
+def _as_found(settings: Settings) -> Iterator[Fix]:
+    """Load as the file is: the way out where it is quantized already."""
+    chosen = [f"quant.{row.name}" for row in ROLES if settings[f"quant.{row.name}"] is not None]
+    for name in chosen:
+        yield Fix(text=f"Take the {field_named(name).label} as found", changes={name: None})
+    if len(chosen) > 1:
+        yield Fix(text="Take all as found", changes=dict.fromkeys(chosen))
+
+
+def _unlimited(settings: Settings) -> Iterator[Fix]:
+    if settings["budget"] is not None:
+        yield Fix(text="Use no budget", changes={"budget": None})
+
+
+def _held(settings: Settings) -> dict[str, str]:
+    """Field to scheme, of the roles that are quantized."""
+    values = {f"quant.{row.name}": settings[f"quant.{row.name}"] for row in ROLES}
+    return {name: value for name, value in values.items() if value is not None and value.lower() != NOT_QUANTIZED}

@@ -1,0 +1,165 @@
+"""What is known of a choice of settings before anything is loaded: the verdict on every choice, the plan, the way out.
+
+Everything here comes from the matrix and the planner; the page only shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import backends, machine
+from ..compat import look_up
+from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem
+from ..compat.row import Query
+from ..errors import SdquantError
+from ..preparation import prepare
+from ..request import NOT_QUANTIZED
+from ..settings import ROLES, Settings, fields, role_of
+from ..settings.fixes import Fix, fixes
+
+if TYPE_CHECKING:
+    from ..machine import Machine
+    from ..planner import Plan
+    from ..request import Request
+
+# From the best to the worst; a choice has the worst verdict of all schemes it is combined with.
+VERDICTS = ("works", "slow", "untested", "breaks")
+
+# The fields whose choices the matrix speaks of.
+AXES = ("offload", "mode", "runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A model to be loaded: its path, and with what. `base`: for a lone component or checkpoint."""
+
+    path: str
+    base: str | None = None
+
+    def components(self, settings: Settings) -> dict[str, str | None]:
+        """Component names, as `Settings.request` takes them, each with the scheme it is quantized to on disk.
+
+        Raises:
+            SdquantError: what is there cannot be loaded, however it is quantized.
+        """
+        as_found = Settings({"allow_pickle": settings["allow_pickle"]})
+        made = prepare(as_found.request(self.path, (), base=self.base, progress=False))
+        return {part.name: part.scheme if part.action == "found" else None for part in made.components}
+
+    def request(self, settings: Settings) -> Request:
+        """The Request for these settings. Raises as `components` does."""
+        return settings.request(self.path, self.components(settings), base=self.base, progress=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What the matrix says of one choice, the other settings being as they are."""
+
+    verdict: str
+    why: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What is known of a choice of settings for a model.
+
+    Attributes:
+        marks: field name to choice to the verdict on it.
+        plan: what will be done; None where it is refused or no model is chosen.
+        error: why it is refused; None if it is not.
+        fixes: the nearest settings that are not refused.
+    """
+
+    marks: Mapping[str, Mapping[str, Mark]]
+    plan: Plan | None = None
+    error: SdquantError | None = None
+    fixes: tuple[Fix, ...] = ()
+
+
+def review(target: Target | None, settings: Settings) -> Review:
+    """Look at `settings` for a model. Reads headers only."""
+    here = machine.probe()
+    try:
+        held = target.components(settings) if target is not None else dict.fromkeys(row.name for row in ROLES)
+    except SdquantError as error:
+        return Review(marks={}, error=error)
+    seen = marks(settings, held, here)
+    if target is None:
+        return Review(marks=seen)
+    try:
+        return Review(marks=seen, plan=prepare(target.request(settings)))
+    except SdquantError as error:
+        return Review(marks=seen, error=error, fixes=fixes(settings, lambda near: _loads(target, near)))
+
+
+def _loads(target: Target, settings: Settings) -> bool:
+    try:
+        prepare(target.request(settings))
+    except SdquantError:
+        return False
+    return True
+
+
+def marks(settings: Settings, held: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
+    """The verdict on every choice of every field that the matrix speaks of.
+
+    Args:
+        held: component to the scheme it has on disk, or None.
+    """
+    roles = {role.name: scheme for name, scheme in held.items() if (role := role_of(name)) is not None}
+    kind = _kind(settings, here)
+    found: dict[str, dict[str, Mark]] = {}
+    for row in fields():
+        if row.kind != "scheme" and row.name not in AXES:
+            continue
+        found[row.name] = {}
+        for shown in row.choices:
+            values = {**settings.values, row.name: row.parse(shown)}
+            only = {row.name.removeprefix("quant.")} if row.kind == "scheme" else set(roles)
+            found[row.name][shown] = _worst(_of(values, role, roles.get(role), kind, here) for role in only)
+    return found
+
+
+def _kind(settings: Settings, here: Machine) -> str:
+    try:
+        return machine.device_kind(settings["device"] or machine.default_device(here), here)
+    except SdquantError:
+        return here.best.kind
+
+
+def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here: Machine) -> Mark:
+    """The verdict on what one role's weights would be run as."""
+    asked = values[f"quant.{role}"]
+    if held is None and (asked is None or asked.lower() == NOT_QUANTIZED):
+        return Mark(verdict="works")
+    try:
+        scheme = backends.scheme(held) if held is not None else backends.parse(str(asked)).scheme
+    except SdquantError as error:
+        return Mark(verdict="breaks", why=error.why, fix=error.fix)
+    runtime = values["runtime"] or "default"
+    if runtime != "default" and runtime not in scheme.runtimes:
+        why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
+        return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
+    mode = "found" if held is not None else values["mode"] if values["mode"] != "auto" else "pre"
+    trouble = problem(backends.get(scheme.backend), here.versions)
+    if trouble is not None and held is None and scheme.name not in PACKAGE_OPTIONAL:
+        return Mark(verdict="breaks", why=trouble, fix=pip_line(backends.get(scheme.backend)) or "")
+    query = Query(
+        backend=scheme.backend,
+        scheme=scheme.name,
+        mode=mode,
+        offload=values["offload"],
+        runtime=runtime,
+        device=kind,
+        versions=here.versions,
+    )
+    row = look_up(query)
+    return Mark(verdict=row.verdict, why=row.why, fix=row.fix)
+
+
+def _worst(found: Iterable[Mark]) -> Mark:
+    return max(found, key=lambda mark: VERDICTS.index(mark.verdict), default=Mark(verdict="works"))
+
