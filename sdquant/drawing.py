@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import SettingsError
 
 log = logging.getLogger(__name__)
+
+# Steps done, and steps in all.
+OnStep = Callable[[int, int], None]
+
+
+class Stopped(Exception):
+    """The user does not want the picture any more. What `on_step` raises to stop a drawing, and what comes out then."""
 
 
 def draw(
@@ -23,12 +30,20 @@ def draw(
     height: int | None = None,
     batch: int = 10,
     progress: bool = False,
+    on_step: OnStep | None = None,
 ) -> list[Any]:
     """One PIL image for each prompt, the i-th from noise of seed i.
 
     The noise does not depend on `batch`; sums in the networks may round differently in batches of another size.
 
+    Args:
+        batch: images drawn at once.
+        on_step: called with the steps done and the steps in all of all batches: before the first step, and after each.
+            The steps in all change at the first one where the scheduler takes more than it was asked for. What it
+            raises stops the drawing and comes out as it is; the pipeline can draw again.
+
     Raises:
+        Stopped: `on_step` raised it.
         SettingsError: the model is a component alone, which takes no prompt, a prompt that is no text, or a size that
             the model cannot draw.
     """
@@ -46,20 +61,17 @@ def draw(
     with tqdm(
         total=steps * len(chunks), desc="Drawing", unit="step", disable=not progress, delay=2, leave=False
     ) as bar:
-
-        def step(_: Any, __: int, ___: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            bar.update()
-            return tensors
-
-        values["callback_on_step_end"] = step
+        count = _Steps(steps, len(chunks), bar, on_step)
+        values["callback_on_step_end"] = count
         known = set(inspect.signature(type(pipe).__call__).parameters)
         values = {name: value for name, value in values.items() if name in known}
-        for chunk in chunks:
+        for number, chunk in enumerate(chunks):
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[chunk]]
             try:
                 made = pipe(prompt=list(prompts[chunk]), generator=generators, **values)
-            except ValueError as error:
-                if "divisible" not in str(error):
+            except BaseException as error:
+                pipe.maybe_free_model_hooks()  # which the pipeline itself does at its end only
+                if error is count.raised or not isinstance(error, ValueError) or "divisible" not in str(error):
                     raise
                 raise SettingsError(
                     f"An image of {values['width']}x{values['height']} was asked for",
@@ -67,8 +79,47 @@ def draw(
                     f"Leave the size out, which gives {side}x{side}, or use multiples of what the reason names",
                 ) from error
             images += made.images
+            count.batch_done(number)
     _tell_size(images, (width or side, height or side))
     return images
+
+
+class _Steps:
+    """Counts denoising steps, for the bar and the caller; called by the pipeline after each.
+
+    Attributes:
+        raised: what the caller's function raised.
+    """
+
+    def __init__(self, steps: int, batches: int, bar: Any, on_step: OnStep | None) -> None:
+        self._each, self._batches, self._bar, self._on_step = steps, batches, bar, on_step
+        self._done = 0
+        self.raised: BaseException | None = None
+        self._tell()
+
+    def __call__(self, pipe: Any, _: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        # Some schedulers take more steps than they were asked for: PNDM one, Heun's nearly twice as many.
+        self._each = getattr(pipe, "num_timesteps", None) or self._each
+        self._done += 1
+        self._tell()
+        return tensors
+
+    def batch_done(self, number: int) -> None:
+        """Batch `number` is drawn. Pipelines that do not call after each step have told nothing of it."""
+        if self._done < (number + 1) * self._each:
+            self._done = (number + 1) * self._each
+            self._tell()
+
+    def _tell(self) -> None:
+        self._bar.total = self._each * self._batches
+        self._bar.update(self._done - self._bar.n)
+        if self._on_step is None:
+            return
+        try:
+            self._on_step(self._done, self._bar.total)
+        except BaseException as error:
+            self.raised = error
+            raise
 
 
 def native_size(pipe: Any) -> int:
