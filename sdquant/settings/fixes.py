@@ -25,16 +25,19 @@ class Fix:
     changes: Mapping[str, Any]
 
 
-def fixes(settings: Settings, accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
-    """Settings near these that `accepts` says yes to: at most one of each kind of change, the smallest change first.
+def fixes(
+    values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3
+) -> tuple[Fix, ...]:
+    """Settings near `values` that `accepts` says yes to: at most one of each kind of change, the smallest change first.
 
     Args:
+        values: a value for each field; they may contradict each other.
         accepts: whether settings would load, as far as that is known before weights are read.
         most: how many to give.
     """
     found: list[Fix] = []
     for kind in (_another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited):
-        fix = next((row for row in kind(settings) if _would(settings, row, accepts)), None)
+        fix = next((row for row in kind(values) if _would(values, row, accepts)), None)
         if fix is not None:
             found.append(fix)
         if len(found) == most:
@@ -42,58 +45,61 @@ def fixes(settings: Settings, accepts: Callable[[Settings], bool], *, most: int 
     return tuple(found)
 
 
-def _would(settings: Settings, fix: Fix, accepts: Callable[[Settings], bool]) -> bool:
+def _would(values: Mapping[str, Any], fix: Fix, accepts: Callable[[Settings], bool]) -> bool:
     try:
-        return accepts(settings.but(fix.changes))
-    except SdquantError:  # settings that contradict themselves are no way out
+        return accepts(Settings({**values, **fix.changes}))
+    except SdquantError:  # what contradicts itself is no way out
         return False
 
 
-def _another_offload(settings: Settings) -> Iterator[Fix]:
+def _another_offload(values: Mapping[str, Any]) -> Iterator[Fix]:
     for name in (*_OFFLOADS, *field_named("offload").choices):
-        if name != settings["offload"]:
+        if name != values["offload"]:
             changes = {"offload": name} | ({} if name == "balanced" else {"budget": None})
             yield Fix(text=f"Use {name} offload" if name != "none" else "Use no offload", changes=changes)
 
 
-def _another_runtime(settings: Settings) -> Iterator[Fix]:
+def _another_runtime(values: Mapping[str, Any]) -> Iterator[Fix]:
     for name in ("plain", None):
-        if name != settings["runtime"]:
+        if name != values["runtime"]:
             yield Fix(text=f"Use the {name or 'default'} runtime", changes={"runtime": name})
 
 
-def _another_mode(settings: Settings) -> Iterator[Fix]:
+def _another_mode(values: Mapping[str, Any]) -> Iterator[Fix]:
     for name in field_named("mode").choices:
-        if name != settings["mode"]:
+        if name != values["mode"]:
             yield Fix(text=f"Use mode {name}", changes={"mode": name})
 
 
-def _another_scheme(settings: Settings) -> Iterator[Fix]:
+def _another_scheme(values: Mapping[str, Any]) -> Iterator[Fix]:
     """Schemes of other backends in the place of each one in use, those of the nearest number of bits first."""
-    held = _held(settings)
+    held = _held(values)
     for old in dict.fromkeys(held.values()):
-        scheme = backends.parse(old).scheme
+        try:
+            scheme = backends.parse(old).scheme
+        except SdquantError:  # no such scheme: nothing is near it
+            continue
         others = [row for row in backends.schemes() if row.on_the_fly and row.backend != scheme.backend]
         for other in sorted(others, key=lambda row: abs(row.bits - scheme.bits)):
             changes = {name: other.name for name, value in held.items() if value == old}
             yield Fix(text=f"Use {other.name} instead of {scheme.name}", changes=changes)
 
 
-def _as_found(settings: Settings) -> Iterator[Fix]:
+def _as_found(values: Mapping[str, Any]) -> Iterator[Fix]:
     """Load as the file is: the way out where it is quantized already."""
-    chosen = [f"quant.{row.name}" for row in ROLES if settings[f"quant.{row.name}"] is not None]
+    chosen = [f"quant.{row.name}" for row in ROLES if values[f"quant.{row.name}"] is not None]
     for name in chosen:
         yield Fix(text=f"Take the {field_named(name).label} as found", changes={name: None})
     if len(chosen) > 1:
         yield Fix(text="Take all as found", changes=dict.fromkeys(chosen))
 
 
-def _unlimited(settings: Settings) -> Iterator[Fix]:
-    if settings["budget"] is not None:
+def _unlimited(values: Mapping[str, Any]) -> Iterator[Fix]:
+    if values["budget"] is not None:
         yield Fix(text="Use no budget", changes={"budget": None})
 
 
-def _held(settings: Settings) -> dict[str, str]:
+def _held(values: Mapping[str, Any]) -> dict[str, str]:
     """Field to scheme, of the roles that are quantized."""
-    values = {f"quant.{row.name}": settings[f"quant.{row.name}"] for row in ROLES}
-    return {name: value for name, value in values.items() if value is not None and value.lower() != NOT_QUANTIZED}
+    chosen = {f"quant.{row.name}": values[f"quant.{row.name}"] for row in ROLES}
+    return {name: value for name, value in chosen.items() if value is not None and value.lower() != NOT_QUANTIZED}

@@ -16,7 +16,7 @@ from ..compat.row import Query
 from ..errors import SdquantError
 from ..preparation import prepare
 from ..request import NOT_QUANTIZED
-from ..settings import ROLES, Settings, fields, role_of
+from ..settings import Settings, fields, role_of
 from ..settings.fixes import Fix, fixes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Review:
 
     Attributes:
         marks: field name to choice to the verdict on it.
-        plan: what will be done; None where it is refused or no model is chosen.
+        plan: what will be done; None where it is refused.
         error: why it is refused; None if it is not.
         fixes: the nearest settings that are not refused.
     """
@@ -79,20 +79,22 @@ class Review:
     fixes: tuple[Fix, ...] = ()
 
 
-def review(target: Target | None, settings: Settings) -> Review:
-    """Look at `settings` for a model. Reads headers only."""
+def review(target: Target, values: Mapping[str, Any]) -> Review:
+    """Look at a choice of settings for a model. Reads headers only.
+
+    Args:
+        values: a value for each field; they may contradict each other.
+    """
     here = machine.probe()
     try:
-        held = target.components(settings) if target is not None else dict.fromkeys(row.name for row in ROLES)
+        held = target.components(Settings({"allow_pickle": values["allow_pickle"]}))
     except SdquantError as error:
         return Review(marks={}, error=error)
-    seen = marks(settings, held, here)
-    if target is None:
-        return Review(marks=seen)
+    seen = marks(values, held, here)
     try:
-        return Review(marks=seen, plan=prepare(target.request(settings)))
+        return Review(marks=seen, plan=prepare(target.request(Settings(values))))
     except SdquantError as error:
-        return Review(marks=seen, error=error, fixes=fixes(settings, lambda near: _loads(target, near)))
+        return Review(marks=seen, error=error, fixes=fixes(values, lambda near: _loads(target, near)))
 
 
 def _loads(target: Target, settings: Settings) -> bool:
@@ -103,29 +105,29 @@ def _loads(target: Target, settings: Settings) -> bool:
     return True
 
 
-def marks(settings: Settings, held: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
+def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machine) -> dict[str, dict[str, Mark]]:
     """The verdict on every choice of every field that the matrix speaks of.
 
     Args:
-        held: component to the scheme it has on disk, or None.
+        values: a value for each field. held: component to the scheme it has on disk, or None.
     """
     roles = {role.name: scheme for name, scheme in held.items() if (role := role_of(name)) is not None}
-    kind = _kind(settings, here)
+    kind = _kind(values, here)
     found: dict[str, dict[str, Mark]] = {}
     for row in fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
         found[row.name] = {}
         for shown in row.choices:
-            values = {**settings.values, row.name: row.parse(shown)}
+            near = {**values, row.name: row.parse(shown)}
             only = {row.name.removeprefix("quant.")} if row.kind == "scheme" else set(roles)
-            found[row.name][shown] = _worst(_of(values, role, roles.get(role), kind, here) for role in only)
+            found[row.name][shown] = _worst(_of(near, role, roles.get(role), kind, here) for role in only)
     return found
 
 
-def _kind(settings: Settings, here: Machine) -> str:
+def _kind(values: Mapping[str, Any], here: Machine) -> str:
     try:
-        return machine.device_kind(settings["device"] or machine.default_device(here), here)
+        return machine.device_kind(values["device"] or machine.default_device(here), here)
     except SdquantError:
         return here.best.kind
 
