@@ -1,0 +1,294 @@
+"""The folders whose models the page may open, and the only way from a text in the page to a path on the disk.
+
+No text from the page is ever given to the file system. Each part of it is compared with the names that the folder above
+lists, so `..`, drives, shares, devices, other spellings of letters and control characters are simply names that no
+folder has. What a link leads to must lie below the same folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import demo
+from ..errors import SettingsError
+from ..formats import folder as folders
+
+MAX_TEXT = 1024  # characters of a name that is looked up
+MAX_DEPTH = 6  # folders below a root: <cache>/models--a--b/snapshots/<revision>/unet/file is 5
+MAX_ENTRIES = 500  # in a list
+MAX_LOOKED_AT = 20_000  # files and folders, for one list
+SHOWN = 40  # characters of a refused name that an error repeats
+
+_FILES = {".safetensors": "safetensors", ".gguf": "gguf"}
+_DRIVE = r"[A-Za-z]:[\\/]|\\\\"
+# An absolute path in a sentence: not within a word, a URL or a tag, up to white space or a closing mark.
+_ABSOLUTE = re.compile(rf"(?:file:///?|(?<![\w.:/<*])/(?=[^\s/])|(?<!\w)(?:{_DRIVE}))[^\s'\"`<>|,;)\]]*")
+_WORDS = 12  # words behind a path that may still belong to it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that can be picked.
+
+    Attributes:
+        name: what the page shows and sends back. path: where it is.
+        kind: "pipeline", "component", "safetensors" or "gguf".
+    """
+
+    name: str
+    path: Path
+    kind: str
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A folder that may be read. `name` is the first part of the names of what is in it; "" for the shipped models."""
+
+    name: str
+    folder: Path
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where links in here may lead: in the hub's cache, snapshots/<revision>/... are links to blobs/<hash>."""
+        return (self.folder, *(one.parent / "blobs" for one in self.folder.parents if one.name == "snapshots"))
+
+    def called(self, path: Path) -> str:
+        """The name of a path below the folder."""
+        return "/".join(part for part in (self.name, *path.relative_to(self.folder).parts) if part)
+
+
+class Roots:
+    """The shipped models' folder, and the folders given.
+
+    Args:
+        folders: as on the command line.
+
+    Raises:
+        SettingsError: one of them is no folder, or is the whole disk.
+    """
+
+    def __init__(self, folders: Iterable[str | Path] = ()) -> None:
+        shipped = Path(os.path.realpath(demo.__file__)).parent / "models"
+        self._roots = [_Root("", shipped)] if shipped.is_dir() else []
+        taken = set(demo.MODELS)
+        for given in folders:
+            place = _checked(given)
+            if all(root.folder != place for root in self._roots):
+                self._roots.append(_Root(_free(place.name, taken), place))
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The real paths of all of them, the shipped models' first."""
+        return tuple(root.folder for root in self._roots)
+
+    def models(self) -> tuple[Entry, ...]:
+        """What can be loaded: pipeline folders, component folders, and lone files; the shipped ones first."""
+        return self._listed(inner=False)
+
+    def files(self) -> tuple[Entry, ...]:
+        """What can be inspected: the same, and the components and files inside the folders."""
+        return self._listed(inner=True)
+
+    def resolve(self, text: object) -> Path:
+        """The path behind an entry's name, a path relative to one of the folders, or an absolute path in one of them.
+
+        Raises:
+            SettingsError: anything else, in the same words whether or not it exists.
+        """
+        if isinstance(text, str) and 0 < len(text) <= MAX_TEXT:
+            for root, parts in self._readings(text):
+                found = self._walk(root, parts)
+                if found is not None:
+                    return found
+        raise _refused(text)
+
+    def shown(self, path: str | Path) -> str:
+        """The name of a path; of one outside the folders, its last part alone."""
+        return self._name_of(Path(path)) or Path(path).name
+
+    def clean(self, text: str) -> str:
+        """A sentence without absolute paths: names for those below the folders, the last part of all others."""
+        out, at = [], 0
+        for match in _ABSOLUTE.finditer(text):
+            if match.start() < at:
+                continue  # within the path before, which has a space in it
+            found = _whole(text, match)
+            path = found.removeprefix("file://").rstrip(".:")
+            out += [text[at : match.start()], self._name_of(Path(path)) or re.split(r"[\\/]", path.rstrip("\\/"))[-1]]
+            out.append(found[len(found.rstrip(".:")) :])
+            at = match.start() + len(found)
+        return "".join((*out, text[at:]))
+
+    def _readings(self, text: str) -> Iterator[tuple[_Root, list[str]]]:
+        """The roots and the parts below them that a text can mean."""
+        for root in self._roots:
+            place = str(root.folder)
+            if text == place or text.startswith(place + os.sep):
+                yield root, _parts(text[len(place) + 1 :].replace(os.sep, "/"))
+        parts = _parts(text)
+        yield from ((root, parts[1:]) for root in self._roots if parts[:1] == [root.name])
+        yield from ((root, parts) for root in self._roots if parts)
+
+    def _name_of(self, path: Path) -> str | None:
+        """The name of a path as written or, failing that, of what it leads to."""
+        for tried in (Path(os.path.normpath(path)), Path(os.path.realpath(path))):
+            for root in sorted(self._roots, key=lambda root: len(root.folder.parts), reverse=True):
+                if tried.is_relative_to(root.folder):
+                    return root.called(tried) or tried.name
+        return None
+
+    def _listed(self, *, inner: bool) -> tuple[Entry, ...]:
+        seen: set[str] = set()
+        looked_at = _Count(MAX_LOOKED_AT)
+        entries: dict[str, Entry] = {}
+        for root in self._roots:
+            for path, kind in self._models(root.folder, MAX_DEPTH, looked_at, seen, inner):
+                entry = Entry(root.called(path), path, kind)
+                if self._found(entry.name) == path:  # not hidden behind another root's name
+                    entries.setdefault(entry.name, entry)
+                if len(entries) == MAX_ENTRIES:
+                    return tuple(entries.values())
+        return tuple(entries.values())
+
+    def _found(self, name: str) -> Path | None:
+        readings = self._readings(name)
+        return next((found for root, parts in readings if (found := self._walk(root, parts)) is not None), None)
+
+    def _models(
+        self, at: Path, depth: int, looked_at: _Count, seen: set[str], inner: bool
+    ) -> Iterator[tuple[Path, str]]:
+        """What a folder is or has: path and kind, folders before what is in them."""
+        real = os.path.realpath(at)
+        if real in seen:
+            return
+        seen.add(real)
+        names = _names(at)
+        kind = _kind(names)
+        if kind is not None:
+            yield at, kind
+        if kind is not None and not inner:
+            return
+        for name in names:
+            path = at / name
+            if not looked_at.one():
+                return
+            if not self._holds(path) or not _is_plain(path):
+                continue
+            if path.is_dir():
+                if depth:
+                    yield from self._models(path, depth - 1, looked_at, seen, inner)
+            elif path.suffix.lower() in _FILES:
+                yield path, _FILES[path.suffix.lower()]
+
+    def _walk(self, root: _Root, parts: list[str]) -> Path | None:
+        """The file or folder below a root, by names that the folders themselves list; None if there is no such thing."""
+        if len(parts) > MAX_DEPTH + 1:
+            return None
+        at = root.folder
+        for part in parts:
+            if part not in _names(at) or not self._holds(at / part):
+                return None
+            at = at / part
+        return at if _is_plain(at) else None
+
+    def _holds(self, path: Path) -> bool:
+        """Whether what `path` leads to lies below one of the roots."""
+        real = Path(os.path.realpath(path))
+        return any(real.is_relative_to(place) for root in self._roots for place in root.places)
+
+
+class _Count:
+    """How many more may be looked at."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def one(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def _checked(given: str | Path) -> Path:
+    """The real path of a folder from the command line."""
+    place = Path(os.path.realpath(os.path.expanduser(given)))
+    asked, fix = f"{given} was given as a folder of models", "Give an existing folder that has models in it"
+    if not place.is_dir():
+        raise SettingsError(asked, "there is no folder of that name", fix)
+    if place.parent == place:
+        raise SettingsError(asked, "everything on the disk would be below it", fix)
+    return place
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or the name with a number; added to those taken."""
+    free = next(tried for n in range(1, len(taken) + 2) if (tried := name if n == 1 else f"{name} {n}") not in taken)
+    taken.add(free)
+    return free
+
+
+def _refused(text: object) -> SettingsError:
+    name = re.split(r"[\\/]", text.rstrip("\\/"))[-1] if isinstance(text, str) else type(text).__name__
+    short = name if len(name) <= SHOWN else name[: SHOWN - 3] + "..."
+    return SettingsError(
+        f"{short!r} was to be opened",
+        "it is not the name of a file or folder below the folders of models",
+        "Pick a name from the list; `sdquant ui --models FOLDER` adds a folder",
+    )
+
+
+def _parts(text: str) -> list[str]:
+    text = text.removesuffix("/")
+    return text.split("/") if text else []
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, without what is hidden and names that cannot be shown. Empty for what cannot be listed."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith(".") and _sayable(name))
+    except OSError:
+        return []
+
+
+def _sayable(name: str) -> bool:
+    """Whether a name is text: without control characters and bytes that are no characters."""
+    return all(unicodedata.category(letter) not in ("Cc", "Cs") for letter in name)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file or a folder: opening a pipe or device may wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _kind(names: list[str]) -> str | None:
+    """What a folder is as a whole, None if it is only a folder."""
+    if "model_index.json" in names:
+        return "pipeline"
+    if "config.json" in names and any(name.lower().endswith(folders.WEIGHTS) for name in names):
+        return "component"
+    return None
+
+
+def _whole(text: str, match: re.Match[str]) -> str:
+    """The path that begins at the match, with the words behind it that belong to it: names may have spaces.
+
+    The longest text that exists is the path; where none does, a next word with a separator in it belongs to it.
+    """
+    start = match.start() + (len("file://") if match[0].startswith("file://") else 0)
+    ends = [end.start() for end in re.finditer(r"(?=[\s'\"`,;)\]]|$)", text[match.end() :])][: _WORDS + 1]
+    for end in sorted((match.end() + end for end in ends), reverse=True):
+        if end > match.end() and os.path.lexists(text[start:end].rstrip(".:")):
+            return text[match.start() : end]
+    if text[match.end() - 1 : match.end()] == "/":
+        return match[0]
+    further = re.compile(r"(?: [^\s/\\'\"`<>|,;)\]]+[/\\][^\s'\"`<>|,;)\]]+)+").match(text, match.end())
+    return match[0] + (further[0] if further else "")
