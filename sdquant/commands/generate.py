@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from ..pictures import SUFFIXES, save
 from . import _shared
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,18 +39,8 @@ def run(args: argparse.Namespace) -> int:
         height=args.height,
         progress=args.progress,
     )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(images):
         path = args.out if args.count == 1 else args.out.with_stem(f"{args.out.stem}-{args.seed + number}")
-        _write(image, path)
+        save(image, path)
         print(path)
     return 0
-
-
-def _write(image: Any, path: Path) -> None:
-    from PIL import Image
-
-    from ..writing import whole_file
-
-    with whole_file(path) as file:
-        image.save(file, format=Image.registered_extensions()[path.suffix.lower()])
