@@ -85,7 +85,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     try:
         names = _schemes(chosen)
         target = desk.target(model, base)
-        asked = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
+        asked: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
         asked["steps"] = whole("Steps", steps, 1, MAX_STEPS)
     except SdquantError as error:
         yield pieces.refusal(error, desk.roots), *_nothing(), *_idle(desk)
