@@ -258,6 +258,8 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
         text += f"; {_size(way.bytes)} of weights take turns on the device"
         if way.share > 0:
             text += f", {way.share:.0%} of the largest part with every step"
+    if not way.usable:
+        text += "; so few bits show in the images"
     larger = _next(way, rows, order)
     if larger is not None:
         text += f"; {_named(larger, opened)} would take {_size(larger.plan.bytes + rest)}"
