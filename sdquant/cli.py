@@ -1,7 +1,7 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
-Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run), 2 refused or bad input, 130 interrupted,
-143 terminated.
+Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run, compare no scheme that draws), 2 refused
+or bad input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import __version__
 from .errors import SdquantError
 
 # In the order of the help.
-COMMANDS = ("demo", "generate", "inspect", "plan", "quantize", "matrix", "doctor")
+COMMANDS = ("demo", "generate", "compare", "inspect", "plan", "quantize", "matrix", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:

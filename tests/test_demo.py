@@ -185,11 +185,15 @@ def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
         ([7], [0], {}, "prompts are strings"),
         (["seven"], [0, 1], {}, "each image has its own"),
         (["seven"], [0], {"width": 36}, "divisible by 8"),
+        (["seven"], [0], {"steps": 0}, "from 1 to"),
+        (["seven"], [0], {"steps": True}, "from 1 to"),
+        (["seven"], [-1], {}, "from 0 to"),
+        (["seven"], [2**63], {}, "from 0 to"),
     ],
 )
 def test_faults(pipe: Any, prompts: Sequence[Any], seeds: Sequence[int], values: dict[str, Any], word: str) -> None:
     with pytest.raises(SettingsError, match=word):
-        draw(pipe, prompts, seeds=seeds, steps=1, **values)
+        draw(pipe, prompts, seeds=seeds, **{"steps": 1, **values})
 
 
 def test_a_size_that_the_model_rounds_is_told(flux: Path, caplog: pytest.LogCaptureFixture) -> None:

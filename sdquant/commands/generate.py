@@ -12,14 +12,9 @@ from . import _shared
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model's flags, and those of the drawing."""
     _shared.add_request_flags(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
+    _shared.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
-    parser.add_argument("--steps", type=_shared.positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the noise (default: %(default)s)")
     parser.add_argument("--count", type=_shared.positive, default=1, help="how many images, with seeds from --seed on")
-    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
-    parser.add_argument("--width", type=_shared.positive, help="pixels (default: the model's)")
-    parser.add_argument("--height", type=_shared.positive, help="pixels (default: the model's)")
 
 
 def run(args: argparse.Namespace) -> int:
