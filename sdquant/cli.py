@@ -24,7 +24,7 @@ from . import __version__
 from .errors import SdquantError
 
 # In the order of the help.
-COMMANDS = ("demo", "generate", "inspect", "plan", "quantize", "matrix", "doctor")
+COMMANDS = ("demo", "generate", "ui", "inspect", "plan", "quantize", "matrix", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:

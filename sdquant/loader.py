@@ -273,9 +273,7 @@ class Tick:
 
 
 @contextlib.contextmanager
-def _one_bar(
-    made: planner.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
-) -> Iterator[Tick]:
+def _one_bar(made: planner.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None) -> Iterator[Tick]:
     """A progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 

@@ -25,9 +25,7 @@ class Fix:
     changes: Mapping[str, Any]
 
 
-def fixes(
-    values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3
-) -> tuple[Fix, ...]:
+def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
     """Settings near `values` that `accepts` says yes to: at most one of each kind of change, the smallest change first.
 
     Args:

@@ -164,4 +164,3 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
 
 def _worst(found: Iterable[Mark]) -> Mark:
     return max(found, key=lambda mark: VERDICTS.index(mark.verdict), default=Mark(verdict="works"))
-
