@@ -24,7 +24,7 @@ from . import __version__
 from .errors import SdquantError
 
 # In the order of the help.
-COMMANDS = ("demo", "generate", "compare", "inspect", "plan", "quantize", "matrix", "doctor")
+COMMANDS = ("demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "matrix", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -187,7 +187,7 @@ class Roots:
                 yield path, _FILES[path.suffix.lower()]
 
     def _walk(self, root: _Root, parts: list[str]) -> Path | None:
-        """The file or folder below a root, by names that the folders themselves list; None if there is no such thing."""
+        """The file or folder below a root, by names that the folders themselves list; None if there is none."""
         if len(parts) > MAX_DEPTH + 1:
             return None
         at = root.folder

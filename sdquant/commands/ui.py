@@ -1,0 +1,89 @@
+"""Open the web page: generate, settings, inspect, compare."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+PASSWORD = "SDQUANT_UI_PASSWORD"
+PATIENCE = 3.0  # seconds that a model in another thread gets to notice the end
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where it is served, and which folders it shows."""
+    parser.add_argument(
+        "--models",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a folder whose models the page may open, beside the shipped ones; may be given several times",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help=f"the address to listen at; one that other machines reach needs a password, from ${PASSWORD} or typed in",
+    )
+    parser.add_argument("--port", type=int, default=None, help="the port; default: the first free one from 7870 on")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name that the page is opened by, or https://NAME behind a proxy; may be given several times",
+    )
+    parser.add_argument("--user", default=None, help="the name that goes with the password; default: sdquant")
+    parser.add_argument("--settings", type=Path, default=None, metavar="FILE", help="where the settings are kept")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from ..settings.file import default_path
+    from ..ui.roots import Roots
+    from ..ui.server import gradio_is_there, serve
+
+    gradio_is_there()
+    roots = Roots(args.models)
+    settings = args.settings if args.settings is not None else default_path()
+
+    def build() -> object:
+        return importlib.import_module("sdquant.ui.app").build(roots, settings)
+
+    def look() -> dict[str, object]:
+        return dict(importlib.import_module("sdquant.ui.app").look())
+
+    try:
+        serve(
+            build,
+            look=look,
+            host=args.host,
+            port=args.port,
+            hosts=args.allow_host,
+            user=args.user,
+            password=_password(args.host),
+            open_browser=not args.no_browser,
+        )
+    finally:
+        _leave_soon()
+    return 0
+
+
+def _password(host: str) -> str | None:
+    """The password: from the environment, else typed in where one is needed. Arguments could be read by others."""
+    given = os.environ.get(PASSWORD) or None
+    if given is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
+        given = getpass.getpass("Password for the page: ") or None
+    return given
+
+
+def _leave_soon() -> None:
+    """Python waits at its end for threads, and a model that draws does not look up before its next step."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        timer = threading.Timer(PATIENCE, os._exit, (130,))
+        timer.daemon = True
+        timer.start()

@@ -1,0 +1,98 @@
+"""The body of a POST: read within limits, and looked through before any page code sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+from .allowed import JSON, is_kept
+
+MAX_BODY = 4 << 20  # bytes; settings are a few kB
+SECONDS = 30  # for a whole body to arrive
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+
+class BodyError(Exception):
+    """A body that is refused: the status and the sentence of the answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+async def read(receive: Receive, media: str, uploads: str) -> Receive:
+    """Read a body, check it, and return a `receive` that has it still to give.
+
+    Raises:
+        BodyError: it is too large, too slow, no JSON, or names a file that was not uploaded.
+    """
+    try:
+        body = await asyncio.wait_for(_whole(receive), SECONDS)
+    except asyncio.TimeoutError:
+        raise BodyError(408, f"the body did not arrive within {SECONDS} seconds") from None
+    if media == JSON:
+        _check(body, uploads)
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()  # the end of the connection
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise BodyError(400, "the body ended early")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        more = message.get("more_body", False)
+        if size > MAX_BODY:
+            raise BodyError(413, f"the body is larger than {MAX_BODY >> 20} MiB")
+    return b"".join(parts)
+
+
+def _check(body: bytes, uploads: str) -> None:
+    """Refuse JSON in which something looks like a file and is not one that this server keeps for the page.
+
+    Gradio copies the file that a value names to where it can be downloaded, and fetches it where the name is a URL.
+    """
+    try:
+        value = json.loads(body)
+        if not isinstance(value, dict):
+            raise BodyError(400, "the body is not a JSON object")
+        for path in _files(value):
+            if not isinstance(path, str) or not is_kept(path, uploads):
+                raise BodyError(403, "a value names a file that was not uploaded here")
+    except (ValueError, RecursionError):
+        raise BodyError(400, "the body is not JSON") from None
+
+
+def _files(value: Any) -> Iterator[Any]:
+    """The paths of all values that Gradio takes for files."""
+    if isinstance(value, dict):
+        if "path" in value and (isinstance(value.get("meta"), dict) or "orig_name" in value or "url" in value):
+            yield value["path"]
+        if isinstance(value.get("path"), str) and _far(value["path"]):
+            yield value["path"]
+        for part in value.values():
+            yield from _files(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _files(part)
+
+
+def _far(path: str) -> bool:
+    """Whether a path leaves the folder that the server runs in."""
+    parts = path.replace("\\", "/").split("/")
+    return parts[0] == "" or ":" in path or ".." in parts

@@ -1,0 +1,190 @@
+"""What is refused before any page code runs.
+
+A web page that the user has open in another tab can send requests to servers on the user's own machine, and can give
+its own host name that machine's address. So a request counts only if it is addressed to a name this server goes by,
+comes from this server's own page or from the address bar, is one that the page makes (allowed.py), and carries what the
+page would send (bodies.py). Where there is a password (signin.py) it is asked for first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from . import allowed, bodies
+from .answers import Answer, Send, refuse
+from .bodies import BodyError, Receive
+from .signin import REALM, SignIn
+
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+METHODS = ("GET", "HEAD", "POST")
+# What proxies add, and what Gradio would believe; and compression, for a page that answers.py still writes into.
+_DROPPED = (b"forwarded", b"x-forwarded-", b"x-real-ip", b"x-original-", b"x-direct-url", b"x-gradio-")
+_PORTS = {"http": 80, "https": 443}
+
+
+class _No(Exception):
+    """A request that is refused: the status and the sentence of the answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+class Guard:
+    """An ASGI app around another.
+
+    Args:
+        app: the page.
+        origins: where the page is served: scheme, host and port, such as "http://127.0.0.1:7870".
+        uploads: the folder for the page's files.
+        signin: the password, if there is one.
+        own_address: also answer to the address at which a connection came in. Names that lead to this machine are not
+            of this kind, so nothing is lost by it where the server listens on all addresses.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        origins: Iterable[str],
+        uploads: Path,
+        signin: SignIn | None = None,
+        own_address: bool = False,
+    ) -> None:
+        self._app, self._uploads, self._signin, self._own = app, str(uploads), signin, own_address
+        self._schemes: dict[str, list[str]] = {}
+        for origin in origins:
+            scheme, host = _split(origin)
+            self._schemes.setdefault(host, []).append(scheme)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        try:
+            receive = await self._let_in(scope, receive)
+        except BodyError as no:
+            return await refuse(send, no.status, no.why)
+        except _No as no:
+            more = [(b"www-authenticate", REALM)] if no.status == 401 else []
+            more += [(b"allow", ", ".join(METHODS).encode())] if no.status == 405 else []
+            return await refuse(send, no.status, no.why, more=more)
+        await self._app(scope, receive, Answer(send, scope["path"]))
+
+    async def _let_in(self, scope: Scope, receive: Receive) -> Receive:
+        """Check everything, from what is cheapest to what must be read."""
+        schemes = self._host(scope)
+        self._password(scope)
+        if scope["method"] not in METHODS:
+            raise _No(405, "this method is not used by the page")
+        if _one(scope, b"upgrade") is not None:
+            raise _No(403, "there are no web sockets here")
+        self._origin(scope, schemes)
+        _site(scope)
+        row = allowed.route(scope["method"], scope["path"], scope["query_string"])
+        if row is None:
+            raise _No(403, "the page makes no such request")
+        file = allowed.file_path(scope["path"])
+        if file is not None and not allowed.is_kept(file, self._uploads):
+            raise _No(403, "only files that this server made or was sent are served")
+        scope["scheme"] = schemes[0]
+        scope["headers"] = [
+            (name, value)
+            for name, value in scope["headers"]
+            if not name.startswith(_DROPPED) and not (name == b"accept-encoding" and scope["path"] == "/")
+        ]
+        return await bodies.read(receive, row.media, self._uploads) if _has_body(scope, row) else receive
+
+    def _host(self, scope: Scope) -> list[str]:
+        """The schemes of the name that a request is addressed to."""
+        host = _one(scope, b"host")
+        name = _named("http", host) if host is not None else None
+        if name is not None and name in self._schemes:
+            return self._schemes[name]
+        if name is not None and self._own and scope.get("server") and name == _address(*scope["server"][:2]):
+            return ["http"]
+        raise _No(403, "the Host header is not a name of this server; `sdquant ui --allow-host NAME` adds one")
+
+    def _password(self, scope: Scope) -> None:
+        if self._signin is None:
+            return
+        client = str((scope.get("client") or ("", 0))[0])
+        seconds = self._signin.wait(client)
+        if seconds:
+            raise _No(429, f"too many wrong passwords, try again in {int(seconds) + 1} s")
+        if not self._signin.lets_in(client, _one(scope, b"authorization")):
+            raise _No(401, "a user name and password are needed")
+
+    def _origin(self, scope: Scope, schemes: list[str]) -> None:
+        """A request that says which page sent it must come from the one that is served under the same name."""
+        given = [value for name, value in scope["headers"] if name == b"origin"]
+        if not given:
+            return
+        host = _named("http", _one(scope, b"host") or "")
+        scheme, name = _split(given[0].decode("latin-1")) if len(given) == 1 else ("", "")
+        if scheme not in schemes or name != host:
+            raise _No(403, "the request was sent by a page from elsewhere")
+
+
+def _site(scope: Scope) -> None:
+    """Browsers say how the sender is related to this server. A link in another page may open this one, no more."""
+    site = _one(scope, b"sec-fetch-site")
+    if site in (None, "same-origin", "none"):
+        return
+    opens = scope["method"] == "GET" and scope["path"] == "/"
+    opens = opens and _one(scope, b"sec-fetch-mode") == "navigate" and _one(scope, b"sec-fetch-dest") == "document"
+    if not opens or site not in ("cross-site", "same-site"):
+        raise _No(403, "the request was sent by a page from elsewhere")
+
+
+def _has_body(scope: Scope, row: allowed.Route) -> bool:
+    """Whether there is a body to read, which must then be of the row's type and have a sensible length."""
+    length = _one(scope, b"content-length")
+    if not row.media:
+        if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
+            raise _No(403, "a request to read something has no body")
+        return False
+    if length is not None and (len(length) > 9 or int(length) > bodies.MAX_BODY):
+        raise _No(413, f"the body is larger than {bodies.MAX_BODY >> 20} MiB")
+    if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
+        raise _No(403, f"the body must be {row.media}, which pages from elsewhere cannot send unasked")
+    return True
+
+
+def _one(scope: Scope, name: bytes) -> str | None:
+    """The value of a header, None if it is not there. Twice is as wrong as a wrong value."""
+    values = [value for found, value in scope["headers"] if found == name]
+    if len(values) > 1:
+        raise _No(403, "a header is there twice")
+    return values[0].decode("latin-1") if values else None
+
+
+def _split(origin: str) -> tuple[str, str]:
+    """Scheme and host:port of an origin; ("", "") for what is none."""
+    scheme, mark, rest = origin.partition("://")
+    name = _named(scheme, rest) if mark and scheme in _PORTS else None
+    return (scheme, name) if name is not None else ("", "")
+
+
+def _named(scheme: str, host: str) -> str | None:
+    """host:port in lower case, without the scheme's own port; None for what is no host."""
+    try:
+        parts = urlsplit(f"{scheme}://{host}")
+        name, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if name is None or parts.netloc != host or "@" in host:
+        return None
+    whole = f"[{name}]" if ":" in name else name
+    return whole if port is None or port == _PORTS[scheme] else f"{whole}:{port}"
+
+
+def _address(host: str, port: int) -> str | None:
+    return _named("http", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

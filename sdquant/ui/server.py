@@ -1,0 +1,293 @@
+"""The page served: a socket, the guard around Gradio, a folder for its files, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BackendUnavailableError, SettingsError
+from .guard import Guard
+from .signin import SignIn
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+PORT = 7870  # the first that is tried where none was named
+TRIED = 20
+USER = "sdquant"
+SHORTEST = 8  # characters of a password
+GRACE = 1  # seconds that open streams get at the end
+
+_ALLOWED = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{1,5}))?"
+)
+_EVERY = ("0.0.0.0", "::")
+
+
+def serve(
+    build: Callable[[], Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    hosts: Iterable[str] = (),
+    user: str | None = None,
+    password: str | None = None,
+    open_browser: bool = True,
+    look: Callable[[], Mapping[str, Any]] = dict,
+    stop: Callable[[], None] | None = None,
+) -> None:
+    """Serve a page until Ctrl-C or SIGTERM, which is raised again when everything is put away.
+
+    Args:
+        build: makes the page, a `gradio.Blocks`; called when the port is ours.
+        host: the address to listen at. Others than this machine's own need a password.
+        port: None for the first free one from PORT on, 0 for any.
+        hosts: further names that the page may be called by: NAME, NAME:PORT, or https://NAME where a proxy in front of
+            it speaks TLS.
+        user, password: what a browser must give; user is "sdquant" if not given.
+        look: makes what Gradio takes beside the page: theme, css, js, head.
+        stop: called when the end begins, to end what runs in other threads.
+
+    Raises:
+        SettingsError: an address, port, name or password that cannot be used. Nothing has been opened then.
+        BackendUnavailableError: gradio is missing.
+    """
+    address, family = _address(host)
+    if password is not None and len(password) < SHORTEST:
+        raise SettingsError(
+            "The page was to be served with a password",
+            f"it has fewer than {SHORTEST} characters",
+            "Choose a longer one",
+        )
+    local = ipaddress.ip_address(address).is_loopback
+    if not local and password is None:
+        raise SettingsError(
+            f"The page was to be served at {host}",
+            "other machines could then use it, and no password is set",
+            "Set SDQUANT_UI_PASSWORD, or leave --host out to serve this machine only",
+        )
+    names = [_name(text) for text in hosts]
+    gradio_is_there()
+    with _bound(address, family, port) as sock, _folder() as uploads, _environment(uploads):
+        at = int(sock.getsockname()[1])
+        origins = [f"http://{name}:{at}" for name in ("127.0.0.1", "localhost", "[::1]") if local or address in _EVERY]
+        origins += [] if address in _EVERY else [f"http://{_bracketed(name)}:{at}" for name in (address, host)]
+        origins += [origin for scheme, name in names for origin in _origins(scheme, name, at)]
+        guard = Guard(
+            _mounted(build(), look()),
+            origins=origins,
+            uploads=uploads,
+            signin=SignIn(user or USER, password) if password is not None else None,
+            own_address=address in _EVERY,
+        )
+        server = _server(guard, stop, lambda: _announce(host, at, secret=not local, browser=open_browser))
+        server.run(sockets=[sock])
+    if server.ended_by is not None:
+        signal.raise_signal(server.ended_by)
+
+
+def gradio_is_there() -> None:
+    """Raise BackendUnavailableError where gradio cannot be imported. Imports nothing."""
+    from importlib.util import find_spec
+
+    if find_spec("gradio") is None:
+        raise BackendUnavailableError(
+            "The page was to be served", "it needs gradio, which is not installed", 'pip install "sdquant[ui]"'
+        )
+
+
+def _address(host: str) -> tuple[str, socket.AddressFamily]:
+    """The address that a host name stands for."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(
+            f"The page was to be served at {host[:80]!r}",
+            "it is no address or name that is known here",
+            "Give an address of this machine, such as 127.0.0.1",
+        ) from error
+    family, *_, place = min(found, key=lambda row: row[0] != socket.AF_INET)
+    return str(place[0]).partition("%")[0], family
+
+
+def _name(text: str) -> tuple[str | None, str]:
+    """Scheme and name[:port] of a further name."""
+    match = _ALLOWED.fullmatch(text)
+    if match is None or int(match["port"] or 0) > 65535:
+        raise SettingsError(
+            f"{text[:80]!r} was given as a name of the page",
+            "it is not written as NAME, NAME:PORT or https://NAME",
+            "Give the name that stands in the browser's address bar",
+        )
+    port = f":{match['port']}" if match["port"] else ""
+    return match["scheme"], f"{match['name'].lower()}{port}"
+
+
+def _origins(scheme: str | None, name: str, port: int) -> Iterator[str]:
+    """The origins of a further name: as given, and without a scheme or port also with this server's."""
+    yield f"{scheme or 'http'}://{name}"
+    if scheme is None and not re.search(r":\d+$", name):
+        yield f"http://{name}:{port}"
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+@contextlib.contextmanager
+def _bound(address: str, family: socket.AddressFamily, port: int | None) -> Iterator[socket.socket]:
+    """A socket that listens: browsers that come before the page is built wait instead of being turned away."""
+    tried = range(PORT, PORT + TRIED) if port is None else (port,)
+    for number in tried:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        # So that a port is free at once after the last server has ended; on Windows it would mean sharing it.
+        option = socket.SO_REUSEADDR if os.name == "posix" else getattr(socket, "SO_EXCLUSIVEADDRUSE", 0)
+        sock.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            sock.bind((address, number))
+            sock.listen(128)
+        except (OSError, OverflowError) as error:
+            sock.close()
+            why = getattr(error, "strerror", None) or str(error)
+            last = error
+            continue
+        with contextlib.closing(sock):
+            yield sock
+        return
+    where = f"port {port}" if port is not None else f"a port from {PORT} to {PORT + TRIED - 1}"
+    raise SettingsError(
+        f"The page was to be served at {address}, {where}",
+        f"it cannot be opened: {why}",
+        "Name another with --port, or end the program that uses it",
+    ) from last
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for uploads and images that only this user can read, gone at the end."""
+    folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="sdquant-ui-")))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(uploads: Path) -> Iterator[None]:
+    """Gradio's own variables while it runs: no word to anyone, its files in the folder, and nothing the user's
+    environment says of other Gradio apps (a share link, paths that may be read, a root path)."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("GRADIO_")}
+    for name in before:
+        del os.environ[name]
+    os.environ.update(
+        GRADIO_ANALYTICS_ENABLED="False",
+        GRADIO_TEMP_DIR=str(uploads),
+        GRADIO_EXAMPLES_CACHE=str(uploads / "examples"),
+    )
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("GRADIO_")]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
+    """The ASGI app of a page, with everything off that it does not need."""
+    import fastapi
+    import gradio
+
+    app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    gradio.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        footer_links=[],
+        run_history=False,
+        show_error=False,  # what is meant for the user is raised as gradio.Error, which is shown all the same
+        max_file_size="4mb",
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        **look,
+    )
+    # Gradio looks at where a file lies only in pages that it launched itself; in a mounted one a request could have any
+    # file of the machine copied to where it can be downloaded.
+    blocks.has_launched = True
+    return app
+
+
+def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], None]) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Ends by a signal without raising it again, so that there is time to put things away."""
+
+        ended_by: int | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            announce()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if stop is not None:
+                stop()
+            await super().shutdown(sockets=sockets)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            here = threading.current_thread() is threading.main_thread()
+            numbers = (signal.SIGINT, signal.SIGTERM) if here else ()
+            old = {number: signal.signal(number, self.handle_exit) for number in numbers}
+            try:
+                yield
+            finally:
+                for number, handler in old.items():
+                    signal.signal(number, handler)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.ended_by = sig
+            super().handle_exit(sig, frame)
+
+    return Server(
+        uvicorn.Config(
+            app,
+            lifespan="on",
+            ws="none",
+            proxy_headers=False,  # who sent a request is what the connection says
+            server_header=False,
+            access_log=False,
+            log_level="critical",
+            limit_concurrency=256,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=GRACE,
+        )
+    )
+
+
+def _announce(host: str, port: int, *, secret: bool, browser: bool) -> None:
+    shown = "127.0.0.1" if host in _EVERY else _bracketed(host)
+    url = f"http://{shown}:{port}"
+    print(f"sdquant ui: {url}  (Ctrl-C ends it)", flush=True)
+    if secret:
+        print(
+            "sdquant ui: warning: the password travels as plain text; put a proxy with TLS in front of it, or use a "
+            "network that you trust",
+            file=sys.stderr,
+            flush=True,
+        )
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
