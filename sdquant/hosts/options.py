@@ -1,0 +1,136 @@
+"""The "Quantization" section of the host's settings: made of `sdquant.settings`, kept by the host, read as Settings."""
+
+from __future__ import annotations
+
+import html
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SdquantError
+from ..settings import Field, Settings
+from . import display
+
+if TYPE_CHECKING:
+    from .host import Host
+
+SECTION = ("sdquant", "Quantization")
+PREFIX = "sdquant_"
+# Set once the old options of SD.Next were read in, so that what is changed here later stays.
+IMPORTED = PREFIX + "imported"
+
+
+def key_of(field: Field) -> str:
+    """The host's name for a setting."""
+    return PREFIX + field.name.replace(".", "_")
+
+
+def add(host: Host, onchange: Callable[[], object] | None = None) -> None:
+    """Add the section to the host's settings.
+
+    Args:
+        onchange: what the host calls after one of them was changed.
+    """
+    shared = display.module("modules.shared")
+    _note(shared, "about", _about(host))
+    for row in host.fields():
+        shared.opts.add_option(key_of(row), _option(shared, row, onchange))
+    _note(shared, "theirs", _theirs(host))
+
+
+def read(host: Host) -> Settings:
+    """The settings that the host keeps, its own where it decides itself.
+
+    Raises:
+        SdquantError: a value that was stored cannot be.
+    """
+    data = display.module("modules.shared").opts.data
+    values = {}
+    for row in host.fields():
+        stored = data.get(key_of(row))
+        if stored is not None:  # a host keeps only what differs from the default
+            values[row.name] = row.parse(stored)
+    return Settings(values)
+
+
+def import_old(host: Host) -> tuple[str, ...]:
+    """Read in SD.Next's own options for bitsandbytes, quanto and NNCF, which it has no more, once.
+
+    Returns:
+        What was read, in sentences.
+    """
+    data = display.module("modules.shared").opts.data
+    known = {row.name: row for row in host.fields()}
+    if host.name != "sdnext" or data.get(IMPORTED) or any(key_of(row) in data for row in known.values()):
+        return ()
+    sdnext: Any = importlib.import_module("sdquant.settings.sdnext")
+    try:
+        settings, said = sdnext.settings_of(data)
+    except SdquantError as error:
+        return (str(error),)
+    changed = settings.to_dict()
+    if not changed:
+        return ()
+    for name, value in changed.items():
+        if name in known:
+            data[key_of(known[name])] = known[name].shown(value)
+    data[IMPORTED] = True
+    return tuple(said)
+
+
+def _option(shared: Any, row: Field, onchange: Callable[[], object] | None) -> Any:
+    """The host's OptionInfo: only arguments that A1111, Forge and SD.Next all have."""
+    import gradio
+
+    default = row.shown(row.default)
+    component: Any = gradio.Textbox
+    args: Any = None
+    if row.kind == "switch":
+        component = gradio.Checkbox
+    elif row.kind == "choice":
+        component, args = gradio.Radio, {"choices": list(row.choices)}
+    elif row.kind == "scheme":
+        component, args = gradio.Dropdown, _choices(shared, row)
+    made = shared.OptionInfo(
+        default if row.kind == "switch" else str(default),
+        row.label,
+        component,
+        args,
+        onchange=onchange,
+        section=SECTION,
+    )
+    made.info(html.escape(row.help))
+    return made
+
+
+def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
+    """A list does not show what is not in it: a scheme with options that is set joins the others."""
+
+    def choices() -> Mapping[str, Any]:
+        value = shared.opts.data.get(key_of(row))
+        more = [value] if isinstance(value, str) and value and value not in row.choices else []
+        return {"choices": [*row.choices, *more]}
+
+    return choices
+
+
+def _note(shared: Any, name: str, text: str) -> None:
+    """A text between the settings. An option without a label is one in every host."""
+    import gradio
+
+    made = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
+    made.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
+    shared.opts.add_option(PREFIX + name, made)
+
+
+def _about(host: Host) -> str:
+    rows = "".join(f"<li>{html.escape(text)}.</li>" for text in host.can)
+    rows += "".join(f"<li><b>Not here:</b> {html.escape(text)}.</li>" for text in host.cannot)
+    return f"<p>What a model is quantized to when {html.escape(host.title)} loads it next.</p><ul>{rows}</ul>"
+
+
+def _theirs(host: Host) -> str:
+    rows = "".join(
+        f"<li>{html.escape(name.replace('_', ' '))}: {html.escape(text)}</li>" for name, text in host.theirs.items()
+    )
+    return f"<p>Decided by {html.escape(host.title)}:</p><ul>{rows}</ul>"
