@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SdquantError
 from ..settings import Field, Settings
 from . import display
 
@@ -18,6 +17,8 @@ SECTION = ("sdquant", "Quantization")
 PREFIX = "sdquant_"
 # Set once the old options of SD.Next were read in, so that what is changed here later stays.
 IMPORTED = PREFIX + "imported"
+# The options that SD.Next had until March 2026. It keeps what stands in its config, and reads nothing of it.
+_OLD = ("bnb_", "quanto_", "optimum_quanto_", "nncf_")
 
 
 def key_of(field: Field) -> str:
@@ -54,28 +55,25 @@ def read(host: Host) -> Settings:
 
 
 def import_old(host: Host) -> tuple[str, ...]:
-    """Read in SD.Next's own options for bitsandbytes, quanto and NNCF, which it has no more, once.
+    """Read in SD.Next's options for bitsandbytes, quanto and NNCF, which it itself has no more, once.
 
     Returns:
-        What was read, in sentences.
+        What was read and what was not, in sentences.
     """
     data = display.module("modules.shared").opts.data
     known = {row.name: row for row in host.fields()}
-    if host.name != "sdnext" or data.get(IMPORTED) or any(key_of(row) in data for row in known.values()):
+    old = {name: value for name, value in data.items() if name.startswith(_OLD)}
+    if host.name != "sdnext" or not old or IMPORTED in data or any(key_of(row) in data for row in known.values()):
         return ()
-    sdnext: Any = importlib.import_module("sdquant.settings.sdnext")
-    try:
-        settings, said = sdnext.settings_of(data)
-    except SdquantError as error:
-        return (str(error),)
-    changed = settings.to_dict()
-    if not changed:
-        return ()
-    for name, value in changed.items():
+    from ..settings import sdnext
+
+    found = sdnext.read(json.dumps(old))
+    for name, value in found.settings.to_dict().items():
         if name in known:
             data[key_of(known[name])] = known[name].shown(value)
     data[IMPORTED] = True
-    return tuple(said)
+    said = (f"{name} of SD.Next was not taken over: {why}" for name, why in found.left)
+    return (*(f"{name} of SD.Next was taken over, see Quantization" for name in found.taken), *said)
 
 
 def _option(shared: Any, row: Field, onchange: Callable[[], object] | None) -> Any:
