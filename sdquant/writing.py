@@ -27,13 +27,14 @@ _HERE = -100  # AT_FDCWD
 
 
 @contextmanager
-def whole_file(target: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
+def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file that becomes `target`, or nothing if the block is left by an exception.
 
     Where `target` is a link, the file that it names is replaced; an existing file's mode is kept.
 
     Args:
         nbytes: that will be written; whether there is room is checked first.
+        mode: permissions of a file that was not there, before the umask.
 
     Raises:
         DiskSpaceError: there is no room. ConflictError: another process is writing there. SettingsError: nothing can be
@@ -45,11 +46,11 @@ def whole_file(target: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
             raise SettingsError(f"{target} was to be written", "it is a folder", "Choose another path")
         with _one_writer(place) as beside:
             require_space(place, nbytes)
-            with beside.open("xb") as file:
+            with open(beside, "xb", opener=_private) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(beside, place.stat().st_mode & 0o7777 if place.exists() else 0o666 & ~_umask())
+            os.chmod(beside, place.stat().st_mode & 0o7777 if place.exists() else mode & ~_umask())
             os.replace(beside, place)
             _sync(place.parent)
 
@@ -68,6 +69,11 @@ def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
             _sync(beside)
             _exchange(beside, place)
             _sync(place.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens for the owner alone: what is being written has not got its permissions yet."""
+    return os.open(path, flags, 0o600)
 
 
 def place_of(target: Path) -> Path:

@@ -3,6 +3,8 @@
     roles.py    the parts of a pipeline that a scheme is chosen for
     fields.py   the fields of a settings page, made from Request and the registry
     values.py   Settings: a value for each field, checked; the Request they make for a model
+    file.py     the settings file
+    sdnext.py   what SD.Next's own settings say of it; the import button
 
 No module here imports torch or gradio: web UIs with old pins use them as they are.
 """

@@ -1,0 +1,207 @@
+"""The settings file: where it is, what it looks like, reading and writing it.
+
+    {"format": "sdquant-settings", "version": 1, "settings": {"quant.model": "nf4", "offload": "balanced"}}
+
+Only what differs from the defaults is in it. It may be anybody's (an import button reads it too), so its size, nesting
+and every value are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from .. import jsonline
+from ..errors import SdquantError, SettingsError
+from ..writing import place_of, whole_file
+from .fields import fields
+from .values import Settings
+
+FORMAT, VERSION = "sdquant-settings", 1
+ENVIRONMENT = "SDQUANT_SETTINGS"
+LARGEST = 1 << 20  # bytes; all settings together take a thousandth of it
+PRIVATE = 0o600
+
+Values = dict[str, Any]
+
+# A version of the format, and what makes the settings of the next version of its settings. A row is added whenever
+# VERSION is raised: renamed fields, values that mean something else.
+MIGRATIONS: Mapping[int, Callable[[Values], Values]] = {}
+
+_AWAY = "set the file aside to start with the defaults"
+_saving = Lock()
+
+
+def default_path() -> Path:
+    """Where the settings of this user are: $SDQUANT_SETTINGS, else a file in the platform's folder for such."""
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return Path(os.path.expanduser(named))
+    home = Path(os.path.expanduser("~"))
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("APPDATA") or home / "AppData" / "Roaming")
+    elif sys.platform == "darwin":
+        folder = home / "Library" / "Application Support"
+    else:
+        said = os.environ.get("XDG_CONFIG_HOME", "")
+        folder = Path(said) if os.path.isabs(said) else home / ".config"  # a relative one is to be ignored
+    return folder / "sdquant" / "settings.json"
+
+
+def dumps(settings: Settings) -> str:
+    """The text of a settings file."""
+    whole = {"format": FORMAT, "version": VERSION, "settings": settings.to_dict()}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def loads(text: str) -> Settings:
+    """The settings in the text of a settings file.
+
+    Raises:
+        SettingsError: it is no such text, of a newer version, or has a setting that does not exist or a value that it
+            cannot have.
+    """
+    return from_value(parse(text, "The text"), "The text")
+
+
+def load(path: str | os.PathLike[str]) -> Settings:
+    """The settings in a file; the defaults where there is none.
+
+    Raises:
+        SettingsError: as `loads`, naming the file; or it cannot be read.
+    """
+    raw = _bytes(Path(path))
+    if raw is None:
+        return Settings()
+    try:
+        text = jsonline.text(raw)
+    except ValueError as error:
+        raise _refused(str(path), "it is no text in UTF-8", f"Choose another file, or {_AWAY}") from error
+    return from_value(parse(text, str(path)), str(path))
+
+
+def save(path: str | os.PathLike[str], settings: Settings) -> None:
+    """Write the settings, whole or not at all. A new file is its owner's alone; an existing one keeps its permissions.
+
+    Raises:
+        SettingsError: the file that is there is damaged (see `set_aside`), or nothing can be written there.
+        ConflictError: another process is writing it just now. DiskSpaceError: there is no room.
+    """
+    path = Path(path)
+    raw = dumps(settings).encode()
+    with _saving:
+        load(path)  # what is damaged may hold something that its owner wants back
+        with whole_file(path, len(raw), mode=PRIVATE) as file:
+            file.write(raw)
+
+
+def set_aside(path: str | os.PathLike[str]) -> Path:
+    """Rename a damaged settings file to "<name>.broken-<n>", the first that is free, and say which.
+
+    Raises:
+        SettingsError: it cannot be renamed, or is not there.
+    """
+    place = place_of(Path(path))
+    with _saving:
+        number = 1
+        while os.path.lexists(aside := place.with_name(f"{place.name}.broken-{number}")):
+            number += 1
+        try:
+            os.rename(place, aside)
+        except OSError as error:
+            raise SettingsError(
+                f"{path} was to be set aside", error.strerror or str(error), "Rename or remove it yourself"
+            ) from error
+    return aside
+
+
+def parse(text: str, where: str) -> Any:
+    """The JSON value of a text that may be anybody's.
+
+    Args:
+        where: what an error calls the text: a path, or "The text".
+
+    Raises:
+        SettingsError: it is too large, or not JSON.
+    """
+    if len(text) > LARGEST:
+        raise _refused(where, _too_large(len(text)), "Choose a settings file")
+    try:
+        return jsonline.parse(text, constants=False)
+    except ValueError as error:
+        raise _refused(where, f"it is not JSON: {_short(error)}", f"Correct it, or {_AWAY}") from error
+
+
+def from_value(value: Any, where: str) -> Settings:
+    """The settings in the JSON value of a settings file.
+
+    Raises:
+        SettingsError: as `loads`.
+    """
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise _refused(where, f'it has no "format": "{FORMAT}"', f"Choose a file that sdquant wrote, or {_AWAY}")
+    version, values = value.get("version"), value.get("settings")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise _refused(where, f"its version is {_short(repr(version))}", f'Write "version": {VERSION}, or {_AWAY}')
+    if version > VERSION:
+        why = f"a newer sdquant wrote it: version {_short(version)} of the format, and {VERSION} is the last known here"
+        raise _refused(where, why, f"Update sdquant, or {_AWAY}")
+    if not isinstance(values, dict):
+        raise _refused(where, 'its "settings" are not name and value', f"Correct it, or {_AWAY}")
+    values = migrated(values, version)
+    known = [row.name for row in fields()]
+    for name in values:
+        if name not in known:
+            why = f"it sets {_short(repr(name))}, and the settings are {', '.join(known)}"
+            raise _refused(where, why, f"Remove that line, or {_AWAY}")
+    try:
+        return Settings(values)
+    except SdquantError as error:
+        raise _refused(where, f"{_short(error.what)}, but {_short(error.why)}", f"{error.fix}; or {_AWAY}") from error
+
+
+def migrated(
+    values: Values, version: int, rows: Mapping[int, Callable[[Values], Values]] = MIGRATIONS, last: int = VERSION
+) -> Values:
+    """The settings that a file of `version` has, as version `last` has them."""
+    for number in range(version, last):
+        values = rows[number](values)
+    return values
+
+
+def _bytes(path: Path) -> bytes | None:
+    """What is in the file; None where there is none."""
+    try:
+        place = Path(os.path.realpath(path))
+        if not place.exists():
+            return None
+        if not place.is_file():
+            what = "a folder" if place.is_dir() else "a device or a pipe"
+            raise _refused(str(path), f"it is {what}", "Choose a file")
+        with place.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+            size = os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise _refused(str(path), why, "Check the path and its permissions") from error
+    if len(raw) > LARGEST:
+        raise _refused(str(path), _too_large(size), f"Choose a settings file, or {_AWAY}")
+    return raw
+
+
+def _too_large(size: int) -> str:
+    return f"it has {size} bytes, and settings have at most {LARGEST}"
+
+
+def _refused(where: str, why: str, fix: str) -> SettingsError:
+    return SettingsError(f"{where} was read as settings", why, fix)
+
+
+def _short(what: object) -> str:
+    text = str(what)
+    return text if len(text) <= 200 else f"{text[:200]}..."
