@@ -24,7 +24,9 @@ from . import __version__
 from .errors import SdquantError
 
 # In the order of the help.
-COMMANDS = ("demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "matrix", "doctor")
+COMMANDS = (
+    "demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "install-extension", "matrix", "doctor",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="show the log, other libraries' remarks, tracebacks")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        module = importlib.import_module(f".commands.{name}", __package__)
+        module = importlib.import_module(f".commands.{name.replace('-', '_')}", __package__)
         summary = (module.__doc__ or "").splitlines()[0]
         sub = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(sub)

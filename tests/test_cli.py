@@ -69,7 +69,7 @@ def test_help_names_every_command(capsys: Capture) -> None:
         cli.main(["--help"])
     out = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert all(f"  {name} " in out for name in cli.COMMANDS)
+    assert {line.split()[0] for line in out.splitlines() if line.startswith("    ")} >= set(cli.COMMANDS)
 
 
 def test_plan_shows_bytes_and_what_stays(capsys: Capture, sd: Path) -> None:
