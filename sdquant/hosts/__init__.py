@@ -8,6 +8,7 @@
     folders.py      where the host keeps its models
     patches.py      functions of the host that are replaced, and put back;  display.py: the host's progress and errors
     sdnext.py, forge.py, a1111.py    each host's load path;  swapped.py: layers that Forge's mover can swap
+    comfyui/        ComfyUI's folder of nodes; comfy_*.py: what the nodes do
 
 Importing a module here imports no torch, gradio or diffusers, and none of a host's modules: web UIs pin old versions.
 """

@@ -9,10 +9,13 @@ import gradio as gr
 
 from . import head as heads
 from .desk import Desk
+from .look import look
 from .tabs import compare, generate, inspect, settings
 
 if TYPE_CHECKING:
     from .roots import Roots
+
+__all__ = ["build", "look"]
 
 TITLE = "sdquant"
 

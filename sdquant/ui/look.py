@@ -11,6 +11,11 @@ _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
+def look() -> dict[str, Any]:
+    """What Gradio takes beside the page."""
+    return {"theme": theme(), "css": CSS}
+
+
 def theme() -> Any:
     """Gradio's Base theme in indigo and slate, with fonts that are there."""
     return gr.themes.Base(
