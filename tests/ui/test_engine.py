@@ -1,4 +1,4 @@
-"""The one model in memory: switching, keeping the old one where the new one fails, cancelling, several pages at once."""
+"""The one model in memory: switching, keeping the old one where the new one fails, cancelling, pages at once."""
 
 from __future__ import annotations
 
