@@ -65,7 +65,7 @@ CSS = """
 .sq-facts dt { color: var(--body-text-color-subdued); }
 .sq-facts dd { margin: 0; overflow-wrap: anywhere; }
 .sq-scroll { overflow-x: auto; }
-.sq-table { border-collapse: collapse; width: 100%; font-size: 0.875rem; }
+.sq-table { border: none !important; border-collapse: collapse; width: 100%; font-size: 0.875rem; }
 .sq-table th, .sq-table td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--border-color-primary);
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;

@@ -56,7 +56,7 @@ def add(desk: Desk, head: Head) -> None:
         with gr.Column(scale=5):
             status = gr.HTML(_IDLE, elem_id="compare-status")
             sheet = gr.Image(
-                label="Image above, difference below", type="pil", format="png", interactive=False,
+                label="Images, and below each its difference from the first", show_label=False, type="pil", format="png", interactive=False,
                 elem_id="compare-sheet", buttons=["fullscreen"],
             )  # fmt: skip
             rows = gr.HTML("", elem_id="compare-rows")

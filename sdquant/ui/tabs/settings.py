@@ -155,10 +155,12 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
     try:
         target = desk.target(model, base)
         keep = _keepable(_read(shown))
-        chosen = presets.choose(name, target.path, settings=keep, base=target.base)
+        held = desk.engine.held
+        taken = held.bytes if held is not None else 0
+        chosen = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
     except SdquantError as error:
         return pieces.refusal(error, desk.roots), *_as_they_are()
-    return pieces.card("info", escape(title), pieces.paragraph(chosen.why)), *_put(chosen.settings.values)
+    return pieces.card("info", escape(title), pieces.paragraph(chosen.why + ".")), *_put(chosen.settings.values)
 
 
 def _keepable(values: Mapping[str, Any]) -> Settings:

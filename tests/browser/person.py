@@ -1,0 +1,97 @@
+"""What a person does on the page, by what they see: labels, buttons, words."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
+
+from sdquant.demo.digits import judge
+from sdquant.settings import field_named
+
+
+@dataclass
+class Person:
+    """Somebody in front of a page."""
+
+    page: Page
+    url: str
+
+    def __post_init__(self) -> None:
+        self.page.goto(self.url)
+        expect(self.page.get_by_role("button", name="Draw", exact=True)).to_be_enabled()
+
+    def tab(self, name: str) -> None:
+        """Go to a tab."""
+        self.page.get_by_role("tab", name=re.compile(f"^{name}")).click()
+
+    def pick(self, box: str, choice: str) -> None:
+        """Choose in the dropdown with this id."""
+        field = self.page.locator(f"#{box} input")
+        field.click()
+        self.page.get_by_role("option", name=re.compile(rf"^(✓\s*)?{re.escape(choice)}($|\s\s)")).click()
+        expect(field).to_have_value(re.compile(rf"^{re.escape(choice)}($|\s\s)"))
+
+    def model(self, name: str) -> None:
+        """Choose the model."""
+        self.pick("model", name)
+
+    def set(self, field: str, choice: str) -> None:
+        """Choose in the settings."""
+        assert field_named(field)
+        self.pick("set-" + field.replace(".", "-").replace("_", "-"), choice)
+
+    def value(self, field: str) -> str:
+        """What a setting's widget shows."""
+        box = self.page.locator(f"#set-{field.replace('.', '-').replace('_', '-')} :is(input, textarea)")
+        return re.split(r"\s\s", box.input_value())[0]
+
+    def write(self, box: str, text: str) -> None:
+        """Type into the box with this id."""
+        self.page.locator(f"#{box} :is(input, textarea)").first.fill(text)
+
+    def draw(self, prompt: str, steps: int = 12) -> Image.Image:
+        """Draw, wait for the image, and look at it."""
+        self.tab("Generate")
+        self.write("prompt", prompt)
+        self.page.locator("#steps input[type=number]").fill(str(steps))
+        before = self.page.locator("#facts dl").inner_html() if self.page.locator("#facts dl").count() else ""
+        self.page.get_by_role("button", name="Draw", exact=True).click()
+        self.done(before)
+        return self.image()
+
+    def done(self, before: str = "") -> None:
+        """Wait for the end of a drawing that went well."""
+        expect(self.page.locator("#status .sq-ok")).to_be_visible()
+        facts = self.page.locator("#facts dl")
+        expect(facts).to_be_visible()
+        if before:
+            expect(facts).not_to_have_js_property("innerHTML", before)
+        expect(self.page.locator("#image img")).to_be_visible()
+
+    def image(self) -> Image.Image:
+        """The image that the page shows, as the server sent it."""
+        source = self.page.locator("#image img").get_attribute("src")
+        assert source is not None
+        answer = self.page.request.get(source)
+        assert answer.ok, answer.status
+        return Image.open(io.BytesIO(answer.body()))
+
+    def weights(self) -> tuple[int, int]:
+        """Bytes of the weights, and of those on the device at most, as the page says beside the image."""
+        facts = self.page.locator("#facts [data-weights]")
+        return int(facts.get_attribute("data-weights") or 0), int(facts.get_attribute("data-peak") or 0)
+
+    def apply(self) -> Locator:
+        """Apply the settings; the box that says how that went."""
+        self.page.get_by_role("button", name="Apply and load").click()
+        expect(self.page.locator("#applied .sq-progress")).to_have_count(0)
+        return self.page.locator("#applied .sq-card").first
+
+
+def digit(image: Image.Image) -> int:
+    """Which digit an image shows, by the judge that marks the demo."""
+    return judge().read([image])[0]

@@ -1,0 +1,183 @@
+"""A person's way through the page, from the first image to settings that are still there after a restart."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from sdquant import demo
+from sdquant.settings import fields
+
+from ..ui.conftest import Served
+from .conftest import run
+from .person import Person, digit
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.json"
+    served = run(serve, settings)
+    person = Person(page, served.url)
+    person.model("digits-sd")
+    assert digit(person.draw("a handwritten seven")) == 7
+    whole, on_device = person.weights()
+    assert whole == on_device
+
+    person.tab("Settings")
+    person.set("quant.model", "nf4")
+    person.set("offload", "balanced")
+    person.write("set-budget", "2MB")
+    expect(page.locator("#verdict .sq-works")).to_be_visible()
+    expect(page.locator("#verdict [data-name=unet]")).to_contain_text("nf4")
+    expect(person.apply()).to_contain_text("Applied")
+    assert digit(person.draw("a handwritten seven")) == 7
+    less, peak = person.weights()
+    assert less < whole and peak <= 2_000_000 < on_device
+
+    person.tab("Settings")
+    person.set("quant.model", "qint8")
+    refused = page.locator("#verdict .sq-breaks")
+    expect(refused).to_contain_text("QBytesTensor.new() missing 5 required positional arguments")
+    expect(refused).to_contain_text("What to do")
+    expect(person.apply()).to_contain_text("QBytesTensor.new()")  # refused, and the old model is there still
+    expect(page.locator("#in-memory")).to_contain_text("nf4")
+    page.locator("#fix-0").click()
+    expect(page.locator("#verdict .sq-works")).to_be_visible()
+    assert person.value("offload") == "model"
+    expect(person.apply()).to_contain_text("Applied")
+    expect(page.locator("#in-memory")).to_contain_text("qint8, model offload")
+    assert digit(person.draw("a handwritten seven")) == 7
+
+    assert json.loads(settings.read_text())["settings"] == {"quant.model": "qint8", "offload": "model"}
+    assert served.end() is not None
+    again = Person(page, run(serve, settings).url)
+    again.tab("Settings")
+    expect(page.locator("#set-offload input")).to_have_value("model")
+    assert (again.value("quant.model"), again.value("offload")) == ("qint8", "model")
+
+
+def test_a_preset_fills_the_settings(person: Person) -> None:
+    person.tab("Settings")
+    person.page.get_by_role("button", name="Fits 6 GB").click()
+    expect(person.page.locator("#applied .sq-info")).to_contain_text("Fits 6 GB")
+    expect(person.page.locator("#verdict .sq-works")).to_be_visible()
+
+
+def test_every_field_has_a_widget_with_its_help(person: Person) -> None:
+    person.tab("Settings")
+    person.page.locator("#more").get_by_role("button").first.click()
+    for row in fields():
+        box = person.page.locator(f"#set-{row.name.replace('.', '-').replace('_', '-')}")
+        expect(box).to_be_visible()
+        expect(box).to_contain_text(row.help)
+
+
+def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
+    person.tab("Settings")
+    with person.page.expect_download() as waiting:
+        person.page.locator("#export").click()
+    waiting.value.save_as(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["format"] == "sdquant-settings"
+
+    (tmp_path / "config.json").write_text(
+        json.dumps({"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4", "diffusers_offload_mode": "balanced"})
+    )
+    person.page.locator("#import input[type=file]").set_input_files(tmp_path / "config.json")
+    expect(person.page.locator("#applied .sq-info")).to_contain_text("Imported")
+    expect(person.page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
+    assert (person.value("quant.model"), person.value("offload")) == ("nf4", "balanced")
+
+    (tmp_path / "bad.json").write_text('{"format": "sdquant-settings", "version": 99}')
+    person.page.locator("#import input[type=file]").set_input_files(tmp_path / "bad.json")
+    expect(person.page.locator("#applied .sq-breaks")).to_be_visible()
+    assert person.value("quant.model") == "nf4"
+
+
+def test_cancel_a_drawing(person: Person) -> None:
+    person.draw("a handwritten three", steps=1)  # loads
+    page = person.page
+    page.locator("#steps input[type=number]").fill("200")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    expect(page.locator("#status [role=progressbar]")).to_contain_text(re.compile("step [1-9]"))
+    page.locator("#cancel").click()
+    expect(page.locator("#status .sq-info")).to_contain_text("Cancelled")
+    assert digit(person.draw("a handwritten three")) == 3
+
+
+def test_inspect_broken_and_hostile_files(person: Person, running: Served) -> None:
+    source = next((demo.path("digits-sd") / "unet").glob("*.safetensors")).read_bytes()
+    (running.models / "cut.safetensors").write_bytes(source[: len(source) // 2])
+    (running.models / "<img src=x onerror=alert(1)>.safetensors").write_bytes(source)
+    person.tab("Inspect")
+    person.page.locator("#files-again").click()
+    person.pick("file", "models/cut.safetensors")
+    found = person.page.locator("#found .sq-breaks")
+    expect(found).to_contain_text("cut.safetensors")
+    assert str(running.models) not in person.page.content()
+    person.pick("file", "models/<img src=x onerror=alert(1)>.safetensors")
+    expect(person.page.locator("#found .sq-card").first).to_contain_text("<img src=x")
+    assert person.page.locator("#found img").count() == 0
+    person.pick("file", "digits-sd/unet")
+    expect(person.page.locator("#found")).to_contain_text("What it goes with")
+    person.page.locator("#verify").click()
+    expect(person.page.locator("#found .sq-ok")).to_contain_text("Every tensor was read")
+
+
+def test_compare(person: Person, tmp_path: Path) -> None:
+    person.model("digits-sd")
+    person.tab("Compare")
+    page = person.page
+    page.locator("#compare-schemes").get_by_role("button", name=re.compile("Clear|Remove all")).last.click()
+    for name in ("int8", "q4"):
+        page.locator("#compare-schemes input").fill(name)
+        if name == "int8":
+            page.get_by_role("option", name="int8", exact=True).click()
+    page.keyboard.press("Escape")
+    page.locator("#compare-steps input[type=number]").fill("4")
+    page.locator("#compare-run").click()
+    rows = page.locator("#compare-rows tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1)).to_contain_text(re.compile(r"int8.*(dB|identical)"))
+    expect(page.locator("#compare-sheet img")).to_be_visible()
+    with page.expect_download() as waiting:
+        page.locator("#compare-json").click()
+    waiting.value.save_as(tmp_path / "out.json")
+    made = json.loads((tmp_path / "out.json").read_text())
+    assert [row["label"] for row in made["rows"]] == ["as found", "int8"] and made["model"] == "digits-sd"
+
+
+def test_two_tabs_at_once(person: Person, chromium: Browser, running: Served) -> None:
+    with chromium.new_context() as context:
+        other_page = context.new_page()
+        other_page.set_default_timeout(60_000)
+        other = Person(other_page, running.url)
+        person.model("digits-sd")
+        other.model("digits-flux")
+        for somebody, prompt in ((person, "a handwritten one"), (other, "a handwritten four")):
+            somebody.write("prompt", prompt)
+            somebody.page.locator("#steps input[type=number]").fill("12")
+        for somebody in (person, other):
+            somebody.page.get_by_role("button", name="Draw", exact=True).click()
+        for somebody in (other, person):
+            somebody.done()
+        assert (digit(person.image()), digit(other.image())) == (1, 4)
+        expect(person.page.locator("#facts")).to_contain_text("digits-sd")
+        expect(other.page.locator("#facts")).to_contain_text("digits-flux")
+
+
+def test_settings_applied_in_one_tab_are_there_in_the_next(person: Person, chromium: Browser, running: Served) -> None:
+    person.model("digits-sd")
+    person.tab("Settings")
+    person.set("quant.text_encoder", "int8")
+    expect(person.page.locator("#verdict [data-name=text_encoder]")).to_contain_text("int8")
+    expect(person.apply()).to_contain_text("Applied")
+    with chromium.new_context() as context:
+        other = Person(context.new_page(), running.url)
+        other.tab("Settings")
+        expect(other.page.locator("#set-quant-text-encoder input")).to_have_value("int8")
+        expect(other.page.locator("#in-memory")).to_contain_text("int8")
