@@ -178,6 +178,7 @@ def test_an_interrupt_that_a_library_made_an_error_of(sd: Path, monkeypatch: pyt
         compare(sd, ["int8", "nf4"], prompt=PROMPT, steps=1)
 
 
+@pytest.mark.slow
 def test_one_model_at_a_time(sd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Any]] = []
     seen: list[int] = []
