@@ -22,7 +22,7 @@ def images(pipe: Any, **values: Any) -> Any:
     return np.stack([np.asarray(image) for image in made])
 
 
-@pytest.fixture(scope="module", params=["digits-sd", "digits-flux"])
+@pytest.fixture(scope="module", params=["digits-sd", pytest.param("digits-flux", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> tuple[Path, Any]:
     """A shipped model's folder, and what a fresh pipeline of it draws."""
     place = path(request.param)
