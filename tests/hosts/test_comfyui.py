@@ -307,6 +307,8 @@ def test_a_model_with_a_lora_or_without_packed_weights_is_not_saved(comfy: Simpl
     patcher.add_patches(lora())
     with pytest.raises(ConflictError, match="LoRA"):
         save(patcher, "x")
+    with pytest.raises(ConflictError, match="Save Diffusion Model"):  # ComfyUI's own node calls this
+        patcher.state_dict_for_saving(None, None, None)
     with pytest.raises(SettingsError, match="no weights that sdquant packed"):
         save(load(comfy, written(comfy, "float")), "x")
     assert list(comfy.output.iterdir()) == []
