@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConflictError
 from .comfy_ops import PackedLayer
 
 if TYPE_CHECKING:
@@ -67,6 +68,13 @@ def patcher_class() -> type:
             device = kwargs.get("device_to") or (args[0] if args else None) or layer.packed.device
             weight = layer.decoded(layer.compute_dtype, device)
             return Patch(key, self.patches)(weight) if key in self.patches else weight
+
+        def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+            raise ConflictError(
+                "ComfyUI's own node was to save a model that sdquant loaded",
+                "it writes float weights, and these are packed",
+                "Use 'Save Diffusion Model (sdquant)'",
+            )
 
         def _packed(self, key: str) -> PackedLayer | None:
             path, _, leaf = key.rpartition(".")

@@ -1,7 +1,7 @@
 """Write a quantized model of ComfyUI as one safetensors file, in the authors' names, for this loader and others.
 
-Where every weight is packed as ComfyUI and Forge know it (nf4, fp4, qint8), the file is as `single_files` writes it,
-which their own loaders read. Otherwise it is as `saving` writes it, which sdquant reads back to the bit.
+Where every weight is packed as ComfyUI or Forge know it (nf4, fp4, qint8), the file is as `single_files` writes it,
+which their own loaders read. Otherwise it is as `saving` writes it. sdquant reads the same weights back from both.
 """
 
 from __future__ import annotations
