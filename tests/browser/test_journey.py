@@ -26,7 +26,7 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
     person.model("digits-sd")
     assert digit(person.draw("a handwritten seven")) == 7
     whole, on_device = person.weights()
-    assert whole == on_device
+    assert whole <= on_device  # with buffers that no file holds
 
     person.tab("Settings")
     person.set("quant.model", "nf4")
