@@ -47,6 +47,7 @@ def serve(
     open_browser: bool = True,
     look: Callable[[], Mapping[str, Any]] = dict,
     stop: Callable[[], None] | None = None,
+    patience: float | None = None,
 ) -> None:
     """Serve a page until Ctrl-C or SIGTERM, which is raised again when everything is put away.
 
@@ -59,6 +60,8 @@ def serve(
         user, password: what a browser must give; user is "sdquant" if not given.
         look: makes what Gradio takes beside the page: theme, css, js, head.
         stop: called when the end begins, to end what runs in other threads.
+        patience: seconds after a signal in which other threads may end by themselves, before the process is ended
+            over their heads; None to wait for them, as Python does.
 
     Raises:
         SettingsError: an address, port, name or password that cannot be used. Nothing has been opened then.
@@ -95,6 +98,8 @@ def serve(
         server = _server(guard, stop, lambda: _announce(host, at, secret=not local, browser=open_browser))
         server.run(sockets=[sock])
     if server.ended_by is not None:
+        if patience is not None:
+            _leave_after(patience, 128 + server.ended_by)
         signal.raise_signal(server.ended_by)
 
 
@@ -276,6 +281,13 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
             timeout_graceful_shutdown=GRACE,
         )
     )
+
+
+def _leave_after(seconds: float, code: int) -> None:
+    """Python waits at its end for threads, and a model that draws does not look up before its next step."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def _announce(host: str, port: int, *, secret: bool, browser: bool) -> None:
