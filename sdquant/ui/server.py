@@ -56,7 +56,7 @@ def serve(
         host: the address to listen at. Others than this machine's own need a password.
         port: None for the first free one from PORT on, 0 for any.
         hosts: further names that the page may be called by: NAME, NAME:PORT, or https://NAME where a proxy in front of
-            it speaks TLS.
+            it speaks TLS. Others than this machine's own need a password too.
         user, password: what a browser must give; user is "sdquant" if not given.
         look: makes what Gradio takes beside the page: theme, css, js, head.
         stop: called when the end begins, to end what runs in other threads.
@@ -75,13 +75,14 @@ def serve(
             "Choose a longer one",
         )
     local = ipaddress.ip_address(address).is_loopback
-    if not local and password is None:
-        raise SettingsError(
-            f"The page was to be served at {host}",
-            "other machines could then use it, and no password is set",
-            "Set SDQUANT_UI_PASSWORD, or leave --host out to serve this machine only",
-        )
     names = [_name(text) for text in hosts]
+    beyond = [host] if not local else [name for _, name in names if not _is_local(name)]
+    if beyond and password is None:
+        raise SettingsError(
+            f"The page was to be served as {beyond[0]}",
+            "other machines could then use it, and no password is set",
+            "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
+        )
     gradio_is_there()
     with _bound(address, family, port) as sock, _folder() as uploads, _environment(uploads):
         at = int(sock.getsockname()[1])
@@ -138,6 +139,14 @@ def _name(text: str) -> tuple[str | None, str]:
         )
     port = f":{match['port']}" if match["port"] else ""
     return match["scheme"], f"{match['name'].lower()}{port}"
+
+
+def _is_local(name: str) -> bool:
+    """Whether name[:port] is one that only this machine goes by."""
+    bare = re.sub(r":\d+$", "", name).strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(bare).is_loopback
+    return bare == "localhost" or bare.endswith(".localhost")
 
 
 def _origins(scheme: str | None, name: str, port: int) -> Iterator[str]:

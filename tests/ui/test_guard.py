@@ -390,6 +390,8 @@ def test_the_address_of_the_connection_counts_only_where_it_listens_on_all(tmp_p
     here = {"host": "10.0.0.5:7870"}
     every = Guard(_app, origins=["http://127.0.0.1:7870"], uploads=tmp_path, own_address=True)
     assert _ask(every, here, ("10.0.0.5", 7870))[0] == 200
+    assert _ask(every, here, ("::ffff:10.0.0.5", 7870))[0] == 200
+    assert _ask(every, {"host": "[fe80::1]:7870"}, ("fe80::1", 7870))[0] == 200
     assert _ask(every, here, ("10.0.0.6", 7870))[0] == 403
     one = Guard(_app, origins=["http://127.0.0.1:7870"], uploads=tmp_path)
     assert _ask(one, here, ("10.0.0.5", 7870))[0] == 403

@@ -39,6 +39,18 @@ def test_other_machines_need_a_password(host: str) -> None:
         serve_page(_never, host=host, open_browser=False)
 
 
+@pytest.mark.parametrize("name", ["gpu.example", "https://gpu.example", "10.0.0.5:80", "localhost.example"])
+def test_a_proxy_for_other_machines_needs_one_too(name: str) -> None:
+    with pytest.raises(SettingsError, match="no password is set"):
+        serve_page(_never, hosts=[name], open_browser=False)
+
+
+@pytest.mark.parametrize("name", ["localhost:9000", "http://127.0.0.1:9000", "[::1]:80", "a.localhost"])
+def test_the_end_of_a_tunnel_does_not(name: str) -> None:
+    with pytest.raises(AssertionError, match="the page was built"):
+        serve_page(_never, hosts=[name], port=0, open_browser=False)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
