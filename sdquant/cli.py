@@ -1,7 +1,7 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
-Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run), 2 refused or bad input, 130 interrupted,
-143 terminated.
+Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run, compare no scheme that draws), 2 refused
+or bad input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from . import __version__
 from .errors import SdquantError
 
 # In the order of the help.
-COMMANDS = ("demo", "generate", "ui", "inspect", "plan", "quantize", "matrix", "doctor")
+COMMANDS = (
+    "demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "install-extension", "matrix", "doctor",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="show the log, other libraries' remarks, tracebacks")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        module = importlib.import_module(f".commands.{name}", __package__)
+        module = importlib.import_module(f".commands.{name.replace('-', '_')}", __package__)
         summary = (module.__doc__ or "").splitlines()[0]
         sub = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(sub)

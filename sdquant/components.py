@@ -275,7 +275,7 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     left_out = {name: None for name, row in index.items() if row == [None, None]}
     try:
         with quiet(), _no_bars():
-            cls = _pipeline_class(str(index.get("_class_name")))
+            cls = pipeline_class(folder)
             made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
@@ -297,14 +297,15 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     return made
 
 
-def _pipeline_class(name: str) -> Any:
-    """diffusers' pipeline class of that name; the general one if there is none.
+def pipeline_class(folder: Path) -> Any:
+    """diffusers' pipeline class of a pipeline's folder; the general one if it has none.
 
     Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
     (Wan's transformer) and loads that from the folder again.
     """
     import diffusers
 
+    name = str(read_json(folder / "model_index.json").get("_class_name"))
     cls = getattr(diffusers, name, None) if name.isidentifier() and not name.startswith("_") else None
     whole = isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)
     return cls if whole else diffusers.DiffusionPipeline

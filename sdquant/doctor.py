@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .advice import GIB, Finding, advice, gib
+from .advice import Finding, advice, gib
+from .allowance import allowance
 from .compat import look_up
 from .compat.packages import PACKAGE_OPTIONAL, pip_line, problem
 from .compat.row import Query
@@ -28,9 +29,6 @@ MODELS = (
     ("Stable Diffusion 3.5 Large", 8.1e9, 5.5e9),
     ("FLUX.1", 11.9e9, 4.9e9),
 )
-
-# What a run needs besides weights (activations, the VAE), as a rough allowance in bytes.
-ALLOWANCE = 1.5 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +144,10 @@ def _fit(model: str, core: float, encoders: float, machine: Machine) -> Fit:
     free = machine.best.memory_free
     if free is None:
         return Fit(model=model, bytes=sizes, advice="the device does not tell how much of its memory is free")
-    fits = (f"{_bits(bits)} fits whole" for bits, size in sizes.items() if size + ALLOWANCE <= free)
+    rest = allowance(sizes[16])
+    fits = (f"{_bits(bits)} fits whole" for bits, size in sizes.items() if size + rest <= free)
     ram = machine.ram_available + (free if machine.best.kind not in ("cpu", "mps") else 0)
-    streams = (f'{_bits(bits)} with offload="balanced"' for bits, size in sizes.items() if size + ALLOWANCE <= ram)
+    streams = (f'{_bits(bits)} with offload="balanced"' for bits, size in sizes.items() if size + rest <= ram)
     disk = '4-bit with offload="balanced" and part of it on disk'
     return Fit(model=model, bytes=sizes, advice=next(fits, None) or next(streams, disk))
 

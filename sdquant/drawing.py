@@ -44,13 +44,13 @@ def draw(
 
     Raises:
         Stopped: `on_step` raised it.
-        SettingsError: the model is a component alone, which takes no prompt, a prompt that is no text, or a size that
-            the model cannot draw.
+        SettingsError: the model is a component alone, which takes no prompt, a prompt that is no text, steps or seeds
+            that are no such numbers, or a size that the model cannot draw.
     """
     import torch
     from tqdm import tqdm
 
-    _refuse(pipe, prompts, seeds)
+    _refuse(pipe, prompts, seeds, steps)
     side = native_size(pipe)
     values: dict[str, Any] = {"height": height or side, "width": width or side, "num_inference_steps": steps}
     if guidance is not None:
@@ -133,7 +133,7 @@ def native_size(pipe: Any) -> int:
     return int(sample) if isinstance(sample, int) else 1024
 
 
-def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int]) -> None:
+def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int) -> None:
     from .components import is_pipeline
 
     if not is_pipeline(pipe):
@@ -148,6 +148,11 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int]) -> None:
         raise SettingsError(
             f"{len(prompts)} prompts and {len(seeds)} seeds were given", "each image has its own", "Give as many"
         )
+    for name, value, least in (("steps", steps, 1), *(("a seed", seed, 0) for seed in seeds)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+            raise SettingsError(
+                f"{value!r} was given for {name}", f"it is a whole number from {least} to 2**63 - 1", "Use one"
+            )
 
 
 def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:

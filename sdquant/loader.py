@@ -142,11 +142,22 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     return whole
 
 
+def import_classes(made: planner.Plan) -> None:
+    """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
+    from . import components
+
+    for part in made.components:
+        components.model_class(*_class_of(_source(made, part)))
+    if [part.name for part in made.components] != ["model"]:
+        with components.quiet():
+            components.pipeline_class(_folder(made))
+
+
 def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """All components, and the names of those that came out of the cache."""
     cache, parts, used = cache_of(asked), {}, {}
     for part in made.components:
-        src = made.detected.sources["." if part.name == "model" else part.name]
+        src = _source(made, part)
         if cache is None or part.action != "encode":
             parts[part.name] = build(part, src, made, tick, asked.skip)
             continue
@@ -214,6 +225,10 @@ def build(
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
     return model
+
+
+def _source(made: planner.Plan, part: planner.ComponentPlan) -> Source:
+    return made.detected.sources["." if part.name == "model" else part.name]
 
 
 def _class_of(src: Source) -> tuple[str | None, str]:

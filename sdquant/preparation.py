@@ -37,35 +37,56 @@ def prepare(asked: Request) -> planner.Plan:
     hold. Only after that are the files held against their own headers.
     """
     here = machine.probe()
-    device = asked.device or machine.default_device(here)
-    kind = machine.device_kind(device, here)
-    if kind not in here.kinds:
-        raise BackendUnavailableError(
-            f"Device {device!r} was asked for",
-            f"torch sees {', '.join(here.kinds)} on this machine",
-            "Leave device out, or see `sdquant doctor` for what is missing",
-        )
+    device = device_of(asked, here)
 
-    def check(quant: Any, mode: str, source: str = "weights", runtime: str | None = asked.runtime) -> None:
+    def check(quant: Any, mode: str, runtime: str | None = asked.runtime) -> None:
         compat.check(
-            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here, source=source,
+            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here,
             allow_incompatible=asked.allow_incompatible,
         )  # fmt: skip
 
     # A gguf scheme on a file that may hold it is not yet a refusal.
     named = {name: str(spec) for name, spec in asked.specs().items() if spec is not None}
     check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
-    place = resolve(asked)
-    asked = dataclasses.replace(asked, path=str(place))
-    asked = with_base(asked)
+    asked = located(asked)
     seen = whole_of(asked, complete=False)
-    parts = (seen.parts or {".": seen}).values()
-    held = {(part.quant, any(src.plain_only for src in part.sources.values())) for part in parts if part.quant}
-    for scheme, plain_only in sorted(held):
+    for scheme, plain_only in held(seen):
         check(scheme, "found", runtime="plain" if plain_only else asked.runtime)
-    asked = dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
+    asked = with_dtype(asked, seen)
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     return planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)
+
+
+def device_of(asked: Request, here: machine.Machine) -> str:
+    """The compute device of a request.
+
+    Raises:
+        BackendUnavailableError: this machine has none of that kind.
+    """
+    device = asked.device or machine.default_device(here)
+    if machine.device_kind(device, here) not in here.kinds:
+        raise BackendUnavailableError(
+            f"Device {device!r} was asked for",
+            f"torch sees {', '.join(here.kinds)} on this machine",
+            "Leave device out, or see `sdquant doctor` for what is missing",
+        )
+    return device
+
+
+def located(asked: Request) -> Request:
+    """The request with the place of its files, and with a base where it needs one."""
+    return with_base(dataclasses.replace(asked, path=str(resolve(asked))))
+
+
+def held(seen: detection.Detected) -> list[tuple[str, bool]]:
+    """The schemes that the files hold already, each with whether only plain layers run it."""
+    parts = (seen.parts or {".": seen}).values()
+    return sorted({(part.quant, any(src.plain_only for src in part.sources.values())) for part in parts if part.quant})
+
+
+def with_dtype(asked: Request, seen: detection.Detected) -> Request:
+    """The request with the dtype to bring all floats to, where it names none and one is needed."""
+    return dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
 
 
 def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:

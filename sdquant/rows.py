@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from . import backends
 from .backends.base import Packed
 
 Range = tuple[int, int]  # first row, and the one after the last
@@ -22,6 +23,31 @@ def cut(packed: Packed, ranges: Sequence[Range]) -> Packed:
     """The packed form of ranges of rows, one after another. A single range shares the memory of the whole."""
     count = sum(end - begin for begin, end in ranges)
     return _of_rows(packed, count, lambda part: pieces(part, ranges))
+
+
+def join(packs: Sequence[Packed]) -> Packed | None:
+    """The packed form of weights whose rows follow one another; None where it is more than their parts in a row."""
+    if len(packs) == 1:
+        return packs[0]
+    backend = backends.of_scheme(packs[0].spec.scheme)
+    loose = [backend.cuttable(packed) for packed in packs]
+    first = loose[0]
+    alike = all(replace(packed.spec, shape=first.spec.shape) == first.spec for packed in loose)
+    widths = {packed.spec.shape[1:] for packed in loose}
+    if not alike or len(widths) > 1 or not all(backend.by_row(packed) for packed in loose):
+        return None
+    parts: dict[str, Tensor] = {}
+    for name in first.parts:
+        tensors = [packed.parts[name] for packed in loose]
+        if any(t.numel() == 1 < p.spec.shape[0] for t, p in zip(tensors, loose, strict=True)):  # one number for all
+            if not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
+                return None
+            parts[name] = tensors[0]
+        else:
+            rows = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
+            parts[name] = torch.cat(rows).view(tensors[0].dtype)
+    count = sum(packed.spec.shape[0] for packed in loose)
+    return Packed(spec=replace(first.spec, shape=(count, *first.spec.shape[1:])), parts=parts)
 
 
 def pieces(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:

@@ -97,6 +97,28 @@ def suits(quant: str) -> bool:
     return spec == QuantSpec(spec.scheme) and spec.scheme.name in SCHEMES
 
 
+def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
+    """The file's tensors for packed weights by name; None if one is not packed as such a file has it."""
+    from .layouts import forms
+
+    made: dict[str, Tensor] = {}
+    for name, packed in rows.items():
+        scheme = SCHEMES.get(packed.spec.scheme)
+        spec = QuantSpec(backends.scheme(packed.spec.scheme))
+        if scheme is None or len(packed.spec.shape) != 2 or hidden(name, spec) or _whole_file(spec):
+            return None
+        layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
+        if forms(packed) != {part: (row.dtype, row.shape) for part, row in layout.items()}:
+            return None
+        made |= scheme.write(name, packed)
+    return made
+
+
+def hidden(name: str, spec: QuantSpec) -> bool:
+    """Whether a packed weight of that name would hide the model's sizes from ComfyUI."""
+    return spec.scheme.name in ("nf4", "fp4") and name.endswith(_MEASURED)
+
+
 @dataclass(frozen=True)
 class _Row:
     """A tensor of the model: whether it is to be quantized, and the file's tensors that it becomes."""
@@ -118,10 +140,7 @@ def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]
         # Rows of a fused weight can be taken out of it only where blocks end with rows.
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
         stays = (
-            len(shape) != 2
-            or gguf_conventions.stays_float(part.name, shape, kind)
-            or (packed and part.name.endswith(_MEASURED))
-            or loose
+            len(shape) != 2 or gguf_conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
         )
         if stays or any(source not in fit for source in part.sources):
             yield _Row(part, False, {part.name: Part(dtype=dtype, shape=shape)})

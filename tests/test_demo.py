@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import cli, machine
+from sdquant import cli, machine, sheets
 from sdquant.commands import demo as command
 from sdquant.demo import digits, grid, show
 from sdquant.drawing import draw, native_size
 from sdquant.errors import DiskSpaceError, SettingsError
+from sdquant.pictures import psnr
 
 CASES = (show.Case(quant=None), show.Case(quant="int8", offload="balanced", share=0.8))
 SEED = 12
@@ -99,7 +100,7 @@ def test_a_wrong_digit_is_framed(result: show.Result) -> None:
         row = show.Row(**{**vars(result.rows[0]), "seen": seen})
         image = grid.sheet([show.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
         body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
-        return sum(count for count, colour in body.getcolors(1 << 20) if colour == grid.WRONG)
+        return sum(count for count, colour in body.getcolors(1 << 20) if colour == sheets.WRONG)
 
     assert framed((0, 1)) == 0
     assert framed((0, 7)) > 300
@@ -142,11 +143,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
 
 
 def test_psnr() -> None:
-    assert show.psnr([picture(10)], [picture(10)]) == float("inf")
-    assert show.psnr([picture(0)], [picture(255)]) == pytest.approx(0)
-    assert show.psnr([picture(100)], [picture(101)]) == pytest.approx(48.13, abs=0.01)
+    assert psnr([picture(10)], [picture(10)]) == float("inf")
+    assert psnr([picture(0)], [picture(255)]) == pytest.approx(0)
+    assert psnr([picture(100)], [picture(101)]) == pytest.approx(48.13, abs=0.01)
     # Over all pixels of all images: one wrong image of two is 3 dB better than two.
-    assert show.psnr([picture(100)] * 2, [picture(101), picture(100)]) == pytest.approx(51.14, abs=0.01)
+    assert psnr([picture(100)] * 2, [picture(101), picture(100)]) == pytest.approx(51.14, abs=0.01)
 
 
 # Drawing.
@@ -167,8 +168,8 @@ def test_a_seed_is_an_image_whatever_the_batch(pipe: Any) -> None:
     prompts, seeds = [digits.prompt(d) for d in (3, 4, 5)], (7, SEED, 9)
     together = draw(pipe, prompts, seeds=seeds, steps=2, batch=3)
     one_by_one = draw(pipe, prompts, seeds=seeds, steps=2, batch=1)
-    assert show.psnr(together, one_by_one) > 35
-    assert show.psnr(together, draw(pipe, prompts, seeds=(8, 13, 10), steps=2, batch=3)) < 30
+    assert psnr(together, one_by_one) > 35
+    assert psnr(together, draw(pipe, prompts, seeds=(8, 13, 10), steps=2, batch=3)) < 30
 
 
 def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
@@ -184,11 +185,15 @@ def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
         ([7], [0], {}, "prompts are strings"),
         (["seven"], [0, 1], {}, "each image has its own"),
         (["seven"], [0], {"width": 36}, "divisible by 8"),
+        (["seven"], [0], {"steps": 0}, "from 1 to"),
+        (["seven"], [0], {"steps": True}, "from 1 to"),
+        (["seven"], [-1], {}, "from 0 to"),
+        (["seven"], [2**63], {}, "from 0 to"),
     ],
 )
 def test_faults(pipe: Any, prompts: Sequence[Any], seeds: Sequence[int], values: dict[str, Any], word: str) -> None:
     with pytest.raises(SettingsError, match=word):
-        draw(pipe, prompts, seeds=seeds, steps=1, **values)
+        draw(pipe, prompts, seeds=seeds, **{"steps": 1, **values})
 
 
 def test_a_size_that_the_model_rounds_is_told(flux: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import demo
 from ..errors import SettingsError
+from ..readable import size as size
 from ..request import Request, request
 
 _SHORT = {"quant": "-q"}
@@ -19,15 +20,22 @@ _ONE = {"parts": "part"}  # flags that are given once for each
 _NO_FLAG = ("path", "rules", "progress")
 
 
-def add_request_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None) -> None:
-    """The path and a flag for each field of Request, its default, help and choices taken from there."""
+def add_request_flags(
+    parser: argparse.ArgumentParser, *, only: tuple[str, ...] | None = None, helps: Mapping[str, str] | None = None
+) -> None:
+    """The path and a flag for each field of Request; default, help and choices are taken from there.
+
+    Args:
+        only: the fields that are flags; None for all.
+        helps: other helps, by field.
+    """
     rows = {row.name: row for row in dataclasses.fields(Request)}
     parser.add_argument("path", metavar="MODEL", help=rows["path"].metadata["help"] + ", or digits-sd / digits-flux")
     for name, row in rows.items():
         if name in _NO_FLAG or (only is not None and name not in only):
             continue
         flags = [*filter(None, [_SHORT.get(name)]), flag(name)]
-        help, choices = row.metadata["help"], row.metadata["choices"]
+        help, choices = (helps or {}).get(name, row.metadata["help"]), row.metadata["choices"]
         if row.default is False:
             parser.add_argument(*flags, dest=name, action="store_true", help=help)
         elif name in ("quant", "components", "skip", "parts"):
@@ -45,6 +53,16 @@ def add_request_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] 
             )
     if only is None or "progress" in only:
         parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
+
+
+def add_drawing_flags(parser: argparse.ArgumentParser) -> None:
+    """What to draw, and how."""
+    parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
+    parser.add_argument("--steps", type=positive, default=20, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the noise (default: %(default)s)")
+    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
+    parser.add_argument("--width", type=positive, help="pixels (default: the model's)")
+    parser.add_argument("--height", type=positive, help="pixels (default: the model's)")
 
 
 def flag(name: str) -> str:
@@ -91,15 +109,6 @@ def place(path: str) -> str:
     if path in demo.MODELS and not Path(path).exists():
         return str(demo.path(path))
     return path
-
-
-def size(nbytes: float) -> str:
-    """Bytes as people read them: "3.8 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.2f} GB"
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

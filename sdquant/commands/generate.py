@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from ..pictures import SUFFIXES, save
 from . import _shared
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model's flags, and those of the drawing."""
     _shared.add_request_flags(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="what to draw")
+    _shared.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
-    parser.add_argument("--steps", type=_shared.positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the noise (default: %(default)s)")
     parser.add_argument("--count", type=_shared.positive, default=1, help="how many images, with seeds from --seed on")
-    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
-    parser.add_argument("--width", type=_shared.positive, help="pixels (default: the model's)")
-    parser.add_argument("--height", type=_shared.positive, help="pixels (default: the model's)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,18 +34,8 @@ def run(args: argparse.Namespace) -> int:
         height=args.height,
         progress=args.progress,
     )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(images):
         path = args.out if args.count == 1 else args.out.with_stem(f"{args.out.stem}-{args.seed + number}")
-        _write(image, path)
+        save(image, path)
         print(path)
     return 0
-
-
-def _write(image: Any, path: Path) -> None:
-    from PIL import Image
-
-    from ..writing import whole_file
-
-    with whole_file(path) as file:
-        image.save(file, format=Image.registered_extensions()[path.suffix.lower()])

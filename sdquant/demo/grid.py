@@ -4,43 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .. import pictures
+from ..sheets import RULE, SOFT, WRONG, Sheet, few_colours
 from . import path
 from .show import Result, Row, Skipped
-
-if TYPE_CHECKING:
-    from PIL import ImageDraw
 
 COLUMNS = 10
 CELL, GAP, LINE = 52, 4, 64  # pixels: a digit's side, between two digits, from line to line
 LABEL, FACTS, MARGIN, HEAD, FOOT = 176, 200, 28, 92, 56
-INK, SOFT, RULE, PAPER = (24, 26, 32), (112, 116, 126), (226, 227, 230), (252, 252, 250)
-TRACK, BAR, WRONG = (228, 230, 235), (54, 112, 178), (205, 52, 48)
 DIGITS = COLUMNS * (CELL + GAP) - GAP
 PANEL = DIGITS + 20 + FACTS
 
 
 def write(results: Sequence[Result], target: Path) -> None:
     """Draw the sheet and write it as PNG."""
-    from ..writing import whole_file
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(target) as file:
-        _few_colours(sheet(results)).save(file, format="PNG", optimize=True)
+    pictures.save(few_colours(sheet(results)), target, optimize=True)
 
 
 def sheet(results: Sequence[Result]) -> Any:
     """The picture as a PIL image. All results have the same cases in the same order."""
-    from PIL import Image, ImageDraw, ImageFont
-
     lines = len(results[0].cases)
     width = 2 * MARGIN + LABEL + len(results) * PANEL + (len(results) - 1) * MARGIN
     height = HEAD + lines * LINE + FOOT
-    image = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(image)
-    fonts = {name: ImageFont.load_default(size) for name, size in {"title": 22, "text": 16, "small": 13}.items()}
-    draw = _Sheet(image, pen, fonts)
+    draw = _Sheet(width, height)
     for number, case in enumerate(results[0].cases):
         draw.label(case, HEAD + number * LINE)
     for place, result in enumerate(results):
@@ -49,29 +37,11 @@ def sheet(results: Sequence[Result]) -> Any:
         for number, case in enumerate(result.cases):
             draw.line(case, left, HEAD + number * LINE)
     draw.foot(results[0], height - FOOT)
-    return image
+    return draw.image
 
 
-def _few_colours(image: Any) -> Any:
-    """The picture with a palette of greys and the sheet's own colours: a third of the bytes, and it looks the same."""
-    from PIL import Image
-
-    greys = [(level, level, level) for level in range(0, 256, 3)]
-    own = [INK, SOFT, RULE, PAPER, TRACK, BAR, WRONG]
-    edges = [tuple((a * k + b * (4 - k)) // 4 for a, b in zip(BAR, TRACK, strict=True)) for k in (1, 2, 3)]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([value for colour in (*own, *edges, *greys) for value in colour])
-    return image.quantize(palette=palette, dither=Image.Dither.NONE)
-
-
-class _Sheet:
+class _Sheet(Sheet):
     """Draws the parts of the sheet."""
-
-    def __init__(self, image: Any, pen: ImageDraw.ImageDraw, fonts: dict[str, Any]) -> None:
-        self.image, self.pen, self.fonts = image, pen, fonts
-
-    def text(self, xy: tuple[float, float], text: str, font: str, fill: Any = INK, anchor: str = "lm") -> None:
-        self.pen.text(xy, text, fill=fill, font=self.fonts[font], anchor=anchor)
 
     def head(self, result: Result, left: int) -> None:
         """The model's name, what it is, and what the columns are."""
@@ -101,8 +71,7 @@ class _Sheet:
         self.text((facts, middle - 15), f"{case.bytes / 1e6:.1f} MB", "text")
         self.text((facts + 68, middle - 15), f"{share:.0%}", "small", SOFT)
         self.text((facts + FACTS, middle - 15), f"{case.right} / {case.images}", "text", anchor="rm")
-        self.pen.rounded_rectangle((facts, middle + 1, facts + FACTS, middle + 7), 3, fill=TRACK)
-        self.pen.rounded_rectangle((facts, middle + 1, facts + FACTS * min(share, 1), middle + 7), 3, fill=BAR)
+        self.bar(facts, middle + 1, FACTS, share)
         if case.psnr is not None:
             told = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
             self.text((facts + FACTS, middle + 19), told, "small", SOFT, "rm")

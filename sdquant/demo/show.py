@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import backends
 from ..errors import BackendUnavailableError
+from ..pictures import psnr
 from . import digits, path
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
@@ -261,13 +262,3 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
             draw(pipe, [digits.prompt(0)], seeds=[0], steps=1)
             pipe.sdquant.offload.remove()
     return pipe, seconds
-
-
-def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """Peak signal-to-noise ratio of two lists of PIL images, in dB, over all pixels of all images."""
-    import numpy as np
-
-    a = np.stack([np.asarray(image, dtype=np.float64) for image in one])
-    b = np.stack([np.asarray(image, dtype=np.float64) for image in other])
-    error = float(((a - b) ** 2).mean())
-    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))

@@ -6,6 +6,11 @@
     server.py   the page served: socket, guard, temporary files, a clean end
     html.py     text from files, made safe to stand in a page
 
-The page itself is in `app.py` and the modules that it names. Only `app.py` and what it imports, and `server.py` when it
-serves, import gradio; nothing here imports torch at import.
+    app.py      the page: a head and four tabs (head.py, tabs/)
+    desk.py     what all open pages share;  engine.py: the one model in memory;  following.py: a job, seen from a page
+    review.py   what the matrix and the planner say of a choice of settings
+    widgets.py  a widget for each field of the settings;  checks.py: values from the page, checked again
+    pieces.py, verdict.py    pieces of the page in HTML;  look.py: colours and fonts
+
+Only `app.py` and what it imports, and `server.py` when it serves, import gradio; nothing here imports torch at import.
 """

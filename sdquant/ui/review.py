@@ -52,6 +52,11 @@ class Target:
         """The Request for these settings. Raises as `components` does."""
         return settings.request(self.path, self.components(settings), base=self.base, progress=False)
 
+    def shared(self, settings: Settings) -> dict[str, Any]:
+        """What of these settings is the same whatever the scheme: keyword arguments of `request`, without the path."""
+        values = {name: value for name, value in settings.values.items() if not name.startswith("quant.")}
+        return values | {"base": self.base}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:

@@ -1,0 +1,214 @@
+"""Every way to quantize a model that this machine can run, planned: what presets choose from.
+
+Headers are read once; then one plan is made for each scheme, and one for the model as it is found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from . import backends, machine, planner, preparation
+from .compat import Query, look_up
+from .compat.packages import require
+from .errors import BackendUnavailableError, SdquantError
+from .gathering import whole_of
+from .precision import snr
+from .settings import ROLES, Settings, role_of
+
+if TYPE_CHECKING:
+    from .detection import Detected
+    from .planner import ComponentPlan, Plan
+    from .request import Request
+
+# The roles that presets choose a scheme for; the VAE is small and sensitive.
+CHOSEN = ("model", "text_encoder")
+
+GOOD = ("works", "slow")
+_BLOCK = re.compile(r"(?:.*?\.)??(?:[^.]+\.\d+|mid_block)(?=\.)")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with the settings that a preset keeps, its headers read.
+
+    Attributes:
+        settings: without schemes, offload and budget, which the preset chooses.
+        asked: their request, with what the files say of its path, base and dtype.
+        kind: of the compute device.
+    """
+
+    settings: Settings
+    asked: Request
+    detected: Detected
+    device: str
+    kind: str
+    machine: machine.Machine
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The components, as plans name them."""
+        return tuple("model" if name == "." else name for name in self.detected.sources)
+
+    def plan(self, settings: Settings) -> Plan:
+        """The plan with these settings. Raises SdquantError as the planner does; the matrix is not asked."""
+        same = {name: getattr(self.asked, name) for name in ("base", "parts", "variant", "progress")}
+        asked = settings.request(self.asked.path, self.names, **same)
+        asked = dataclasses.replace(asked, dtype=self.asked.dtype)
+        return planner.make(asked, self.detected, device=self.device, versions=self.machine.versions)
+
+    def playing(self, role: str) -> tuple[str, ...]:
+        """The components that play a role."""
+        return tuple(name for name in self.names if (row := role_of(name)) is not None and row.name == role)
+
+    def verdict(self, scheme: str, offload: str, *, found: bool, plain_only: bool = False) -> str | None:
+        """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
+        row = backends.scheme(scheme)
+        runtime = "plain" if plain_only else self.settings["runtime"] or "default"
+        if runtime != "default" and runtime not in row.runtimes:
+            return None
+        query = Query(
+            backend=row.backend, scheme=row.name, mode="found" if found else "pre", offload=offload, runtime=runtime,
+            device=self.kind, versions=self.machine.versions,
+        )  # fmt: skip
+        try:
+            require(row, query.mode, runtime, query.versions)
+        except BackendUnavailableError:
+            return None
+        return look_up(query).verdict
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to quantize the model.
+
+    Attributes:
+        schemes: role to scheme; () roles are as found.
+        plan: without offload.
+        noise: share of the weights' power that is lost, over the whole model; 0 as found.
+        worst: decibels of the least precise scheme in it; None as found.
+        verdicts: offload to "works" or "slow"; a mode that cannot be used is not in it.
+    """
+
+    schemes: Mapping[str, str]
+    plan: Plan
+    noise: float
+    worst: float | None
+    verdicts: Mapping[str, str]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that make it."""
+        return {f"quant.{role.name}": self.schemes.get(role.name) for role in ROLES}
+
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest component."""
+        return max(part.bytes for part in self.plan.components)
+
+    @cached_property
+    def least(self) -> int:
+        """The smallest budget that balanced offload is at ease with, by the tensors' names: of each component what is
+        outside its blocks and two blocks, so that one is on its way while the other runs."""
+        sources = self.plan.detected.sources
+        return max(_least(part, sources) for part in self.plan.components)
+
+
+def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mapping[str, Any]) -> Opened:
+    """Read the headers of a model.
+
+    Raises:
+        SdquantError: what loading it as found would raise before reading weights.
+    """
+    kept = settings.but(
+        {f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None, "mode": "auto"}
+    )
+    asked = kept.request(path, (), **call)
+    device = preparation.device_of(asked, here)
+    asked = preparation.located(asked)
+    asked = preparation.with_dtype(asked, whole_of(asked, complete=False))
+    whole = whole_of(asked, complete=True)
+    kind = machine.device_kind(device, here)
+    return Opened(settings=kept, asked=asked, detected=whole, device=device, kind=kind, machine=here)
+
+
+def candidates(opened: Opened) -> list[Candidate]:
+    """The model as found, and each scheme that the matrix knows to work here for its parts: for the UNet or
+    transformer, for the text encoders, for both. What is quantized on disk stays as it is."""
+    offloads = ("none", "balanced")
+    found = opened.plan(opened.settings)
+    held = preparation.held(opened.detected)
+    whole = {name: _worst(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
+    # What is found and untested is no preset's fault: there is no other way to have this file.
+    base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}
+    made = [Candidate(schemes={}, plan=found, noise=0.0, worst=None, verdicts=base)]
+    floats = {part.name for part in found.components if part.action == "keep"}
+    roles = [role for role in CHOSEN if (names := opened.playing(role)) and floats.issuperset(names)]
+    for row in backends.schemes():
+        if row.on_the_fly and roles:
+            made += _of_scheme(opened, row.name, roles, made[0])
+    return made
+
+
+def _of_scheme(opened: Opened, scheme: str, roles: list[str], found: Candidate) -> list[Candidate]:
+    said = {name: opened.verdict(scheme, name, found=False) for name in found.verdicts}
+    verdicts = {name: str(_worst((verdict, found.verdicts[name]))) for name, verdict in said.items() if verdict in GOOD}
+    if not verdicts:
+        return []
+    try:
+        every = opened.plan(opened.settings.but({f"quant.{role}": scheme for role in roles}))
+    except SdquantError:  # there is nothing in the model that this scheme can hold
+        return []
+    ratio = snr(scheme)
+    if ratio is None:
+        return []
+    touched = [role for role in roles if any(part.weights for part in _parts(every, opened.playing(role)))]
+    groups = [touched, *([role] for role in touched if len(touched) > 1)] if touched else []
+    made = []
+    for group in groups:
+        names = {name for role in group for name in opened.playing(role)}
+        pairs = zip(every.components, found.plan.components, strict=True)
+        plan = dataclasses.replace(every, components=tuple(a if a.name in names else b for a, b in pairs))
+        lossy = sum(weight.bytes_bf16 for part in _parts(plan, names) for weight in part.weights)
+        total = sum(part.bytes_bf16 for part in plan.components)
+        made.append(
+            Candidate(
+                schemes=dict.fromkeys(group, scheme),
+                plan=plan,
+                noise=lossy / total * 10 ** (-ratio / 10),
+                worst=ratio,
+                verdicts=verdicts,
+            )
+        )
+    return made
+
+
+def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
+    return [part for part in plan.components if part.name in names]
+
+
+def _worst(verdicts: Iterable[str | None]) -> str | None:
+    """The worst of several verdicts; "works" of none."""
+    order = ("works", "slow", "untested", "breaks", None)
+    return max(verdicts, key=order.index, default="works")
+
+
+def _least(part: ComponentPlan, sources: Mapping[str, Any]) -> int:
+    src = sources["." if part.name == "model" and "." in sources else part.name]
+    sizes = {weight.name: float(weight.bytes) for weight in part.weights}
+    floats = {name: info.nbytes for name, info in src.plain.items() if name not in sizes}
+    # They may be cast to another dtype: the plan knows what they take together.
+    scale = (part.bytes - sum(sizes.values())) / max(sum(floats.values()), 1)
+    sizes |= {name: size * scale for name, size in floats.items()}
+    blocks: dict[str, float] = {}
+    for name, size in sizes.items():
+        found = _BLOCK.match(name)
+        block = found[0] if found else ""
+        blocks[block] = blocks.get(block, 0) + size
+    rest = blocks.pop("", 0)
+    return math.ceil(rest + 2 * max(blocks.values(), default=0))

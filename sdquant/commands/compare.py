@@ -1,0 +1,128 @@
+"""Draw the same picture with several schemes, and show what each one saves and changes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..pictures import SUFFIXES, save
+from ..readable import size
+from ..request import NOT_QUANTIZED
+from . import _shared
+
+if TYPE_CHECKING:
+    from ..comparing import Comparison, OnProgress, Row
+    from ..request import Quant, Request
+
+HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
+OUT = Path("sdquant-compare.png")
+JOIN = "+"  # between the components of one scheme
+
+_QUANT = (
+    f"scheme to compare (repeat); components are joined by {JOIN}, as in -q nf4 -q unet=nf4{JOIN}text_encoder=int8 "
+    "(default: those of nf4, int8, qint8 and fp8 that the matrix allows here)"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model's flags, those of the drawing, and where the picture goes."""
+    _shared.add_request_flags(parser, helps={"quant": _QUANT})
+    _shared.add_drawing_flags(parser)
+    parser.add_argument(
+        "--reference", metavar="S", help="scheme that the others are held to (default: the model as found)"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help=f"the picture (default: {OUT}, and none with --json)", metavar="FILE"
+    )
+    _shared.add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw with each scheme, write the picture, print the table. Nothing is written before all schemes are done."""
+    from ..comparing import compare, sheet
+
+    out = args.out if args.out is not None or args.json else OUT
+    if out is not None:
+        _shared.refuse_target(out, SUFFIXES)
+    # The first request has all that is not the scheme, checked.
+    asked = _shared.request_of(args, quant=None)
+    quants = [one(word) for word in args.quant] if args.quant else _default(asked)
+    values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
+    with _bar(args.progress) as on_progress:
+        made = compare(
+            values.pop("path"),
+            quants,
+            prompt=args.prompt,
+            seed=args.seed,
+            steps=args.steps,
+            guidance=args.guidance,
+            width=args.width,
+            height=args.height,
+            reference=None if args.reference is None else one(args.reference),
+            on_progress=on_progress,
+            **{name: value for name, value in values.items() if name != "quant"},
+        )
+    if out is not None:
+        save(sheet(made), out, optimize=True)
+    if args.json:
+        _shared.print_json({"picture": None if out is None else str(out), **made.to_dict()})
+    else:
+        print(render(made), end=f"\n\npicture: {out}\n")
+    return 0 if made.drawn or len(made.rows) == 1 else 1
+
+
+def one(word: str) -> Quant:
+    """One --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
+    return _shared.quant_of(word.split(JOIN))
+
+
+def _default(asked: Request) -> tuple[Quant, ...]:
+    from ..comparing import allowed
+
+    return allowed(
+        asked.offload,
+        mode=asked.mode,
+        runtime=asked.runtime,
+        device=asked.device,
+        allow_incompatible=asked.allow_incompatible,
+    )
+
+
+@contextlib.contextmanager
+def _bar(progress: bool) -> Iterator[OnProgress]:
+    from tqdm import tqdm
+
+    with tqdm(desc="Comparing", unit="step", disable=not progress, delay=2, leave=False) as bar:
+
+        def on_progress(done: int, total: int, text: str) -> None:
+            bar.total = total
+            bar.set_postfix_str(text, refresh=False)
+            bar.update(done - bar.n)
+
+        yield on_progress
+
+
+def render(made: Comparison) -> str:
+    """The table as text, and the reasons of what gave no image."""
+    lines = [
+        f"{made.model}, {made.prompt!r}, seed {made.seed}, {made.steps} steps",
+        _shared.table(HEADER, [_cells(row) for row in made.rows]),
+    ]
+    lines += [f"no image: {row.label}: {row.error}" for row in made.rows if row.error is not None]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = "not quantized" if row.label == NOT_QUANTIZED else row.label
+    weights = size(row.bytes) if row.bytes is not None else "-"
+    share = f"{row.bytes / row.bytes_bf16:.2f}" if row.bytes is not None and row.bytes_bf16 else "-"
+    if row.error is not None:
+        return (name, weights, share, "-", "-", "no image", "")
+    far = (
+        ("-", "-") if row.psnr is None else ("same", "0") if row.identical else (f"{row.psnr:.1f} dB", f"{row.largest}")
+    )
+    return (name, weights, share, f"{row.load_seconds:.2f} s", f"{row.draw_seconds:.2f} s", *far)

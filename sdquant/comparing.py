@@ -1,0 +1,351 @@
+"""The same prompt and seed through several schemes, one model in memory at a time.
+
+    made = compare("some-model", ["nf4", "int8"], prompt="a handwritten seven", offload="balanced")
+    sheet(made).save("seven.png")
+
+The first row is what the others are held to. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import backends, compat, machine
+from .comparison_sheet import sheet
+from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
+from .pictures import difference, largest_difference, psnr
+from .preparation import prepare
+from .request import NOT_QUANTIZED, Quant, Request, request
+
+if TYPE_CHECKING:
+    from .planner import Plan
+
+__all__ = ["AMPLIFY", "DEFAULT", "Comparison", "Row", "allowed", "compare", "sheet"]
+
+log = logging.getLogger(__name__)
+
+# Schemes to compare where nobody says which: one of each backend that quantizes while it loads, and fp8.
+DEFAULT = ("nf4", "int8", "qint8", "fp8")
+AMPLIFY = 4  # how much brighter differences are shown than they are
+AS_FOUND = "as found"
+_OF_A_ROW = ("path", "quant", "progress")  # what of a Request is no setting of the whole comparison
+
+# Done, of how much, and what is done now.
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one scheme gave.
+
+    Attributes:
+        quant: as asked. label: the same in one line: "nf4", "unet=nf4+text_encoder=int8", "as found".
+        bytes, bytes_bf16: of all components in memory, and of the same with every weight in bf16; None where there
+            is no plan.
+        load_seconds, draw_seconds: wall time of the load, without what is imported for any scheme, and of the drawing.
+        psnr: against the reference, in dB; infinite where no pixel differs. largest: the largest difference of a
+            channel of a pixel, of 255. Both None for the reference itself.
+        image: PIL image. difference: against the reference, `Comparison.amplify` times as bright.
+        error: why there is no image, as sentences; None if there is one. kind: the error's class.
+    """
+
+    quant: Quant
+    label: str
+    bytes: int | None = None
+    bytes_bf16: int | None = None
+    load_seconds: float | None = None
+    draw_seconds: float | None = None
+    psnr: float | None = None
+    largest: int | None = None
+    image: Any = None
+    difference: Any = None
+    error: str | None = None
+    kind: str | None = None
+
+    @property
+    def identical(self) -> bool:
+        """Whether no pixel differs from the reference's."""
+        return self.psnr == float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the images. JSON has no infinity: `identical` says it, and psnr is null then."""
+        left_out = ("image", "difference")
+        values = {row.name: getattr(self, row.name) for row in fields(self) if row.name not in left_out}
+        return values | {
+            "quant": dict(self.quant) if isinstance(self.quant, Mapping) else self.quant,
+            "psnr": None if self.identical else self.psnr,
+            "identical": self.identical,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All rows, and what they have in common.
+
+    Attributes:
+        rows: the reference first, then the schemes in the order asked.
+        settings: the other arguments of `load_model` that were not left out, as JSON values.
+        size: width and height of the images.
+        amplify: how much brighter the difference images are than the differences.
+        device: torch's name of the compute device.
+        versions: of the installed packages. machine: names of the system and its devices.
+    """
+
+    model: str
+    prompt: str
+    seed: int
+    steps: int
+    guidance: float | None
+    size: tuple[int, int]
+    settings: Mapping[str, Any]
+    device: str
+    amplify: int
+    rows: tuple[Row, ...]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+
+    @property
+    def reference(self) -> Row:
+        """What the others are held to."""
+        return self.rows[0]
+
+    @property
+    def drawn(self) -> tuple[Row, ...]:
+        """The schemes that gave an image, without the reference."""
+        return tuple(row for row in self.rows[1:] if row.error is None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the images."""
+        values = {row.name: getattr(self, row.name) for row in fields(self)}
+        return values | {
+            "size": list(self.size),
+            "settings": dict(self.settings),
+            "rows": [row.to_dict() for row in self.rows],
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+        }
+
+
+def compare(
+    path: str | Path,
+    quants: Iterable[Quant],
+    *,
+    prompt: str,
+    seed: int = 0,
+    steps: int = 20,
+    guidance: float | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    reference: Quant = None,
+    amplify: int = AMPLIFY,
+    on_progress: OnProgress | None = None,
+    **values: Any,
+) -> Comparison:
+    """Load the model at `path` in each scheme, draw the same picture, and forget the model before the next.
+
+    A scheme that is refused, or fails on the way, is a row with the reason; the others still run. What is asked twice
+    is drawn once.
+
+    Args:
+        quants: schemes, each as `load_model` takes it.
+        prompt, seed, steps, guidance, width, height: as `draw` takes them.
+        reference: the scheme that the others are held to; None is the model as found.
+        amplify: how much brighter differences are shown than they are.
+        on_progress: called with what is done, of how much, and a line of text, before each load and after each step.
+            What it raises comes out as it is, `drawing.Stopped` to stop.
+        values: other arguments of `load_model` (offload, mode, base, ...), the same for all.
+
+    Raises:
+        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be drawn.
+    """
+    if isinstance(amplify, bool) or not isinstance(amplify, int) or not 1 <= amplify <= 255:
+        raise SettingsError(f"amplify={amplify!r} was given", "it is a whole number from 1 to 255", f"Use {AMPLIFY}")
+    values.setdefault("progress", False)
+    columns: dict[str, Request] = {}
+    for quant in (reference, *quants):
+        asked = request(path, **values, quant=quant)
+        columns.setdefault(_label(asked), asked)
+    drawing = {
+        "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
+    }  # fmt: skip
+    tell = _Progress(len(columns), steps, on_progress)
+    rows: list[Row] = []
+    for label, asked in columns.items():
+        rows.append(_row(asked, label, drawing, rows[0] if rows else None, amplify, tell))
+    here = machine.probe()
+    first = next(iter(columns.values()))
+    return Comparison(
+        model=first.path,
+        prompt=prompt,
+        seed=seed,
+        steps=steps,
+        guidance=guidance,
+        size=rows[0].image.size,
+        settings=_settings(first),
+        device=first.device or machine.default_device(here),
+        amplify=amplify,
+        rows=tuple(rows),
+        versions=here.versions,
+        machine={
+            "platform": here.platform,
+            "python": here.python,
+            "devices": [{"torch_name": device.torch_name, "name": device.name} for device in here.devices],
+        },
+    )
+
+
+def allowed(
+    offload: str = "none",
+    *,
+    mode: str = "auto",
+    runtime: str | None = None,
+    device: str | None = None,
+    allow_incompatible: bool = False,
+    schemes: Iterable[str] = DEFAULT,
+) -> tuple[str, ...]:
+    """Those of the schemes that the matrix does not refuse with these settings on this machine.
+
+    Raises:
+        SdquantError: a setting that does not exist.
+    """
+    here = machine.probe()
+    return tuple(
+        name
+        for name in schemes
+        if (runtime is None or runtime in backends.scheme(name).runtimes)
+        and _passes(name, offload, mode=mode, runtime=runtime, device=device, machine=here, allow=allow_incompatible)
+    )
+
+
+def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compat.SdquantWarning)  # said when it is loaded
+        try:
+            compat.check(scheme, offload, allow_incompatible=allow, **axes)
+        except (IncompatibleError, BackendUnavailableError):
+            return False
+    return True
+
+
+def _row(
+    asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
+) -> Row:
+    """The row of one scheme. `held_to`: the reference; None for the reference itself."""
+    from .memory import give_back
+
+    made: Plan | None = None
+    try:
+        tell.loading(label)
+        made = prepare(asked)
+        row = _drawn(asked, made, label, drawing, tell)
+    except Exception as error:
+        if held_to is None or error is tell.raised or _interrupted(error):
+            raise
+        log.info("%s gave no image", label, exc_info=True)
+        ours = isinstance(error, SdquantError)
+        why = str(error) if ours else f"{type(error).__name__}: {error}"
+        row = Row(quant=asked.quant, label=label, error=why, kind=type(error).__name__, **_sizes(made))
+    tell.column_done()
+    give_back()
+    if held_to is None or row.image is None:
+        return row
+    return replace(
+        row,
+        psnr=psnr([row.image], [held_to.image]),
+        largest=largest_difference(row.image, held_to.image),
+        difference=difference(row.image, held_to.image, amplify),
+    )
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether it comes of a Ctrl-C, which libraries make other errors of while they are imported."""
+    before = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
+
+
+def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
+    from .drawing import draw
+    from .loader import import_classes, load_planned
+
+    import_classes(made)
+    begin = time.perf_counter()
+    pipe = load_planned(asked, made)
+    loading = time.perf_counter() - begin
+    try:
+        begin = time.perf_counter()
+        (image,) = draw(pipe, on_step=lambda done, of: tell.drawing(label, done, of), **drawing)
+        seconds = time.perf_counter() - begin
+    finally:
+        pipe.sdquant.offload.remove()
+    return Row(
+        quant=asked.quant, label=_found(label, made), image=image, load_seconds=loading, draw_seconds=seconds,
+        **_sizes(made),
+    )  # fmt: skip
+
+
+def _sizes(made: Plan | None) -> dict[str, Any]:
+    if made is None:
+        return {}
+    return {"bytes": made.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in made.components)}
+
+
+def _label(asked: Request) -> str:
+    """What was asked, as the command line takes it."""
+    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in asked.specs().items()}
+    others = [each.pop("*")] if "*" in each else []
+    return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND
+
+
+def _found(label: str, made: Plan) -> str:
+    """The label of a model as found says what was found."""
+    held = dict.fromkeys(part.scheme for part in made.components if part.scheme is not None)
+    return f"{label} ({', '.join(held)})" if label == AS_FOUND and held else label
+
+
+def _settings(asked: Request) -> dict[str, Any]:
+    """What was asked beside the model and the scheme, as JSON values."""
+    others = {row.name: getattr(asked, row.name) for row in fields(asked) if row.name not in _OF_A_ROW}
+    given = {row.name: others[row.name] for row in fields(asked) if others.get(row.name, row.default) != row.default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+class _Progress:
+    """Turns loads and steps into one count: a load is worth one step.
+
+    Attributes:
+        raised: what the caller's function raised.
+    """
+
+    def __init__(self, columns: int, steps: int, on_progress: OnProgress | None) -> None:
+        self._each, self._on_progress = steps + 1, on_progress
+        self._total, self._begin = columns * self._each, 0
+        self.raised: BaseException | None = None
+
+    def loading(self, label: str) -> None:
+        """A scheme's model is about to be loaded."""
+        self._tell(0, f"{label}: loading")
+
+    def drawing(self, label: str, done: int, of: int) -> None:
+        """So many steps of a scheme's picture are done."""
+        self._tell(1 + done * (self._each - 1) // of, f"{label}: step {done} of {of}")
+
+    def column_done(self) -> None:
+        """A scheme is done, with a picture or without."""
+        self._begin += self._each
+        if self._begin == self._total:
+            self._tell(0, "done")
+
+    def _tell(self, done: int, text: str) -> None:
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(self._begin + done, self._total, text)
+        except BaseException as error:
+            self.raised = error
+            raise

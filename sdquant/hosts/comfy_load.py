@@ -1,0 +1,94 @@
+"""Load a diffusion model into ComfyUI: its own model, its own offload, with weights that are packed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import backends, compat, machine
+from ..errors import UnsupportedFileError
+from . import comfy_state
+
+if TYPE_CHECKING:
+    from ..backends.base import QuantSpec
+
+log = logging.getLogger(__name__)
+
+AS_FOUND = "as found"
+
+
+def choices() -> list[str]:
+    """What a model can be quantized to while it loads: schemes that plain layers run; first, as it is in the file."""
+    return [AS_FOUND, *(row.name for row in backends.schemes() if row.on_the_fly and "plain" in row.runtimes)]
+
+
+def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
+    """ComfyUI's ModelPatcher for a file's diffusion model.
+
+    Args:
+        path: `.safetensors` or `.gguf` file, quantized or not, also a checkpoint that holds the VAE too.
+        quant: one of `choices`, or a scheme with options ("nf4,double_quant").
+        disable_dynamic: True; what ComfyUI passes where it wants the model once more.
+
+    Raises:
+        SdquantError: it cannot be loaded, and why.
+    """
+    import comfy.model_management  # type: ignore[import-not-found]
+    import comfy.sd  # type: ignore[import-not-found]
+    import comfy.utils  # type: ignore[import-not-found]
+
+    from .comfy_ops import operations
+    from .comfy_patcher import packed_layers, patcher_class
+
+    device = comfy.model_management.get_torch_device()
+    spec = None if quant == AS_FOUND else backends.parse(quant)
+    if spec is not None:
+        _check(str(spec), "pre", device)
+    src = comfy_state.source(Path(path))
+    for scheme in sorted({found.scheme for found in src.found.values()}):
+        _check(scheme, "found", device)
+    bar = comfy.utils.ProgressBar(comfy_state.size(src))
+    state = comfy_state.read(src, spec, device, bar.update)
+    log.info("%s: %d of %d tensors are packed (%s)", path, state.packed, len(state.tensors), spec or "as found")
+    made = _made(comfy.sd.load_diffusion_model_state_dict, state, operations())
+    if made is None:
+        raise UnsupportedFileError(
+            f"{path} was to be loaded",
+            "ComfyUI does not know a diffusion model of these tensor names and shapes",
+            "Check with `sdquant inspect` that it is one, and update ComfyUI",
+        )
+    patcher = patcher_class()(made.model, made.load_device, made.offload_device)
+    patcher.cached_patcher_init = (load, (path, quant))
+    _require_packed(path, state.packed, len(packed_layers(patcher.model)), spec)
+    return patcher
+
+
+def _check(scheme: str, mode: str, device: Any) -> None:
+    """Ask the matrix. Offload is ComfyUI's, which moves plain tensors as it moves any."""
+    compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=machine.probe())
+
+
+def _made(function: Any, state: comfy_state.State, ops: type) -> Any:
+    """Call ComfyUI's loader with what its version takes."""
+    known = inspect.signature(function).parameters
+    # Its dynamic mover keeps one tensor per weight in a buffer of its own, where the parts of a packed one do not fit.
+    options = {"metadata": state.metadata, "disable_dynamic": True}
+    return function(
+        dict(state.tensors),
+        model_options={"custom_operations": ops},
+        **{name: value for name, value in options.items() if name in known},
+    )
+
+
+def _require_packed(path: str, given: int, kept: int, spec: QuantSpec | None) -> None:
+    """Weights that ComfyUI rewrote, or has no such layer for, were decoded on the way. A few are nothing to refuse."""
+    if kept < given:
+        log.warning("%s: %d of its %d packed weights were decoded: ComfyUI rewrites them", path, given - kept, given)
+    if given and 2 * kept < given:
+        raise UnsupportedFileError(
+            f"{path} was to be loaded{f' in {spec}' if spec is not None else ''}",
+            f"ComfyUI's model of it keeps {kept} of {given} weights packed, and would hold the others as floats",
+            "Load it with ComfyUI's own loader",
+        )

@@ -1,0 +1,134 @@
+"""Nodes for ComfyUI: load a quantized diffusion model, quantize one on load, save it, look into a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import MissingComponentError
+from .comfy_load import choices
+
+FOLDER = "sdquant_diffusion_models"
+EXTENSIONS = frozenset({".safetensors", ".sft", ".gguf"})
+CATEGORY = "sdquant"
+
+
+def register_folder() -> None:
+    """Tell ComfyUI of the diffusion models' folders once more, with `.gguf` among the extensions."""
+    import folder_paths  # type: ignore[import-not-found]
+
+    known = folder_paths.folder_names_and_paths
+    paths = known["diffusion_models" if "diffusion_models" in known else "unet"][0]
+    known[FOLDER] = (paths, set(EXTENSIONS))  # the same list: folders that are added later are in it
+
+
+def _path(name: str) -> str:
+    import folder_paths
+
+    found = folder_paths.get_full_path(FOLDER, name)
+    if found is None:
+        raise MissingComponentError(
+            f"{name!r} was to be loaded",
+            "it is in none of ComfyUI's diffusion_models folders",
+            "Put it there, and refresh",
+        )
+    return str(found)
+
+
+class _OfFile:
+    """What nodes for a file share: the name among the files that there are, when ComfyUI asks."""
+
+    CATEGORY = CATEGORY
+
+    @classmethod
+    def _files(cls) -> tuple[list[str]]:
+        import folder_paths
+
+        return (folder_paths.get_filename_list(FOLDER),)
+
+
+class LoadDiffusionModel(_OfFile):
+    """A file in any form that sdquant reads, or a float one quantized while it loads."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "load"
+    DESCRIPTION = (
+        "Loads a diffusion model that is quantized in any form that sdquant reads (bitsandbytes, quanto, float8, GGUF, "
+        "SDNQ, ...), or quantizes a float one while it loads. LoRA nodes work as usual."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The file, and what to quantize it to."""
+        return {"required": {"model_name": cls._files(), "quantize": (choices(),)}}
+
+    def load(self, model_name: str, quantize: str) -> tuple[Any]:
+        """The model."""
+        from .comfy_load import load
+
+        return (load(_path(model_name), quantize),)
+
+
+class SaveDiffusionModel:
+    """Writes a model of LoadDiffusionModel."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ()
+    FUNCTION = "save"
+    OUTPUT_NODE = True
+    DESCRIPTION = "Writes a quantized diffusion model as one safetensors file below ComfyUI's output folder."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The model, and where to."""
+        name = ("STRING", {"default": "diffusion_models/quantized"})
+        return {"required": {"model": ("MODEL",), "filename_prefix": name}}
+
+    def save(self, model: Any, filename_prefix: str) -> dict[str, Any]:
+        """What ComfyUI shows under the node."""
+        from .comfy_save import save
+
+        return {"ui": {"text": [save(model, filename_prefix).name]}}
+
+
+class Inspect(_OfFile):
+    """Says what a file holds."""
+
+    RETURN_TYPES = ("STRING",)
+    FUNCTION = "inspect"
+    OUTPUT_NODE = True
+    DESCRIPTION = (
+        "Says what a model file holds: family, quantization, size, and how that is known. Reads its header only."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The file."""
+        return {"required": {"model_name": cls._files()}}
+
+    def inspect(self, model_name: str) -> dict[str, Any]:
+        """The text, for ComfyUI to show and for the next node."""
+        from ..detection import detect
+
+        seen = detect(_path(model_name))
+        lines = [
+            model_name,
+            f"{seen.family or 'unknown'} {seen.component or ''}, {seen.container}".strip(),
+            f"quantization: {f'{seen.quant} ({seen.backend})' if seen.quant else 'none'}",
+            f"weights: {seen.bytes / 1e6:,.1f} MB in {seen.tensors} tensors",
+            *seen.evidence,
+            *(f"warning: {line}" for line in seen.warnings),
+        ]
+        text = "\n".join(lines)
+        return {"ui": {"text": [text]}, "result": (text,)}
+
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {
+    "SdquantLoadDiffusionModel": LoadDiffusionModel,
+    "SdquantSaveDiffusionModel": SaveDiffusionModel,
+    "SdquantInspect": Inspect,
+}
+NODE_DISPLAY_NAME_MAPPINGS = {
+    "SdquantLoadDiffusionModel": "Load Diffusion Model (sdquant)",
+    "SdquantSaveDiffusionModel": "Save Diffusion Model (sdquant)",
+    "SdquantInspect": "Inspect Model File (sdquant)",
+}

@@ -1,0 +1,166 @@
+"""ComfyUI's layers, with weights that may be packed: its `custom_operations`.
+
+ComfyUI builds a model from the classes of an operations class, and then loads a state dict into it. A layer of ours to
+which a `PackedTensor` comes becomes a `PackedLayer`: its packed parts are ordinary parameters, which ComfyUI moves,
+pins and offloads, and its forward decodes them where the input is and applies ComfyUI's weight functions, which is how
+a LoRA comes. All other layers, and weights that are not packed, are as in ComfyUI's `manual_cast`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..layers.quantized import LIKE, QuantizedLayer
+from ..layers.scratch import scratch
+from .comfy_tensor import Counted, PackedTensor
+
+_CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
+
+
+class Loading(nn.Module):
+    """What our layers share before they are loaded. Comes before ComfyUI's class in their bases."""
+
+    packed_class: Any  # the PackedLayer that it becomes
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        weight = state_dict.get(f"{prefix}weight")
+        self._allocate(packed=isinstance(weight, PackedTensor))
+        rest = state_dict
+        if isinstance(weight, PackedTensor):
+            wanted = self._weight_shape()
+            if tuple(weight.shape) != wanted:
+                error_msgs.append(f"{prefix}weight is {list(weight.shape)} in the file, the model wants {list(wanted)}")
+                return
+            rest = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
+            self._parameters["weight"] = None  # so that nobody misses it
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if isinstance(weight, PackedTensor):
+            self.__class__ = self.packed_class
+            self._adopt(self, weight.packed, weight.dtype)  # type: ignore[operator]
+            self._parameters.pop(LIKE, None)  # a tensor without memory is nothing to pin
+            self.shown_dtype = weight.dtype
+
+    def _allocate(self, *, packed: bool) -> None:
+        """Make the tensors that a state dict is copied into, where `__init__` made none."""
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+
+class _Linear(Loading):
+    """No memory is taken for the weight before it is known whether floats will come: Windows would set it aside."""
+
+    in_features: int
+    out_features: int
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        self.made_with = (bias, dtype)
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def _allocate(self, *, packed: bool) -> None:
+        bias, dtype = self.made_with
+        shapes = {"weight": None if packed else self._weight_shape(), "bias": (self.out_features,) if bias else None}
+        for name, shape in shapes.items():
+            if shape is not None and self._parameters.get(name) is None:
+                setattr(self, name, nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False))
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return self.out_features, self.in_features
+
+
+class _Convolution(Loading):
+    def _weight_shape(self) -> tuple[int, ...]:
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return tuple(weight.shape)
+
+
+class PackedLayer(QuantizedLayer):
+    """A layer of ComfyUI's whose weight is packed. `weight` is a `PackedTensor`."""
+
+    shown_dtype: torch.dtype
+    weight_function: list[Any]
+    bias_function: list[Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            return PackedTensor(self.packed, self.shown_dtype)
+        return super().__getattr__(name)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What `weight` shows; the layer computes in its input's."""
+        return self.shown_dtype
+
+    def forward_comfy_cast_weights(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What ComfyUI's forward calls."""
+        weight = self.decoded(x.dtype, x.device, fresh=torch.is_grad_enabled() and x.requires_grad)
+        for function in self.weight_function:
+            weight = function(weight)
+        bias = self._parameters.get("bias")
+        if bias is not None:
+            bias = bias.to(device=x.device, dtype=x.dtype, copy=bool(self.bias_function))  # type: ignore[assignment]
+            for function in self.bias_function:
+                bias = function(bias)
+        return self._run(x, weight, bias, *args, **kwargs)
+
+    def decoded(self, dtype: torch.dtype, device: torch.device, *, fresh: bool = True) -> Tensor:
+        """The float weight; in the scratch buffer, which the next call of any layer reuses, unless `fresh`."""
+        packed = self.packed.to(device)
+        if fresh:
+            return self._backend.decode(packed, dtype)
+        out = scratch(self.spec.shape, dtype, device)
+        self._backend.decode_into(packed, out)
+        return out
+
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        raise NotImplementedError
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The names that the model has with float weights: ComfyUI looks there for what a LoRA can change, and counts
+        the bytes."""
+        destination[f"{prefix}weight"] = Counted(self.packed, self.shown_dtype)
+        bias = self._parameters.get("bias")
+        if bias is not None:
+            destination[f"{prefix}bias"] = bias if keep_vars else bias.detach()
+
+
+class _PackedLinear(PackedLayer):
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        return F.linear(x, weight, bias)
+
+
+class _PackedConvolution(PackedLayer):
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        done: Tensor = self._conv_forward(x, weight, bias, *args, **kwargs)
+        return done
+
+
+@cache
+def operations() -> type:
+    """The operations class, made from that of the ComfyUI that is running."""
+    import comfy.ops  # type: ignore[import-not-found]
+
+    base = comfy.ops.manual_cast
+    made = {"Linear": _made("Linear", base.Linear, _Linear, _PackedLinear)}
+    made |= {name: _made(name, getattr(base, name), _Convolution, _PackedConvolution) for name in _CONVOLUTIONS}
+    return type("SdquantOps", (base,), made)
+
+
+def _made(name: str, theirs: type, loading: type[Loading], packed: type[PackedLayer]) -> type:
+    layer = type(name, (loading, theirs), {})
+    layer.packed_class = type(f"Packed{name}", (packed, layer), {})  # type: ignore[attr-defined]
+    return layer

@@ -1,0 +1,97 @@
+"""Write a quantized model of ComfyUI as one safetensors file, in the authors' names, for this loader and others.
+
+Where every weight is packed as ComfyUI and Forge know it (nf4, fp4, qint8), the file is as `single_files` writes it,
+which their own loaders read. Otherwise it is as `saving` writes it, which sdquant reads back to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import saving, single_files, weights
+from ..errors import ConflictError, SettingsError
+from ..formats import safetensors_write
+from ..formats.source import FORMAT_VERSION, METADATA_KEY
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+_FORBIDDEN = frozenset('<>:"|?*\\') | {chr(code) for code in range(32)} | {chr(127)}
+
+
+def save(patcher: Any, prefix: str) -> Path:
+    """Write the model below ComfyUI's output folder, under the next free number.
+
+    Args:
+        patcher: a model that `comfy_load.load` made. prefix: of the file's name, with folders: "diffusion_models/mine".
+
+    Returns:
+        The new file.
+
+    Raises:
+        SettingsError: the name, or the model is not one with packed weights. ConflictError: a LoRA is on it.
+    """
+    import comfy.model_management  # type: ignore[import-not-found]
+
+    from .comfy_patcher import packed_layers
+
+    if not packed_layers(patcher.model):
+        raise SettingsError(
+            "A model was to be saved",
+            "it has no weights that sdquant packed",
+            "Load it with 'Load Diffusion Model (sdquant)', or use ComfyUI's own node for a float model",
+        )
+    if patcher.patches:
+        raise ConflictError(
+            "A model was to be saved with a LoRA on it",
+            "its packed weights cannot take it in without being quantized once more",
+            "Connect the model before the LoRA, or save the LoRA's own file along",
+        )
+    target = place(prefix)
+    comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
+    tensors, metadata = contents(patcher.model.diffusion_model)
+    safetensors_write.write(target, tensors, {"format": "pt", **metadata})
+    log.info("%s written", target)
+    return target
+
+
+def place(prefix: str) -> Path:
+    """The file to write for a prefix: in the output folder, and new.
+
+    Raises:
+        SettingsError: it leads elsewhere, or is no name for a file.
+    """
+    import folder_paths  # type: ignore[import-not-found]
+
+    asked = f"The file name {prefix!r} was given"
+    words = prefix.replace("/", " ").split()
+    if not words or _FORBIDDEN & set(prefix) or ".." in prefix.split("/") or prefix.endswith("/"):
+        raise SettingsError(asked, "it is no name for a file on every system", "Use letters, digits, '-', '_' and '/'")
+    output = folder_paths.get_output_directory()
+    if os.path.isabs(prefix) or not _inside(output, os.path.join(output, prefix)):
+        raise SettingsError(asked, "it leads out of ComfyUI's output folder", "Give a name inside it")
+    folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
+    while (target := Path(folder, f"{name}_{counter:05}_.safetensors")).exists():
+        counter += 1
+    return target
+
+
+def _inside(folder: str, path: str) -> bool:
+    home = os.path.realpath(folder)
+    return os.path.commonpath((home, os.path.realpath(path))) == home
+
+
+def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What the file holds: tensors by key, and metadata."""
+    rows, floats = dict(weights.quantized(model)), weights.plain(model)
+    theirs = single_files.tensors_of(rows)
+    if theirs is None:
+        return saving.written(rows.items(), floats, {})
+    own = {"format": FORMAT_VERSION, "config": {}, "weights": {}}
+    return {**theirs, **floats}, {METADATA_KEY: json.dumps(own, sort_keys=True)}

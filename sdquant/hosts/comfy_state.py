@@ -1,0 +1,203 @@
+"""From a file to the state dict that ComfyUI is given: its names, and every weight a tensor, if packed a
+`PackedTensor`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import authors, backends, planner, single_files
+from ..backends.base import Packed, QuantSpec, TensorInfo, Unfit
+from ..detection import detect
+from ..errors import BadFileError, UnsupportedFileError
+from ..formats import gguf_conventions, reference
+from ..rows import cut, join
+from ..selection import FLOATS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..formats.base import TensorFile
+    from ..formats.families import Family
+    from ..formats.reference import Written
+    from ..formats.source import Source
+    from .comfy_tensor import PackedTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What ComfyUI is given.
+
+    Attributes:
+        tensors: by the authors' names.
+        packed: how many of them are packed.
+        metadata: of the file, where ComfyUI reads sizes of some models.
+    """
+
+    tensors: dict[str, Tensor]
+    packed: int
+    metadata: Mapping[str, str] | None
+
+
+def source(path: Path) -> Source:
+    """The diffusion model of a file, out of a checkpoint of several models, too.
+
+    Raises:
+        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
+    """
+    seen = detect(path)
+    if set(seen.sources) != {"."} or path.is_dir():
+        raise UnsupportedFileError(f"{path} was to be loaded", "it is a folder", "Pick one .safetensors or .gguf file")
+    authors.chosen(seen, None, single=True)  # refuses a LoRA
+    src = authors.main_only(seen.sources["."])
+    found = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
+    return replace(src, found=found)
+
+
+def size(src: Source) -> int:
+    """Bytes that `read` will tell of."""
+    return sum(info.nbytes for info in src.plain.values()) + sum(src.found_bytes(name) for name in src.found)
+
+
+def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int], Any]) -> State:
+    """The state dict of a diffusion model.
+
+    Args:
+        spec: to quantize its float weights to; None takes all as found. device: to encode on.
+        tick: called with the bytes of each tensor; see `size`.
+
+    Raises:
+        ConflictError: the weights are quantized already. BadFileError, UnsupportedFileError: the file, or the weights.
+    """
+    from .comfy_tensor import PackedTensor
+
+    if spec is not None:
+        authors.refuse_quantized(src, spec)
+    files = src.open()
+    try:
+        packs = {name: _packed(src, files, name) for name in src.found}
+        whole = _logical(src, packs)
+        parts, row = authors.names(whole, alone=True)
+        chosen = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
+        tensors: dict[str, Tensor] = {}
+        for part in parts:
+            if any(source in packs for source in part.sources):
+                tensors[part.name] = _shown(_joined(src, part, packs), src)
+            elif part.name in chosen and spec is not None:
+                tensors[part.name] = PackedTensor(_encoded(part, authors.read(part, whole, files), spec, device))
+            else:
+                tensors[part.name] = _plain(part, authors.read(part, whole, files), spec)
+            tick(sum(whole.tensors[source].nbytes for source in part.sources))
+    finally:
+        for file in files.values():
+            file.close()
+    config = src.metadata.get("config")
+    packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
+    return State(tensors=tensors, packed=packed, metadata={"config": config} if isinstance(config, str) else None)
+
+
+def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
+    from ..reading import read_weight, require_sound
+
+    found = src.found[name]
+    try:
+        packed = read_weight(found, src.specs.get(name), None, lambda key: src.read(files, key))
+        require_sound(found, packed)
+    except BadFileError as error:
+        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
+    except (Unfit, NotImplementedError) as error:
+        raise UnsupportedFileError(
+            f"{src.path} was to be loaded",
+            f"weight {name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            "Quantize the float model instead",
+        ) from error
+    return packed
+
+
+def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
+    """The source as if its weights were floats: for names, which follow from names and shapes."""
+    infos = dict(src.plain)
+    for name, packed in packs.items():
+        infos[name] = TensorInfo(dtype=packed.spec.dtype, shape=packed.spec.shape, nbytes=packed.nbytes)
+    home = {key: src.home.get(key, src.files[0]) for key in infos}
+    return replace(src, tensors=infos, home=home, found={}, specs={})
+
+
+def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSpec) -> frozenset[str]:
+    """The names of the weights to quantize: not those at the ends of a model, and not tables."""
+    kind = gguf_conventions.architecture(row)
+    shapes = {key: info.shape for key, info in src.tensors.items()}
+    typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
+    fit = {weight.name for weight in planner.select(typed, spec, "plain", ())[0]}
+
+    def suits(part: Written) -> bool:
+        shape = reference.shape_of(part, shapes)
+        stays = gguf_conventions.stays_float(part.name, shape, kind) or single_files.hidden(part.name, spec)
+        return not stays and all(key in fit for key in part.sources)
+
+    names = frozenset(part.name for part in parts if suits(part))
+    authors.refuse_unchanged(src, spec, bool(names))
+    return names
+
+
+def _encoded(part: Written, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
+    from ..encoding import encode
+
+    return encode(authors.told(part), tensor.to(device), spec).to(tensor.device)
+
+
+def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
+    import torch
+
+    from ..encoding import refuse_not_finite
+
+    if spec is not None:
+        refuse_not_finite(authors.told(part), tensor, spec, ())
+    # Nothing computes in float8.
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
+    """The packed weight that ComfyUI's model has in place of one, or several, of the file's.
+
+    Raises:
+        UnsupportedFileError: packed weights of their schemes cannot be joined.
+    """
+    held = [packs[source] for source in part.sources if source in packs]
+    packed = join(held) if len(held) == len(part.sources) else None
+    if packed is not None and part.swapped:
+        packed = _swapped(packed)
+    if packed is None or (part.shape is not None and packed.spec.shape != part.shape):
+        raise UnsupportedFileError(
+            f"{src.path} was to be loaded",
+            f"ComfyUI has one weight {part.name!r} for its {' and '.join(map(repr, part.sources))}, and packed weights "
+            f"in {held[0].spec.scheme} cannot be brought together like that",
+            "Load the float model and quantize it on load, or write it with `sdquant quantize`",
+        )
+    return packed
+
+
+def _shown(packed: Packed, src: Source) -> PackedTensor:
+    """The tensor for a weight of a file. ComfyUI chooses what to compute in by the dtypes that it sees, and in some
+    formats the file does not say which a packed weight had (and says float32): then the dtype of most other tensors."""
+    import torch
+
+    from .comfy_tensor import PackedTensor
+
+    said: Counter[str] = Counter({packed.spec.dtype: 0})
+    if packed.spec.dtype == "float32":
+        for info in src.plain.values():
+            if info.dtype in FLOATS:
+                said[info.dtype] += info.nbytes
+    return PackedTensor(packed, getattr(torch, said.most_common(1)[0][0]))
+
+
+def _swapped(packed: Packed) -> Packed | None:
+    """The second half of the rows before the first."""
+    backend = backends.of_scheme(packed.spec.scheme)
+    loose = backend.cuttable(packed)
+    half, rows = packed.spec.shape[0] // 2, packed.spec.shape[0]
+    return cut(loose, [(half, rows), (0, half)]) if backend.by_row(loose) else None

@@ -1,0 +1,40 @@
+"""The host's own progress line and error display."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..errors import SdquantError
+
+log = logging.getLogger(__name__)
+TASK = "sdquant"
+
+
+def module(name: str) -> Any:
+    """A module of the host. It has been imported long before extensions are loaded."""
+    return importlib.import_module(name)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show what is being done where the host shows what it does."""
+    state: Any = getattr(module("modules.shared"), "state", None)
+    before = getattr(state, "textinfo", None)
+    if state is not None:
+        state.textinfo = text
+    log.info("%s", text)
+    try:
+        yield
+    finally:
+        if state is not None:
+            state.textinfo = before
+
+
+def failed(error: SdquantError) -> None:
+    """Show an error as the host shows its own."""
+    module("modules.errors").display(error, TASK)

@@ -1,0 +1,83 @@
+"""Forge's load path: quantized in RAM as soon as the loader is done, before Forge's mover has seen the model.
+
+`modules.sd_models.forge_model_reload` calls `forge_loader` and sets the model only when that returns. So an error
+raised here is shown to the user, and no model is there that is not what was asked for. Callbacks after the load cannot
+say so: their errors are printed, and the load goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import backends
+from ..errors import ConflictError
+from . import display, load, options
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from .host import Host
+    from .patches import Patches
+    from .status import Status
+
+
+class Adapter:
+    """What is done in Forge."""
+
+    def __init__(self, host: Host, status: Status) -> None:
+        self.host, self.status = host, status
+
+    def install(self, patches: Patches) -> None:
+        """Take part in loads."""
+        patches.wrap(display.module("modules.sd_models"), "forge_loader", self._load)
+
+    def changed(self) -> None:
+        """Have Forge load the model again when it is next needed, now that a setting is another."""
+        display.module("modules.sd_models").model_data.forge_hash = ""
+
+    def model_loaded(self, model: Any) -> None:
+        """Nothing: the loader's result was quantized already."""
+
+    def _load(self, original: Any, sd: Any, *args: Any, **kwargs: Any) -> Any:
+        load.begin(self.status, sd if isinstance(sd, str) else None)
+        settings = options.read(self.host)
+        asked = load.asked(settings)
+        if asked:
+            self._refuse(settings)
+        engine = original(sd, *args, **kwargs)
+        parts = {name: module for name, module, _ in _parts(engine)}
+        for name, module, patcher in _parts(engine):
+            scheme = asked.get("model" if name == "unet" else "text_encoder")
+            if scheme is not None and not load.quantized_elsewhere(module):
+                with display.working(f"Quantizing the {name} to {scheme}"):
+                    self._quantize(name, module, scheme, settings)
+                patcher.size = 0  # it is kept, and was that of the floats
+                patcher.model_size()
+                self.status.loaded(load.part_of(name, parts[name], "after loading"))
+            else:
+                self.status.loaded(load.part_of(name, parts[name], load.AS_FOUND))
+        return engine
+
+    def _refuse(self, settings: Settings) -> None:
+        load.refuse(settings, mode="post", offload="none", runtime=load.PLAIN)
+        low = display.module("modules.sd_models").model_data.forge_loading_parameters.get("unet_storage_dtype")
+        if low is not None and "model" in load.asked(settings):
+            raise ConflictError(
+                f"{load.asked(settings)['model']} was asked for in the settings of sdquant",
+                f"Forge's 'Diffusion in Low Bits' is set to {str(low).removeprefix('torch.')}",
+                "Set one of the two to its default: 'Automatic', or 'as found'",
+            )
+
+    def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
+        from .swapped import quantize
+
+        quantize(module, backends.parse(scheme), settings["skip"])
+        load.require_quantized(name, module, scheme)
+
+
+def _parts(engine: Any) -> list[tuple[str, Any, Any]]:
+    """The components of a model of Forge that can be quantized: name, module, the mover's handle of it."""
+    objects = engine.forge_objects
+    rows = [("unet", objects.unet.model.diffusion_model, objects.unet)]
+    if objects.clip is not None:
+        rows.append(("text_encoder", objects.clip.cond_stage_model, objects.clip.patcher))
+    return rows

@@ -1,0 +1,174 @@
+"""The web UIs that sdquant plugs into, one row each: how they are told, and what they can and cannot do."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SettingsError
+from ..settings import Field, fields
+
+_DEVICE = "the web UI's own, which it is started with"
+_LOAD = "the web UI loads the files itself"
+_LORA = (
+    "LoRAs do not reach quantized layers: the web UI adds them to weights of floats. What is not quantized gets them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A web UI.
+
+    Attributes:
+        name: of its module in this package. title: as its users call it.
+        module: that only this one has. files: that are in its folder, the first of which no other has.
+        can, cannot: what is done here and what is not, in sentences for its users.
+        theirs: settings of sdquant that the host decides itself, and how.
+    """
+
+    name: str
+    title: str
+    module: str
+    files: tuple[str, ...]
+    can: tuple[str, ...]
+    cannot: tuple[str, ...]
+    theirs: Mapping[str, str]
+
+    def fields(self) -> tuple[Field, ...]:
+        """The settings that its section shows."""
+        return tuple(row for row in fields() if row.name not in self.theirs)
+
+
+# The order matters: Forge has all of A1111's files and modules.
+HOSTS = (
+    Host(
+        name="sdnext",
+        title="SD.Next",
+        module="modules.model_quant",
+        files=("modules/model_quant.py", "modules/script_callbacks.py", "webui.py"),
+        can=(
+            "Transformers and text encoders that SD.Next loads one by one (Flux, SD3, Qwen, Wan, ...) are quantized "
+            "while they load; models that it loads whole (SD 1.5, SDXL), and VAEs, after it, before they are moved",
+            "Offloading stays with SD.Next: its setting 'Model offload mode', asked of the matrix before the load",
+            "Folders that sdquant saved load as they are",
+        ),
+        cannot=(
+            _LORA,
+            "Language models for captions and prompts, and ControlNets, stay as they are",
+            "A component cannot be quantized by SDNQ in SD.Next's own settings and here: that is refused before the "
+            "load",
+        ),
+        theirs={
+            "offload": "SD.Next's setting 'Model offload mode'",
+            "budget": "SD.Next's settings for balanced offload",
+            "device": _DEVICE,
+            "dtype": "SD.Next's setting 'Device precision type'",
+            "cache": _LOAD,
+            "cache_limit": _LOAD,
+            "allow_pickle": _LOAD,
+        },
+    ),
+    Host(
+        name="forge",
+        title="Forge",
+        module="modules_forge",
+        files=("modules_forge", "modules/script_callbacks.py", "webui.py"),
+        can=(
+            "The UNet or transformer and the text encoders are quantized after they are loaded, in RAM, before Forge "
+            "moves them",
+            "Forge's own mover keeps what fits on the GPU and swaps the rest layer by layer, quantized layers too",
+        ),
+        cannot=(
+            _LORA,
+            "A file that is quantized already, and Forge's 'Diffusion in Low Bits', are Forge's: set that to Automatic "
+            "for sdquant",
+            "The library's modules (runtime=library): Forge's mover knows only plain tensors",
+            "The VAE stays as it is",
+        ),
+        theirs={
+            "quant.vae": "the VAE stays as it is",
+            "mode": "after the load: Forge reads files whole",
+            "runtime": "sdquant's plain layers, the only ones that Forge's mover can swap",
+            "offload": "Forge's own mover ('GPU Weights')",
+            "budget": "Forge's 'GPU Weights'",
+            "device": _DEVICE,
+            "dtype": "Forge chooses it",
+            "cache": _LOAD,
+            "cache_limit": _LOAD,
+            "allow_pickle": _LOAD,
+        },
+    ),
+    Host(
+        name="a1111",
+        title="AUTOMATIC1111",
+        module="modules.sd_models",
+        files=("modules/sd_models.py", "modules/script_callbacks.py", "webui.py"),
+        can=("The UNet is quantized as soon as its weights are loaded, before the first image",),
+        cannot=(
+            _LORA,
+            "With --lowvram, --medvram or --medvram-sdxl it is refused: these move the parts of the UNet themselves. "
+            "Quantized, the UNet needs less memory without them",
+            "The memory that loading takes stays what it is: the file is read whole before it is quantized",
+            "Text encoders and the VAE stay as they are",
+        ),
+        theirs={
+            "quant.text_encoder": "text encoders stay as they are",
+            "quant.vae": "the VAE stays as it is",
+            "mode": "after the load: the file is read whole",
+            "runtime": "sdquant's plain layers, which move with the model",
+            "offload": "none: the model is on the device",
+            "budget": "none: the model is on the device",
+            "device": _DEVICE,
+            "dtype": "--no-half and --precision",
+            "cache": _LOAD,
+            "cache_limit": _LOAD,
+            "allow_pickle": _LOAD,
+        },
+    ),
+)
+
+
+def running() -> Host:
+    """The web UI that this process is.
+
+    Raises:
+        SettingsError: it is none that sdquant knows.
+    """
+    for row in HOSTS:
+        if _has(row.module):
+            return row
+    raise SettingsError(
+        "sdquant's extension was loaded",
+        f"this is none of {_titles()}",
+        "Use it in one of them, or run: sdquant ui",
+    )
+
+
+def in_folder(folder: Path) -> Host:
+    """The web UI that lies in a folder.
+
+    Raises:
+        SettingsError: there is none, or none that sdquant knows.
+    """
+    for row in HOSTS:
+        if all((folder / name).exists() for name in row.files):
+            return row
+    if not folder.is_dir():
+        why = "there is no such folder"
+    else:
+        why = f"it is not the folder of {_titles()}: webui.py and modules/script_callbacks.py would be in it"
+    raise SettingsError(f"{folder} was named as a web UI", why, "Name the folder that webui.py is in")
+
+
+def _titles() -> str:
+    *most, last = (row.title for row in HOSTS)
+    return f"{', '.join(most)} and {last}"
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False

@@ -1,0 +1,114 @@
+"""What the hosts' load paths share: what was asked for, whether it can be, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from .. import compat
+from ..errors import IncompatibleError, SdquantError
+from ..request import NOT_QUANTIZED
+from ..settings import ROLES, Settings
+from . import display
+from .status import Part, Status
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+AS_FOUND = "as found"
+PLAIN = "plain"
+
+
+def asked(settings: Settings) -> dict[str, str]:
+    """Role to scheme, for the roles that are to be quantized."""
+    each = {role.name: settings.values[f"quant.{role.name}"] for role in ROLES}
+    return {role: scheme for role, scheme in each.items() if scheme not in (None, NOT_QUANTIZED)}
+
+
+def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None:
+    """Ask the matrix about everything that is asked for, before a weight is read.
+
+    Raises:
+        SdquantError: what it says.
+    """
+    compat.check(
+        asked(settings),
+        offload,
+        mode=mode,
+        runtime=runtime,
+        device=device(),
+        allow_incompatible=settings["allow_incompatible"],
+    )
+
+
+def device() -> str | None:
+    """The host's compute device by a name that the matrix knows; None if it has another."""
+    from ..machine import device_kind
+
+    name = str(display.module("modules.devices").device)
+    try:
+        device_kind(name)
+    except SdquantError:
+        return None
+    return name
+
+
+def begin(status: Status, path: str | None) -> None:
+    """A load of the file or folder at `path` begins: look what its headers say."""
+    from ..detection import detect
+
+    name = os.path.basename(os.path.normpath(path)) if path else None
+    found = None
+    if path and os.path.exists(path):
+        try:
+            seen = detect(path)
+        except SdquantError as error:  # the host may know a kind of file that sdquant does not
+            log.info("%s", error)
+        else:
+            found = f"{seen.container}, {seen.family or 'unknown family'}, " + (
+                f"quantized already: {seen.quant} ({seen.backend})" if seen.prequantized else "not quantized"
+            )
+    status.begin(name, found)
+
+
+def part_of(component: str, module: nn.Module, how: str) -> Part:
+    """What became of a component, from its layers."""
+    from ..offload import weight_bytes
+
+    schemes = sorted(schemes_in(module))
+    return Part(
+        component=component,
+        scheme=" and ".join(schemes) or None,
+        how=how if schemes or how == AS_FOUND else "not quantized",
+        bytes=weight_bytes(module),
+    )
+
+
+def schemes_in(module: nn.Module) -> set[str]:
+    """The schemes of the layers that run packed weights."""
+    from ..weights import quantized
+
+    return {packed.spec.scheme for _, packed in quantized(module)}
+
+
+def quantized_elsewhere(module: Any) -> bool:
+    """Whether a component's weights are codes of another library, such as SDNQ, that it was loaded or saved by."""
+    for parameter in module.parameters():
+        if parameter.dim() > 1 and not parameter.is_floating_point():
+            return True
+        if parameter.element_size() == 1:  # float8
+            return True
+    return False
+
+
+def require_quantized(component: str, module: nn.Module, scheme: str) -> None:
+    """Raise IncompatibleError if a component that was to be quantized is as it was: nothing goes on in silence."""
+    if not schemes_in(module):
+        raise IncompatibleError(
+            f"{scheme} was asked for on the {component}",
+            "it has no weight that would be quantized",
+            "Check the setting Skip, or set its scheme to 'as found'",
+        )

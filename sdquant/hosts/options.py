@@ -1,0 +1,134 @@
+"""The "Quantization" section of the host's settings: made of `sdquant.settings`, kept by the host, read as Settings."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..settings import Field, Settings
+from . import display
+
+if TYPE_CHECKING:
+    from .host import Host
+
+SECTION = ("sdquant", "Quantization")
+PREFIX = "sdquant_"
+# Set once the old options of SD.Next were read in, so that what is changed here later stays.
+IMPORTED = PREFIX + "imported"
+# The options that SD.Next had until March 2026. It keeps what stands in its config, and reads nothing of it.
+_OLD = ("bnb_", "quanto_", "optimum_quanto_", "nncf_")
+
+
+def key_of(field: Field) -> str:
+    """The host's name for a setting."""
+    return PREFIX + field.name.replace(".", "_")
+
+
+def add(host: Host, onchange: Callable[[], object] | None = None) -> None:
+    """Add the section to the host's settings.
+
+    Args:
+        onchange: what the host calls after one of them was changed.
+    """
+    shared = display.module("modules.shared")
+    _note(shared, "about", _about(host))
+    for row in host.fields():
+        shared.opts.add_option(key_of(row), _option(shared, row, onchange))
+    _note(shared, "theirs", _theirs(host))
+
+
+def read(host: Host) -> Settings:
+    """The settings that the host keeps, its own where it decides itself.
+
+    Raises:
+        SdquantError: a value that was stored cannot be.
+    """
+    data = display.module("modules.shared").opts.data
+    values = {}
+    for row in host.fields():
+        stored = data.get(key_of(row))
+        if stored is not None:  # a host keeps only what differs from the default
+            values[row.name] = row.parse(stored)
+    return Settings(values)
+
+
+def import_old(host: Host) -> tuple[str, ...]:
+    """Read in SD.Next's options for bitsandbytes, quanto and NNCF, which it itself has no more, once.
+
+    Returns:
+        What was read and what was not, in sentences.
+    """
+    data = display.module("modules.shared").opts.data
+    known = {row.name: row for row in host.fields()}
+    old = {name: value for name, value in data.items() if name.startswith(_OLD)}
+    if host.name != "sdnext" or not old or IMPORTED in data or any(key_of(row) in data for row in known.values()):
+        return ()
+    from ..settings import sdnext
+
+    found = sdnext.read(json.dumps(old))
+    for name, value in found.settings.to_dict().items():
+        if name in known:
+            data[key_of(known[name])] = known[name].shown(value)
+    data[IMPORTED] = True
+    said = (f"{name} of SD.Next was not taken over: {why}" for name, why in found.left)
+    return (*(f"{name} of SD.Next was taken over, see Quantization" for name in found.taken), *said)
+
+
+def _option(shared: Any, row: Field, onchange: Callable[[], object] | None) -> Any:
+    """The host's OptionInfo: only arguments that A1111, Forge and SD.Next all have."""
+    import gradio
+
+    default = row.shown(row.default)
+    component: Any = gradio.Textbox
+    args: Any = None
+    if row.kind == "switch":
+        component = gradio.Checkbox
+    elif row.kind == "choice":
+        component, args = gradio.Radio, {"choices": list(row.choices)}
+    elif row.kind == "scheme":
+        component, args = gradio.Dropdown, _choices(shared, row)
+    made = shared.OptionInfo(
+        default if row.kind == "switch" else str(default),
+        row.label,
+        component,
+        args,
+        onchange=onchange,
+        section=SECTION,
+    )
+    made.info(html.escape(row.help))
+    return made
+
+
+def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:
+    """A list does not show what is not in it: a scheme with options that is set joins the others."""
+
+    def choices() -> Mapping[str, Any]:
+        value = shared.opts.data.get(key_of(row))
+        more = [value] if isinstance(value, str) and value and value not in row.choices else []
+        return {"choices": [*row.choices, *more]}
+
+    return choices
+
+
+def _note(shared: Any, name: str, text: str) -> None:
+    """A text between the settings. An option without a label is one in every host."""
+    import gradio
+
+    made = shared.OptionInfo(text, "", gradio.HTML, section=SECTION)
+    made.do_not_save = True  # A1111 and Forge keep values by this; SD.Next keeps only what differs from the default
+    shared.opts.add_option(PREFIX + name, made)
+
+
+def _about(host: Host) -> str:
+    rows = "".join(f"<li>{html.escape(text)}.</li>" for text in host.can)
+    rows += "".join(f"<li><b>Not here:</b> {html.escape(text)}.</li>" for text in host.cannot)
+    return f"<p>What a model is quantized to when {html.escape(host.title)} loads it next.</p><ul>{rows}</ul>"
+
+
+def _theirs(host: Host) -> str:
+    rows = "".join(
+        f"<li>{html.escape(name.replace('_', ' '))}: {html.escape(text)}</li>" for name, text in host.theirs.items()
+    )
+    return f"<p>Decided by {html.escape(host.title)}:</p><ul>{rows}</ul>"

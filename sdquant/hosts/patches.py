@@ -1,0 +1,67 @@
+"""Functions of a host that are replaced while the extension is loaded, and put back when it is unloaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SdquantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Patch:
+    owner: Any
+    name: str
+    original: Callable[..., Any]
+    ours: Callable[..., Any]
+
+
+class Patches:
+    """What was replaced. `undo` leaves the host as it was.
+
+    Args:
+        tell: is called with errors of sdquant before they are raised on to the host, which may not show them whole.
+    """
+
+    def __init__(self, tell: Callable[[SdquantError], object]) -> None:
+        self._tell = tell
+        self._made: list[_Patch] = []
+        self._undo: list[Callable[[], object]] = []
+        self.active = True
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Have `owner.name` call `around(original, *args, **kwargs)` instead.
+
+        Another extension may wrap what stands here and call it after `undo`: then it is the original alone.
+        """
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            if not self.active:
+                return original(*args, **kwargs)
+            try:
+                return around(original, *args, **kwargs)
+            except SdquantError as error:
+                self._tell(error)
+                raise
+
+        self._made.append(_Patch(owner=owner, name=name, original=original, ours=ours))
+        setattr(owner, name, ours)
+
+    def later(self, undo: Callable[[], object]) -> None:
+        """Have `undo` call this too."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back, the last first. What others have wrapped since stays where it is, and does nothing."""
+        self.active = False
+        for row in reversed(self._made):
+            if getattr(row.owner, row.name, None) is row.ours:
+                setattr(row.owner, row.name, row.original)
+        for undo in reversed(self._undo):
+            undo()
+        self._made.clear()
+        self._undo.clear()

@@ -1,0 +1,197 @@
+"""SD.Next's load path: its own two places for quantization, `create_config` before and `do_post_load_quant` after.
+
+SD.Next catches errors of a load, shows them, and goes on with what it has. So what must not go on is unloaded here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConflictError, IncompatibleError, SdquantError
+from ..settings import Settings, role_of
+from . import display, load, options
+from .status import Part, Status
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .host import Host
+    from .patches import Patches
+
+# SD.Next's words for what it loads -> roles. The others (LLM, Control, any) are no parts of a pipeline.
+MODULES = {"Model": "model", "TE": "text_encoder", "VAE": "vae"}
+# Classes that accelerate may not take apart: a quantized layer runs with all its tensors on one device.
+_WHOLE = ("QuantizedLinear", "QuantizedConv1d", "QuantizedConv2d", "QuantizedConv3d", "QuantizedEmbedding")
+
+
+class Adapter:
+    """What is done in SD.Next."""
+
+    def __init__(self, host: Host, status: Status) -> None:
+        self.host, self.status = host, status
+        self._error: SdquantError | None = None
+
+    def install(self, patches: Patches) -> None:
+        """Take part in loads."""
+        quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
+        patches.wrap(models, "load_diffuser", self._load)
+        patches.wrap(models, "load_sdnq_module", self._sdnq_module)
+        patches.wrap(quant, "create_config", self._config)
+        patches.wrap(quant, "do_post_load_quant", self._post)
+        whole = display.module("modules.sd_offload").no_split_module_classes
+        ours = [name for name in _WHOLE if name not in whole]
+        whole.extend(ours)
+        patches.later(lambda: [whole.remove(name) for name in ours])
+
+    def changed(self) -> None:
+        """Nothing: the settings are for the next load, as those of SD.Next's own quantization are."""
+
+    def told(self, error: SdquantError) -> None:
+        """An error that SD.Next will catch."""
+        self._error = error
+
+    def model_loaded(self, model: Any) -> None:
+        """Tell what was loaded, and how."""
+        for name, module in _parts(model):
+            known = self.status.seen.parts.get(name)
+            self.status.loaded(load.part_of(name, module, known.how if known is not None else load.AS_FOUND))
+
+    def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
+        """The whole load of a model: refused before it begins, and not left half done."""
+        self._error = None
+        load.begin(self.status, getattr(checkpoint_info, "path", None))
+        try:
+            self._refuse(options.read(self.host))
+        except SdquantError as error:
+            self.status.failed(error)
+            display.failed(error)  # SD.Next's callers of this function catch nothing
+            return None
+        result = original(checkpoint_info, op=op, **kwargs)
+        if self._error is not None:
+            display.module("modules.sd_models").unload_model_weights(op=op)
+        return result
+
+    def _refuse(self, settings: Settings) -> None:
+        """Raise if the settings cannot be, alone or with SD.Next's own."""
+        asked = load.asked(settings)
+        if not asked:
+            return
+        opts = display.module("modules.shared").opts
+        mode, runtime = settings["mode"], settings["runtime"] or load.PLAIN
+        if mode == "pre" and runtime != load.PLAIN:
+            raise IncompatibleError(
+                f"mode=pre was asked for with runtime={runtime}",
+                "in SD.Next sdquant's plain layers alone are made while a model loads",
+                "Set the mode to post, or the runtime to plain",
+            )
+        load.refuse(
+            settings,
+            mode="post" if runtime != load.PLAIN else mode,
+            offload=opts.diffusers_offload_mode,
+            runtime=runtime,
+        )
+        for word, role in MODULES.items():
+            if role in asked and word in opts.sdnq_quantize_weights:
+                raise ConflictError(
+                    f"{asked[role]} was asked for on {word} in the settings of sdquant",
+                    f"{word} is ticked in SD.Next's own 'Model Quantization' too, which uses SDNQ",
+                    "Untick it there, or set its scheme here to 'as found'",
+                )
+
+    def _config(
+        self,
+        original: Any,
+        kwargs: dict[str, Any] | None = None,
+        allow: bool = True,
+        module: str = "Model",
+        modules_to_not_convert: list[str] | None = None,
+        **more: Any,
+    ) -> Any:
+        """The arguments that a component is loaded with: ours among them if it is to be quantized meanwhile."""
+        settings = options.read(self.host)
+        scheme = load.asked(settings).get(MODULES.get(module, ""))
+        plain = settings["runtime"] in (None, load.PLAIN)
+        if scheme is None or not allow or not plain or settings["mode"] == "post" or self._left_out(module):
+            return original(kwargs, allow=allow, module=module, modules_to_not_convert=modules_to_not_convert, **more)
+        from ..integrations.config import Config
+
+        self._refuse(settings)
+        skip = [name.strip(".") for name in modules_to_not_convert or () if name.strip(".")]
+        return {**(kwargs or {}), "quantization_config": Config(scheme, skip=(*settings["skip"], *skip))}
+
+    def _post(self, original: Any, sd_model: Any, allow: bool = True) -> Any:
+        """After a load, of a pipeline or of one component: what is not quantized yet."""
+        sd_model = original(sd_model, allow=allow)
+        settings = options.read(self.host)
+        asked = load.asked(settings)
+        if asked and not self._left_out("Model"):
+            self._refuse(settings)
+            for name, module in _parts(sd_model):
+                role = role_of(name)
+                if role is not None and role.name in asked:
+                    self._component(name, module, asked[role.name], settings)
+        return sd_model
+
+    def _component(self, name: str, module: nn.Module, scheme: str, settings: Settings) -> None:
+        """Quantize a component in place, unless it was while it loaded, or is codes already."""
+        if load.schemes_in(module):
+            self.status.loaded(load.part_of(name, module, "while loading"))
+            return
+        if load.quantized_elsewhere(module):
+            self.status.loaded(Part(component=name, scheme=None, how="quantized already, as found", bytes=0))
+            return
+        from ..integrations.config import Config
+        from ..quantizer import quantize
+
+        with display.working(f"Quantizing the {name} to {scheme}"):
+            quantize(
+                module,
+                scheme,
+                skip=settings["skip"],
+                runtime=settings["runtime"] or load.PLAIN,
+                device=load.device(),
+                allow_incompatible=settings["allow_incompatible"],
+            )
+        made: Any = module
+        made.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
+        self.status.loaded(load.part_of(name, module, "after loading"))
+
+    def _left_out(self, module: str) -> bool:
+        """Whether SD.Next's user has said that this type of model is not to be quantized."""
+        return module == "Model" and bool(display.module("modules.model_quant").dont_quant())
+
+    def _sdnq_module(self, original: Any, fn: str, module_name: str, *args: Any, **kwargs: Any) -> Any:
+        """SD.Next takes every folder that says it is quantized for one of SDNQ's; others load as any folder."""
+        method = _method(os.path.join(fn, module_name))
+        if method not in (None, "sdnq"):
+            return None, module_name, 0
+        return original(fn, module_name, *args, **kwargs)
+
+
+def _method(folder: str) -> str | None:
+    """The quant_method in a component's config.json."""
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            said = json.load(file).get("quantization_config") or {}
+    except (OSError, ValueError, AttributeError):  # SD.Next says what is wrong with it
+        return None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    return str(method) if method else None
+
+
+def _parts(model: Any) -> list[tuple[str, nn.Module]]:
+    """The components by name; of one alone its name is told from its class."""
+    from torch import nn
+
+    from ..components import is_pipeline, weight_parts
+
+    if is_pipeline(model):
+        return list(weight_parts(model).items())
+    if not isinstance(model, nn.Module):
+        return []
+    library = type(model).__module__
+    if library.startswith("transformers.") and "vision" not in type(model).__name__.lower():
+        return [("text_encoder", model)]
+    return [("model", model)] if library.startswith(("diffusers.models.unets", "diffusers.models.trans")) else []

@@ -1,0 +1,111 @@
+"""Quantized layers for Forge, whose mover swaps single layers between RAM and the GPU.
+
+A layer with the attribute `parameters_manual_cast` may be left in RAM; while that is true, it brings its weight to
+where its input is, each time it runs. Layers without it stay on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import planner
+from ..encoding import encode
+from ..layers.quantized import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..layers.scratch import scratch
+from ..memory import Trimmer, trim
+
+if TYPE_CHECKING:
+    from ..backends.base import Packed, QuantSpec
+
+_SWAP = "parameters_manual_cast"
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class _Swapped(QuantizedLayer):
+    """Runs where its input is, wherever its weight is."""
+
+    parameters_manual_cast: bool
+
+    def _float_weight(self, x: Tensor) -> Tensor:
+        packed = self.packed
+        if packed.device == x.device:
+            return super()._float_weight(x)
+        out = scratch(self.spec.shape, x.dtype, x.device)
+        self._backend.decode_into(packed.to(x.device), out)
+        return out
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        bias = self._parameters.get("bias")
+        return None if bias is None else bias.to(x.device, x.dtype)
+
+
+class SwappedLinear(_Swapped, QuantizedLinear):
+    """[..., in] -> [..., out]."""
+
+
+class SwappedConv1d(_Swapped, QuantizedConv1d):
+    """[b, in, l] -> [b, out, l']."""
+
+
+class SwappedConv2d(_Swapped, QuantizedConv2d):
+    """[b, in, h, w] -> [b, out, h', w']."""
+
+
+class SwappedConv3d(_Swapped, QuantizedConv3d):
+    """[b, in, d, h, w] -> [b, out, d', h', w']."""
+
+
+def quantize(model: nn.Module, spec: QuantSpec, skip: tuple[str, ...]) -> int:
+    """Quantize Forge's linear and convolution layers in place, one at a time.
+
+    Returns:
+        How many were quantized.
+    """
+    layers = dict(_layers(model))
+    shapes = {
+        f"{path}.weight": (tuple(layer.weight.shape), str(layer.weight.dtype).removeprefix("torch."))
+        for path, layer in layers.items()
+    }
+    weights, _ = planner.select(shapes, spec, "plain", skip, type(model).__name__)
+    trimmer = Trimmer()
+    for row in weights:
+        path = row.name.removesuffix(".weight")
+        layer = layers.pop(path)
+        weight = layer.weight.data
+        made = _swapped(layer, encode(row.name, weight, spec))
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, made)
+        trimmer.add(weight.numel() * weight.element_size())
+        del layer, weight
+    trim()
+    return len(weights)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Forge's own layers that have a weight of floats. Its linear ones are no `nn.Linear`."""
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if not path or weight is None or weight.dtype not in _FLOATS or not hasattr(module, _SWAP):
+            continue
+        if isinstance(module, _CONVS) or (hasattr(module, "in_features") and hasattr(module, "out_features")):
+            yield path, module
+
+
+def _swapped(layer: Any, packed: Packed) -> QuantizedLayer:
+    """The quantized layer for one of Forge's."""
+    if isinstance(layer, nn.Conv1d):
+        kind: type[_Swapped] = SwappedConv1d
+    elif isinstance(layer, nn.Conv2d):
+        kind = SwappedConv2d
+    else:
+        kind = SwappedConv3d if isinstance(layer, nn.Conv3d) else SwappedLinear
+    made: Any = kind.__new__(kind)
+    nn.Module.__init__(made)
+    made._adopt(layer, packed, getattr(torch, packed.spec.dtype))  # its settings, parameters_manual_cast among them
+    assert isinstance(made, QuantizedLayer)
+    return made

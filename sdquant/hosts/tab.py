@@ -1,0 +1,95 @@
+"""The tab: what was loaded last and how, and what a file below the host's folders is.
+
+Only what gradio 3.41, 3.43 and 4.40 have alike is used: Blocks, Row, Dropdown, Button, HTML, click, update.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SdquantError
+from . import folders
+
+if TYPE_CHECKING:
+    from ..detection import Detected
+    from .status import Status
+
+TITLE, ID = "sdquant", "sdquant_tab"
+
+
+def build(status: Status) -> list[tuple[Any, str, str]]:
+    """The tab, as a host wants it: blocks, title, id."""
+    import gradio as gr
+
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        shown = gr.HTML(value=status_html(status))
+        again = gr.Button(value="Refresh")
+        with gr.Row():
+            file = gr.Dropdown(label="File or folder of a model", choices=_names(), value=None)
+            look = gr.Button(value="Inspect")
+        found = gr.HTML(value="")
+        again.click(fn=lambda: (status_html(status), gr.update(choices=_names())), inputs=[], outputs=[shown, file])
+        look.click(fn=inspected_html, inputs=[file], outputs=[found])
+    return [(blocks, TITLE, ID)]
+
+
+def status_html(status: Status) -> str:
+    """The host, the last load, and what can be done here."""
+    host, seen = status.host, status.seen
+    lines = [f"<h3>{html.escape(host.title)}</h3>"]
+    if seen.error is not None:
+        lines.append(f"<p><b>The last load failed.</b> {html.escape(seen.error)}</p>")
+    if seen.model is None:
+        lines.append("<p>No model was loaded yet.</p>")
+    else:
+        found = f" ({html.escape(seen.found)})" if seen.found else ""
+        lines.append(f"<p>Last load: <b>{html.escape(seen.model)}</b>{found}</p>")
+    if seen.parts:
+        rows = [(row.component, row.scheme or "none", row.how, _size(row.bytes)) for row in seen.parts.values()]
+        lines.append(_table(("component", "quantization", "how", "weights"), rows))
+    lines += [f"<p>{html.escape(text)}.</p>" for text in host.can]
+    lines += [f"<p><b>Not here:</b> {html.escape(text)}.</p>" for text in host.cannot]
+    return "".join(lines)
+
+
+def inspected_html(name: Any) -> str:
+    """What a file is, or the sentence that says why it cannot be told."""
+    from ..detection import detect
+
+    if not name:
+        return "<p>Pick a file or folder.</p>"
+    places = folders.roots()
+    try:
+        return _detected_html(str(name), detect(places.resolve(name)))
+    except SdquantError as error:
+        return f"<p>{html.escape(places.clean(str(error)))}</p>"
+
+
+def _detected_html(name: str, seen: Detected) -> str:
+    rows = [
+        (part, one.container, one.family or "unknown", one.quant or "none", str(one.tensors), _size(one.bytes))
+        for part, one in (seen.parts or {seen.component or "": seen}).items()
+    ]
+    lines = [f"<p><b>{html.escape(name)}</b></p>"]
+    lines.append(_table(("component", "container", "family", "quantization", "tensors", "weights"), rows))
+    evidence = [line for one in (seen.parts or {"": seen}).values() for line in one.evidence]
+    lines += [f"<p>{html.escape(folders.clean(text))}</p>" for text in (*evidence, *seen.warnings)]
+    return "".join(lines)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in header)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _size(nbytes: int) -> str:
+    from ..commands._shared import size
+
+    return size(nbytes)
+
+
+def _names() -> list[str]:
+    return [row.name for row in folders.roots().files()]

@@ -1,0 +1,60 @@
+"""PIL images: how far two are apart, and a file of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Endings of image files that are written.
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Peak signal-to-noise ratio of two lists of images, in dB, over all pixels of all images; infinite if equal."""
+    import numpy as np
+
+    a, b = (np.stack([_levels(image) for image in images]) for images in (one, other))
+    error = float(((a - b) ** 2).mean())
+    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+
+
+def largest_difference(one: Any, other: Any) -> int:
+    """Of all channels of all pixels, the largest difference of two images, 0 to 255."""
+    import numpy as np
+
+    return int(np.abs(_levels(one) - _levels(other)).max())
+
+
+def difference(one: Any, other: Any, amplify: int) -> Any:
+    """An image of the absolute difference of two, `amplify` times as bright; black where they are the same."""
+    import numpy as np
+    from PIL import Image
+
+    apart = np.abs(_levels(one) - _levels(other)) * amplify
+    return Image.fromarray(np.minimum(apart, 255).astype(np.uint8))
+
+
+def save(image: Any, path: Path, *, optimize: bool = False) -> None:
+    """Write an image whole or not at all, in the format of the path's ending; its folder is made.
+
+    Args:
+        optimize: take longer for a smaller file.
+
+    Raises:
+        DiskSpaceError, ConflictError, SettingsError: as `writing.whole_file`.
+    """
+    from PIL import Image
+
+    from .writing import whole_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        image.save(file, format=Image.registered_extensions()[path.suffix.lower()], optimize=optimize)
+
+
+def _levels(image: Any) -> Any:
+    """[height, width, 3] float64, 0 to 255."""
+    import numpy as np
+
+    return np.asarray(image.convert("RGB"), dtype=np.float64)

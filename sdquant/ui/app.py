@@ -1,0 +1,44 @@
+"""The page: a head and four tabs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gradio as gr
+
+from . import head as heads
+from .desk import Desk
+from .look import look
+from .tabs import compare, generate, inspect, settings
+
+if TYPE_CHECKING:
+    from .roots import Roots
+
+__all__ = ["build", "look"]
+
+TITLE = "sdquant"
+
+
+def build(roots: Roots, settings_path: Path) -> gr.Blocks:
+    """The page over the models below `roots`, with the settings in `settings_path`."""
+    desk = Desk(roots, settings_path)
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        head = heads.make(desk)
+        with gr.Tabs():
+            with gr.Tab("Generate", id="generate"):
+                generate.add(desk, head)
+            with gr.Tab("Settings → Quantization", id="settings"):
+                settings.add(desk, head, page)
+            with gr.Tab("Inspect", id="inspect"):
+                inspect.add(desk)
+            with gr.Tab("Compare", id="compare"):
+                compare.add(desk, head)
+        heads.wire(head, desk)
+
+        def left(request: gr.Request) -> None:
+            desk.cancel(str(request.session_hash))
+
+        page.load(lambda: heads.chip(desk), None, head.chip, show_progress="hidden", api_visibility="private")
+        page.unload(left)
+    return page

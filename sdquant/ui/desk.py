@@ -1,0 +1,106 @@
+"""What all open pages share: the engine, the model folders, the settings in force; and each page's own job."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..settings import Settings
+from ..settings import file as settings_file
+from .engine import Engine, Job
+from .review import Target
+
+if TYPE_CHECKING:
+    from .roots import Roots
+
+NO_BASE = ""
+
+
+class Desk:
+    """Shared by all pages of one server.
+
+    Attributes:
+        engine: holds the model. roots: where models may be.
+        notes: what is to be said once about the settings file, such as that it was damaged.
+    """
+
+    def __init__(self, roots: Roots, settings_path: Path) -> None:
+        self.engine, self.roots, self.settings_path = Engine(), roots, settings_path
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self.settings, self.notes = _settings(settings_path)
+
+    def keep(self, settings: Settings) -> None:
+        """Put settings in force, and into their file.
+
+        Raises:
+            SdquantError: the file cannot be written; they are in force all the same, until the server ends.
+        """
+        with self._lock:
+            self.settings = settings
+            settings_file.save(self.settings_path, settings)
+
+    @staticmethod
+    def download_folder() -> Path:
+        """A new folder for files to be downloaded, among gradio's own, which the server deletes at its end."""
+        from gradio.utils import get_upload_folder
+
+        home = Path(get_upload_folder())
+        home.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="download-", dir=home))
+
+    def models(self) -> list[str]:
+        """Names of what can be loaded."""
+        return [entry.name for entry in self.roots.models()]
+
+    def bases(self) -> list[str]:
+        """Names of the pipelines that can lend what a lone file lacks."""
+        return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
+
+    def is_pipeline(self, name: str) -> bool:
+        """Whether the model of this name has all its parts."""
+        return any(entry.name == name and entry.kind == "pipeline" for entry in self.roots.models())
+
+    def target(self, model: str, base: str | None) -> Target:
+        """The model of this name, with what the base lends where it is no pipeline itself.
+
+        Raises:
+            SettingsError: a name that is not below the folders of models.
+        """
+        path = str(self.roots.resolve(model))
+        lent = str(self.roots.resolve(base)) if base and not self.is_pipeline(model) else None
+        return Target(path=path, base=lent)
+
+    def begin(self, page: str, job: Job) -> None:
+        """Make `job` what `page` waits for; a job it still waits for is cancelled."""
+        with self._lock:
+            before = self._jobs.get(page)
+            self._jobs[page] = job
+        if before is not None:
+            before.cancel()
+
+    def end(self, page: str, job: Job) -> None:
+        """`page` waits for `job` no more."""
+        with self._lock:
+            if self._jobs.get(page) is job:
+                del self._jobs[page]
+
+    def cancel(self, page: str) -> None:
+        """Stop what `page` waits for."""
+        with self._lock:
+            job = self._jobs.get(page)
+        if job is not None:
+            job.cancel()
+
+
+def _settings(path: Path) -> tuple[Settings, str]:
+    """The settings in the file. A damaged file is set aside, never overwritten, and the page says so."""
+    from ..errors import SdquantError
+
+    try:
+        return settings_file.load(path), ""
+    except SdquantError as error:
+        kept = settings_file.set_aside(path)
+        return Settings(), f"{error} The file is kept as {kept.name}; all settings have their defaults now."

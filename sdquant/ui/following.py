@@ -1,0 +1,76 @@
+"""Work in a thread, followed from a page: progress as it comes, then the result or the error."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..drawing import Stopped
+from ..errors import SdquantError
+from .engine import Job, Progress
+
+if TYPE_CHECKING:
+    from .desk import Desk
+
+log = logging.getLogger(__name__)
+
+_EVERY = 0.15  # seconds between two looks at the progress: pages are not drawn more often
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a job. `error` is None where it came to its end."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+def follow(desk: Desk, page: str, work: Callable[[Job], Any]) -> Iterator[Progress | Done]:
+    """Run `work` in a thread of its own; yields the newest `Progress` from time to time, and `Done` at the end.
+
+    If the page goes away in the middle, the job is cancelled.
+    """
+    told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+    job = Job(told.put)
+    ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put(Done(value=work(job)))
+        except (SdquantError, Stopped) as error:
+            ended.put(Done(error=error))
+        except BaseException as error:  # the page says it in a line
+            log.exception("a job of the page failed")
+            ended.put(Done(error=error))
+
+    desk.begin(page, job)
+    thread = threading.Thread(target=run, name="sdquant-job", daemon=True)
+    thread.start()
+    try:
+        while True:
+            try:
+                done = ended.get(timeout=_EVERY)
+            except queue.Empty:
+                newest = _newest(told)
+                if newest is not None:
+                    yield newest
+                continue
+            thread.join()
+            yield done
+            return
+    finally:
+        job.cancel()
+        desk.end(page, job)
+
+
+def _newest(told: queue.SimpleQueue[Progress]) -> Progress | None:
+    newest = None
+    while True:
+        try:
+            newest = told.get_nowait()
+        except queue.Empty:
+            return newest

@@ -1,0 +1,83 @@
+"""The head of the page: which model the tabs are about, and what is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from . import pieces
+
+if TYPE_CHECKING:
+    from .desk import Desk
+
+TITLE = '<div class="sq-brand"><b>sdquant</b><span>quantization for diffusion models</span></div>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The widgets of the head.
+
+    Attributes:
+        model, base: names as `Desk.target` takes them. again: looks for models again. chip: what is in memory.
+    """
+
+    model: gr.Dropdown
+    base: gr.Dropdown
+    again: gr.Button
+    chip: gr.HTML
+
+
+def make(desk: Desk) -> Head:
+    """The head, at the place where it is called."""
+    models, bases = desk.models(), desk.bases()
+    with gr.Row(elem_classes="sq-head", equal_height=True):
+        gr.HTML(TITLE, padding=False)
+        model = gr.Dropdown(
+            models,
+            value=models[0] if models else None,
+            label="Model",
+            info="Folders and files below the model folders",
+            scale=2,
+            elem_id="model",
+        )
+        base = gr.Dropdown(
+            bases,
+            value=bases[0] if bases else None,
+            label="Base pipeline",
+            info="Lends what a single file lacks",
+            visible=False,
+            scale=1,
+            elem_id="base",
+        )
+        again = gr.Button("↻ Look again", size="sm", scale=0, min_width=120, elem_id="again")
+    shown = gr.HTML(chip(desk), padding=False, elem_id="in-memory")
+    return Head(model=model, base=base, again=again, chip=shown)
+
+
+def wire(head: Head, desk: Desk) -> None:
+    """What the head does by itself."""
+
+    def picked(model: str) -> Any:
+        return gr.update(visible=bool(model) and not desk.is_pipeline(model))
+
+    def again(model: str, base: str) -> tuple[Any, Any]:
+        models, bases = desk.models(), desk.bases()
+        return (
+            gr.update(choices=models, value=model if model in models else next(iter(models), None)),
+            gr.update(choices=bases, value=base if base in bases else next(iter(bases), None)),
+        )
+
+    head.model.change(picked, head.model, head.base, show_progress="hidden", queue=False, api_visibility="private")
+    head.again.click(
+        again, [head.model, head.base], [head.model, head.base], show_progress="hidden", api_visibility="private"
+    )
+
+
+def chip(desk: Desk) -> str:
+    """What is in memory, in a line."""
+    held = desk.engine.held
+    if held is None:
+        return pieces.chip("No model is loaded.", "The first image loads one.")
+    return pieces.chip(desk.roots.shown(held.plan.path), f"in memory: {pieces.scheme_words(held.plan)}")

@@ -1,0 +1,76 @@
+"""How the page looks: gradio's own theme in our colours, and the style of the pieces, in light and dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+# Fonts of the system, so that the page asks no other host for any.
+_SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
+_MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+
+
+def look() -> dict[str, Any]:
+    """What Gradio takes beside the page."""
+    return {"theme": theme(), "css": CSS}
+
+
+def theme() -> Any:
+    """Gradio's Base theme in indigo and slate, with fonts that are there."""
+    return gr.themes.Base(
+        primary_hue="indigo", secondary_hue="indigo", neutral_hue="slate", radius_size="md",
+        font=_SANS, font_mono=_MONO,
+    ).set(
+        block_border_width="1px",
+        block_label_text_weight="600",
+        block_title_text_weight="600",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_text_color="white",
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+    )  # fmt: skip
+
+
+CSS = """
+.gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
+.html-container { padding: 0 !important; }
+.sq-head { align-items: end; }
+.sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
+.sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }
+.sq-brand span, .sq-note, .sq-lead { color: var(--body-text-color-subdued); font-size: 0.875rem; }
+.sq-note { margin: 6px 2px; }
+.sq-chip { font-size: 0.875rem; padding: 6px 12px; border: 1px solid var(--border-color-primary);
+  border-radius: 999px; display: inline-block; background: var(--background-fill-secondary); }
+.sq-card { --tone: var(--border-color-accent); border: 1px solid var(--border-color-primary);
+  border-left: 4px solid var(--tone); border-radius: var(--radius-md); padding: 10px 14px; margin: 2px 0 10px;
+  background: var(--block-background-fill); overflow-wrap: anywhere; }
+.sq-card p { margin: 4px 0 0; }
+.sq-title { font-weight: 600; }
+.sq-ok, .sq-works { --tone: #16a34a; }
+.sq-slow, .sq-untested { --tone: #d97706; }
+.sq-breaks { --tone: #dc2626; }
+.sq-info { --tone: #6366f1; }
+.sq-fix::before { content: "What to do: "; font-weight: 600; }
+.sq-track { position: relative; height: 10px; border-radius: 5px; background: var(--background-fill-secondary);
+  border: 1px solid var(--border-color-primary); overflow: hidden; }
+.sq-fill, .sq-ghost { position: absolute; inset: 0 auto 0 0; min-width: 2px; }
+.sq-fill { background: #6366f1; transition: width 0.2s; }
+.sq-ghost { background: repeating-linear-gradient(45deg, #6366f155 0 4px, transparent 4px 8px); }
+.sq-progress, .sq-bar { margin: 4px 0 10px; }
+.sq-bar-head { display: flex; justify-content: space-between; gap: 12px; font-size: 0.875rem; margin-bottom: 3px; }
+.sq-label { font-size: 0.875rem; margin-bottom: 4px; }
+.sq-facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 14px; margin: 8px 0; font-size: 0.9rem; }
+.sq-facts dt { color: var(--body-text-color-subdued); }
+.sq-facts dd { margin: 0; overflow-wrap: anywhere; }
+.sq-scroll { overflow-x: auto; }
+.sq-table { border-collapse: collapse; width: 100%; font-size: 0.875rem; }
+.sq-table th, .sq-table td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--border-color-primary);
+  white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
+.sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
+  image-rendering: pixelated; }
+.sq-over { background: #dc2626; }
+@media (max-width: 640px) { .sq-facts { grid-template-columns: 1fr; gap: 0; } .sq-facts dd { margin-bottom: 6px; } }
+@media (prefers-reduced-motion: reduce) { .sq-fill { transition: none; } }
+"""

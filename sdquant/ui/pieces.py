@@ -1,0 +1,141 @@
+"""Pieces of the page in HTML, made of values. Every text that comes from outside is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..readable import size
+from .html import escape
+
+if TYPE_CHECKING:
+    from ..planner import ComponentPlan, Plan
+    from .engine import Drawn, Progress
+    from .roots import Roots
+
+SIGNS = {"works": "✓", "slow": "◔", "untested": "?", "breaks": "✕"}
+_STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading every tensor"}
+
+
+def card(kind: str, title: str, *body: str) -> str:
+    """A box. `kind`: "ok", "slow", "untested", "breaks", "info"; `title` and the `body` are HTML already."""
+    role = 'role="alert"' if kind == "breaks" else 'role="status"'
+    return f'<div class="sq-card sq-{kind}" {role}><div class="sq-title">{title}</div>{"".join(body)}</div>'
+
+
+def paragraph(text: str) -> str:
+    """A text as a paragraph."""
+    return f"<p>{escape(text)}</p>"
+
+
+def refusal(error: BaseException, roots: Roots) -> str:
+    """An error as a box: what was asked, why not, what to do. Paths outside the model folders are not shown."""
+    parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
+    if not parts[0]:
+        parts = ["This went wrong", f"{type(error).__name__}: {error}", "The server's log has the whole report"]
+    what, why, fix = (escape(roots.clean(str(part)).rstrip(".")) for part in parts)
+    return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f'<p class="sq-fix">{fix}.</p>')
+
+
+def progress(at: Progress) -> str:
+    """A bar for where a job is."""
+    share = min(1.0, at.done / at.total) if at.total else 0.0
+    label = _STAGES.get(at.stage, at.stage.capitalize())
+    if at.stage == "drawing":
+        label += f", step {at.done} of {at.total}"
+    elif at.total:
+        label += f", {share:.0%}"
+    return (
+        f'<div class="sq-progress" role="progressbar" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{share * 100:.0f}" aria-label="{escape(label)}"><div class="sq-label">{escape(label)}</div>'
+        f'<div class="sq-track"><div class="sq-fill" style="width:{share * 100:.1f}%"></div></div></div>'
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the cells are texts."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="sq-scroll"><table class="sq-table">{inside}</table></div>'
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """Name and value, one below the other; both are texts."""
+    body = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    return f'<dl class="sq-facts">{body}</dl>'
+
+
+def plan_bars(made: Plan, capacity: int | None) -> str:
+    """The bytes of each component as bars against the memory of the device, and what they would be in bf16.
+
+    Args:
+        capacity: bytes that are free on the device for weights, or the budget; None if nobody knows.
+    """
+    whole = sum(part.bytes_bf16 for part in made.components)
+    widest = max((max(part.bytes, part.bytes_bf16) for part in made.components), default=0)
+    lines = [bar(part.name, _done(part), part.bytes, part.bytes_bf16, widest) for part in made.components]
+    if capacity is not None:
+        name = "the budget" if made.budget is not None else f"what is free on {made.device}"
+        share = f"{100 * made.bytes / capacity:.3g} % of {name}, {size(capacity)}" if capacity else name
+        lines.append(bar("in all", share, made.bytes, whole, max(capacity, made.bytes), over=made.bytes > capacity))
+    key = '<p class="sq-note">Striped: what the same takes in bf16.</p>' if whole != made.bytes else ""
+    return f'<div class="sq-bars">{"".join(lines)}</div>{key}{"".join(note(line) for line in made.warnings)}'
+
+
+def bar(name: str, done: str, nbytes: int, as_bf16: int, full: int, *, over: bool = False) -> str:
+    """Bytes as a bar in a track that stands for `full`; those of bf16 as its shadow. `over`: it does not fit."""
+    width, ghost = (min(100.0, 100 * n / full) if full else 0.0 for n in (nbytes, as_bf16))
+    return (
+        f'<div class="sq-bar" data-name="{escape(name)}" data-bytes="{nbytes}"><div class="sq-bar-head">'
+        f"<span><b>{escape(name)}</b> {escape(done)}</span><span>{size(nbytes)}</span></div>"
+        f'<div class="sq-track"><div class="sq-ghost" style="width:{ghost:.2f}%" title="bf16: {size(as_bf16)}"></div>'
+        f'<div class="sq-fill{" sq-over" if over else ""}" style="width:{width:.2f}%"></div></div></div>'
+    )
+
+
+def _done(part: ComponentPlan) -> str:
+    """What is done with a component, in a few words."""
+    if part.action == "keep":
+        return "as it is"
+    if part.action == "found":
+        return f"{part.scheme}, as found, {part.runtime} runtime"
+    return f"{part.spec}, quantized {'while' if part.mode == 'pre' else 'after'} loading, {part.runtime} runtime"
+
+
+def drawn(result: Drawn, roots: Roots, resident: int) -> str:
+    """What stands beside an image: what drew it, how, and what that took.
+
+    Args:
+        resident: bytes of memory of the whole process.
+    """
+    made, held = result.held.plan, result.held
+    whole = sum(part.bytes_bf16 for part in made.components)
+    budget = f", budget {size(made.budget)}" if made.budget is not None else ""
+    rows = [("Model", roots.shown(made.path))]
+    rows += [(part.name, _done(part)) for part in made.components]
+    rows += [
+        ("Offload", f"{made.offload}{budget}, on {made.device}"),
+        ("Weights", f"{size(held.bytes)}, which as bf16 would be {size(whole)}"),
+        ("On the device at most", size(result.peak)),
+        ("Memory of the server", size(resident)),
+        ("Drawn in", f"{result.seconds:.1f} s, {result.drawing.steps} steps, seed {result.drawing.seed}"),
+        ("Loaded in", f"{held.seconds:.1f} s" + ("" if result.switched else ", for an earlier image")),
+    ]
+    return f'<div data-weights="{held.bytes}" data-peak="{result.peak}">{facts(rows)}</div>'
+
+
+def chip(shown: str, how: str) -> str:
+    """The line in the head of the page that says what is in memory."""
+    return f'<div class="sq-chip" role="status"><b>{escape(shown)}</b> {escape(how)}</div>'
+
+
+def scheme_words(made: Plan) -> str:
+    """The schemes of a plan in a few words: "nf4, balanced offload"."""
+    names = list(dict.fromkeys(str(part.spec or part.scheme) for part in made.components if part.action != "keep"))
+    return f"{' and '.join(names) or 'as it is'}, {made.offload if made.offload != 'none' else 'no'} offload"
+
+
+def note(text: str) -> str:
+    """A text as a small remark; nothing for nothing."""
+    return f'<p class="sq-note">{escape(text)}</p>' if text else ""

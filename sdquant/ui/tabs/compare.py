@@ -1,0 +1,161 @@
+"""Compare: the same prompt and seed through several schemes, side by side, with what each costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ... import comparing
+from ...drawing import Stopped
+from ...errors import SdquantError, SettingsError
+from ...readable import size
+from ...settings import fields
+from .. import head as heads
+from .. import pieces
+from ..checks import MAX_PROMPT, MAX_SEED, prompt_of, whole
+from ..engine import Job, Progress
+from ..following import follow
+
+if TYPE_CHECKING:
+    from ...comparing import Comparison
+    from ..desk import Desk
+    from ..head import Head
+
+MOST = 12  # schemes at once
+MAX_STEPS = 100
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_IDLE = pieces.card(
+    "info",
+    "Choose schemes",
+    pieces.paragraph("The first column is the model as it is on disk; the others are held to it."),
+)
+
+
+def add(desk: Desk, head: Head) -> None:
+    """The tab's widgets and what they do."""
+    schemes = [one for one in next(row for row in fields() if row.kind == "scheme").choices[2:]]
+    with gr.Row():
+        with gr.Column(scale=3):
+            prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")
+            chosen = gr.Dropdown(
+                schemes, value=list(comparing.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
+                info="With the offload mode in force", elem_id="compare-schemes",
+            )  # fmt: skip
+            with gr.Row():
+                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="compare-steps")
+                seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, elem_id="compare-seed")
+            with gr.Row():
+                run = gr.Button("Compare", variant="primary", scale=3, elem_id="compare-run")
+                cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="compare-cancel")
+            with gr.Row():
+                picture = gr.DownloadButton("Picture", size="sm", interactive=False, elem_id="compare-png")
+                data = gr.DownloadButton("JSON", size="sm", interactive=False, elem_id="compare-json")
+        with gr.Column(scale=5):
+            status = gr.HTML(_IDLE, elem_id="compare-status")
+            sheet = gr.Image(
+                label="Image above, difference below", type="pil", format="png", interactive=False,
+                elem_id="compare-sheet", buttons=["fullscreen"],
+            )  # fmt: skip
+            rows = gr.HTML("", elem_id="compare-rows")
+
+    def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
+        yield from _run(desk, str(request.session_hash), values)
+
+    def stop(request: gr.Request) -> None:
+        desk.cancel(str(request.session_hash))
+
+    run.click(
+        start,
+        [head.model, head.base, prompt, chosen, steps, seed],
+        [status, sheet, rows, picture, data, run, cancel, head.chip],
+        concurrency_limit=None,
+        **_QUIET,
+    )
+    cancel.click(stop, None, None, queue=False, **_QUIET)
+
+
+def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Compare, and tell of it."""
+    model, base, prompt, chosen, steps, seed = values
+    busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
+    yield pieces.progress(Progress(stage="loading")), *_nothing(), *busy
+    try:
+        names = _schemes(chosen)
+        target = desk.target(model, base)
+        asked: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
+        asked["steps"] = whole("Steps", steps, 1, MAX_STEPS)
+    except SdquantError as error:
+        yield pieces.refusal(error, desk.roots), *_nothing(), *_idle(desk)
+        return
+    settings = desk.settings
+
+    def work(job: Job) -> Comparison:
+        others = target.shared(settings)
+        with desk.engine.alone(job):
+            return comparing.compare(
+                target.path, names, on_progress=lambda done, total, text: job.at(text, done, total), **asked, **others
+            )
+
+    for event in follow(desk, page, work):
+        if isinstance(event, Progress):
+            yield pieces.progress(event), *_nothing(), *busy
+        elif isinstance(event.error, Stopped):
+            yield pieces.card("info", "Cancelled"), *_nothing(), *_idle(desk)
+        elif event.error is not None:
+            yield pieces.refusal(event.error, desk.roots), *_nothing(), *_idle(desk)
+        else:
+            yield *_shown(desk, event.value), *_idle(desk)
+
+
+def _nothing() -> tuple[Any, ...]:
+    return tuple(gr.skip() for _ in range(4))
+
+
+def _idle(desk: Desk) -> tuple[Any, ...]:
+    return gr.update(interactive=True), gr.update(interactive=False), heads.chip(desk)
+
+
+def _schemes(chosen: object) -> list[str]:
+    if isinstance(chosen, list) and 0 < len(chosen) <= MOST and all(isinstance(one, str) for one in chosen):
+        return list(dict.fromkeys(chosen))
+    raise SettingsError("Schemes were to be compared", f"there are none, or more than {MOST}", "Choose some")
+
+
+def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
+    """Status, sheet, table, and the two files for download."""
+    folder = desk.download_folder()
+    picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
+    sheet = comparing.sheet(made)
+    sheet.save(picture)
+    data.write_text(json.dumps(_public(desk, made), indent=2), encoding="utf-8")
+    failed = [pieces.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in made.rows if row.error]
+    title = f"✓ {len(made.drawn)} of {len(made.rows) - 1} schemes beside the reference"
+    status = pieces.card("ok" if made.drawn else "breaks", title, *failed)
+    return status, sheet, _table(made), *(gr.update(value=str(path), interactive=True) for path in (picture, data))
+
+
+def _public(desk: Desk, made: Comparison) -> dict[str, Any]:
+    """The JSON of a comparison, without paths outside the model folders."""
+    values = made.to_dict()
+    values["model"] = desk.roots.shown(made.model)
+    for row in values["rows"]:
+        row["error"] = desk.roots.clean(row["error"]) if row["error"] else None
+    return values
+
+
+def _table(made: Comparison) -> str:
+    rows = [
+        (
+            row.label,
+            size(row.bytes) if row.bytes is not None else "",
+            f"{row.bytes / row.bytes_bf16:.0%}" if row.bytes is not None and row.bytes_bf16 else "",
+            f"{row.load_seconds:.1f} s" if row.load_seconds is not None else "",
+            f"{row.draw_seconds:.1f} s" if row.draw_seconds is not None else "",
+            "identical" if row.identical else f"{row.psnr:.1f} dB" if row.psnr is not None else "",
+        )
+        for row in made.rows
+    ]
+    return pieces.table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)

@@ -1,0 +1,130 @@
+"""Generate: a prompt, an image, and beside it what drew it and what that took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ...drawing import Stopped
+from ...errors import SdquantError
+from .. import head as heads
+from .. import pieces
+from ..checks import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
+from ..engine import Drawing, Drawn, Job, Progress
+from ..following import Done, follow
+
+if TYPE_CHECKING:
+    from ..desk import Desk
+    from ..head import Head
+
+MAX_STEPS = 200
+MAX_SIDE = 4096
+MAX_GUIDANCE = 100
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_IDLE = pieces.card("info", "Nothing drawn yet", pieces.paragraph("Write a prompt and press Enter, or Draw."))
+_STOPPED = pieces.card("info", "Cancelled", pieces.paragraph("The model is as it was; draw again at any time."))
+
+
+def add(desk: Desk, head: Head) -> None:
+    """The tab's widgets and what they do."""
+    with gr.Row():
+        with gr.Column(scale=3):
+            prompt = gr.Textbox(
+                "a handwritten seven", label="Prompt", lines=2, max_lines=6, max_length=MAX_PROMPT, elem_id="prompt"
+            )
+            with gr.Row():
+                draw = gr.Button("Draw", variant="primary", scale=3, elem_id="draw")
+                cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel")
+            with gr.Row():
+                steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
+                seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, elem_id="seed")
+            with gr.Accordion("Size and guidance", open=False), gr.Row():
+                width = gr.Number(0, label="Width", info="0: the model's own", precision=0, minimum=0, maximum=MAX_SIDE)
+                height = gr.Number(
+                    0, label="Height", info="0: the model's own", precision=0, minimum=0, maximum=MAX_SIDE
+                )
+                guidance = gr.Number(-1, label="Guidance", info="-1: the pipeline's own", minimum=-1, maximum=100)
+        with gr.Column(scale=4):
+            status = gr.HTML(_IDLE, elem_id="status")
+            image = gr.Image(
+                label="Image", type="pil", format="png", interactive=False, height=384, elem_id="image",
+                elem_classes="sq-image", buttons=["download", "fullscreen"],
+            )  # fmt: skip
+            facts = gr.HTML("", elem_id="facts")
+
+    def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
+        yield from _draw(desk, str(request.session_hash), values)
+
+    def stop(request: gr.Request) -> None:
+        desk.cancel(str(request.session_hash))
+
+    gr.on(
+        [draw.click, prompt.submit],
+        start,
+        [head.model, head.base, prompt, steps, seed, width, height, guidance],
+        [status, image, facts, draw, cancel, head.chip],
+        concurrency_limit=None,
+        trigger_mode="once",
+        **_QUIET,
+    )
+    cancel.click(stop, None, None, queue=False, **_QUIET)
+
+
+def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Draw, and tell of it: status, image, facts, the two buttons, the head's chip."""
+    model, base, prompt, steps, seed, width, height, guidance = values
+    nothing = (gr.skip(), gr.skip())
+    yield pieces.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
+    try:
+        drawing = Drawing(
+            prompt=prompt_of(prompt),
+            steps=whole("Steps", steps, 1, MAX_STEPS),
+            seed=whole("Seed", seed, 0, MAX_SEED),
+            width=whole("Width", width, 0, MAX_SIDE) or None,
+            height=whole("Height", height, 0, MAX_SIDE) or None,
+            guidance=_guidance(guidance),
+        )
+        target = desk.target(model, base)
+    except SdquantError as error:
+        yield pieces.refusal(error, desk.roots), *nothing, *_buttons(busy=False), gr.skip()
+        return
+    settings = desk.settings
+
+    def work(job: Job) -> Drawn:
+        return desk.engine.draw(target.request(settings), drawing, job)
+
+    for event in follow(desk, page, work):
+        if isinstance(event, Progress):
+            yield pieces.progress(event), *nothing, *_buttons(busy=True), gr.skip()
+        else:
+            yield *_ended(desk, event), *_buttons(busy=False), heads.chip(desk)
+
+
+def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:
+    """Status, image and facts at the end of a drawing."""
+    if isinstance(done.error, Stopped):
+        return _STOPPED, gr.skip(), gr.skip()
+    if done.error is not None:
+        return pieces.refusal(done.error, desk.roots), gr.skip(), gr.skip()
+    title = f"✓ Drawn in {done.value.seconds:.1f} s"
+    return pieces.card("ok", title), done.value.image, pieces.drawn(done.value, desk.roots, resident())
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _guidance(value: object) -> float | None:
+    """-1, or nothing, leaves it to the pipeline."""
+    if value is None or value == -1:
+        return None
+    return number("Guidance", value, 0, MAX_GUIDANCE)
+
+
+def _buttons(*, busy: bool) -> tuple[Any, Any]:
+    return gr.update(interactive=not busy), gr.update(interactive=busy)

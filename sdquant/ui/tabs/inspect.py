@@ -1,0 +1,157 @@
+"""Inspect: what a file or folder is, from its headers: container, family, quantization, what shows it, and what goes
+with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ... import backends, compat, machine
+from ...detection import detect
+from ...errors import SdquantError
+from ...readable import size
+from ...settings import fields
+from .. import pieces
+from ..engine import Progress
+from ..following import follow
+from ..html import escape
+
+if TYPE_CHECKING:
+    from ...detection import Detected
+    from ...histogram import TypeRow
+    from ..desk import Desk
+
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_IDLE = pieces.card("info", "Pick a file or folder", pieces.paragraph("Only headers are read, however large it is."))
+_MOST = 40  # lines of evidence
+
+
+def add(desk: Desk) -> None:
+    """The tab's widgets and what they do."""
+    names = [entry.name for entry in desk.roots.files()]
+    with gr.Row(elem_classes="sq-head"):
+        picked = gr.Dropdown(
+            names, value=None, label="File or folder", info="Below the model folders", scale=4, elem_id="file"
+        )
+        again = gr.Button("↻ Look again", size="sm", scale=0, min_width=120, elem_id="files-again")
+        verify = gr.Button("Read the contents too", size="sm", scale=0, min_width=160, elem_id="verify")
+    found = gr.HTML(_IDLE, elem_id="found")
+    picked.change(partial(_look, desk), picked, found, trigger_mode="always_last", **_QUIET)
+    again.click(lambda: gr.update(choices=[entry.name for entry in desk.roots.files()]), None, picked, **_QUIET)
+
+    def start(request: gr.Request, name: str | None) -> Iterator[str]:
+        yield from _verify(desk, str(request.session_hash), name)
+
+    verify.click(start, picked, found, concurrency_limit=None, **_QUIET)
+
+
+def _look(desk: Desk, name: str | None) -> str:
+    if not name:
+        return _IDLE
+    try:
+        return shown(detect(desk.roots.resolve(name)), desk)
+    except SdquantError as error:
+        return pieces.refusal(error, desk.roots)
+
+
+def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
+    """Every tensor read: scales, packed sizes, broken numbers."""
+    from ...verification import verify
+
+    if not name:
+        yield _IDLE
+        return
+    yield pieces.progress(Progress(stage="reading"))
+    try:
+        path = desk.roots.resolve(name)
+    except SdquantError as error:
+        yield pieces.refusal(error, desk.roots)
+        return
+    for event in follow(desk, page, lambda job: verify(path, progress=False)):
+        if isinstance(event, Progress):
+            continue
+        if event.error is not None:
+            yield pieces.refusal(event.error, desk.roots)
+        else:
+            yield pieces.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)
+
+
+def shown(seen: Detected, desk: Desk) -> str:
+    """What was detected, as HTML."""
+    kind = "works" if not seen.warnings else "untested"
+    title = f"<b>{escape(desk.roots.shown(seen.path))}</b>"
+    rows = [
+        ("Container", seen.container),
+        ("Family", seen.family or "unknown"),
+        ("Component", seen.component or "unknown"),
+        ("Quantization", f"{seen.quant} ({seen.backend})" if seen.quant else "none"),
+        ("Its name says", seen.suffix_hint or "nothing of a quantization"),
+        ("Weights", f"{size(seen.bytes)} in {seen.tensors} tensors"),
+    ]
+    warnings = [pieces.paragraph(desk.roots.clean(line)) for line in seen.warnings]
+    return "".join(
+        (
+            pieces.card(kind, title, *warnings, pieces.facts(rows)),
+            _parts(seen),
+            _section("Types of its weights", _types(seen.histogram)),
+            _section("What shows it", _evidence(seen, desk)),
+            _section("What it goes with, on this machine", _goes_with(seen)),
+        )
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h3>{escape(title)}</h3>{body}" if body else ""
+
+
+def _parts(seen: Detected) -> str:
+    rows = [
+        (name, part.family or "unknown", part.quant or "none", size(part.bytes), str(part.tensors))
+        for name, part in seen.parts.items()
+    ]
+    return (
+        _section("Components", pieces.table(("name", "family", "quantization", "weights", "tensors"), rows))
+        if rows
+        else ""
+    )
+
+
+def _types(rows: tuple[TypeRow, ...]) -> str:
+    """A bar for each type, by its bytes."""
+    most = max((row.bytes for row in rows), default=0)
+    return "".join(
+        pieces.bar(row.type, f"{row.tensors} tensors, {row.bits_per_weight:.2f} bits each", row.bytes, 0, most)
+        for row in rows
+    )
+
+
+def _evidence(seen: Detected, desk: Desk) -> str:
+    lines = [
+        f"{name + ': ' if name else ''}{line}"
+        for name, part in (seen.parts or {"": seen}).items()
+        for line in part.evidence
+    ]
+    more = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+    return "<ul>" + "".join(f"<li>{escape(desk.roots.clean(line))}</li>" for line in (*lines[:_MOST], *more)) + "</ul>"
+
+
+def _goes_with(seen: Detected) -> str:
+    """A table of schemes against offload modes: the held scheme as found, or all that a float file can be made into."""
+    mode = "found" if seen.prequantized else "pre"
+    held = {part.quant for part in (seen.parts or {"": seen}).values() if part.quant}
+    names = sorted(held) if seen.prequantized else [row.name for row in backends.schemes() if row.on_the_fly]
+    here = machine.probe()
+    cells = [
+        cell
+        for cell in compat.matrix(here.best.kind, schemes=names, machine=here)
+        if cell.mode == mode and cell.runtime == "default"
+    ]
+    offloads = next(row.choices for row in fields() if row.name == "offload")
+    rows = []
+    for name in names:
+        said = {cell.offload: cell for cell in cells if cell.scheme == name}
+        rows.append((name, *(f"{pieces.SIGNS[said[one].verdict]} {said[one].verdict}" for one in offloads)))
+    return pieces.table(("scheme", *(f"{one} offload" for one in offloads)), rows)

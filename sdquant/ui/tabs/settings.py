@@ -1,0 +1,246 @@
+"""Settings → Quantization: a scheme for each part of the model, offload, and all else that a load can be asked.
+
+Each change is looked at as it is made: what the matrix says, what would be done and how many bytes that takes, and the
+way out where it cannot work. Nothing is loaded before "Apply".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from ... import presets
+from ...drawing import Stopped
+from ...errors import SdquantError, SettingsError
+from ...settings import Settings, field_named, fields
+from ...settings import file as settings_file
+from .. import head as heads
+from .. import pieces, verdict, widgets
+from ..engine import Job, Progress
+from ..following import follow
+from ..html import escape
+from ..review import Review, review
+
+if TYPE_CHECKING:
+    from ..desk import Desk
+    from ..head import Head
+
+# Fields that stand in the open; every other one, new ones too, is under "More".
+_OPEN = ("offload", "budget", "mode", "skip", "cache")
+
+_FIXES = 3  # buttons
+_MAX_IMPORT = 1 << 20  # bytes
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
+    """The tab's widgets and what they do."""
+    gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
+    with gr.Row(elem_classes="sq-presets"):
+        ready = {row.name: gr.Button(row.label, size="sm", elem_id=f"preset-{row.name}") for row in presets.PRESETS}
+    with gr.Row():
+        with gr.Column(scale=3):
+            named = _widgets(desk.settings)
+        with gr.Column(scale=4):
+            judged = gr.HTML("", elem_id="verdict")
+            with gr.Row():
+                ways = [gr.Button("", visible=False, size="sm", elem_id=f"fix-{n}") for n in range(_FIXES)]
+            with gr.Row():
+                apply = gr.Button("Apply and load", variant="primary", scale=3, elem_id="apply")
+                cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel-load")
+            outcome = gr.HTML(pieces.note(desk.notes), elem_id="applied")
+            with gr.Row():
+                export = gr.DownloadButton("Export", size="sm", elem_id="export", min_width=90)
+                take = gr.UploadButton(
+                    "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
+                )
+                reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
+    changes = gr.State([])
+    every = list(named.values())
+    where = [head.model, head.base]
+
+    # What is shown follows what is chosen.
+    looked = [judged, changes, *ways, *every]
+    for one in (*every, head.model, head.base):
+        one.change(partial(_look, desk), [*where, *every], looked, trigger_mode="always_last", **_QUIET)
+    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET).then(
+        partial(_look, desk), [*where, *every], looked, **_QUIET
+    )
+
+    # What fills the widgets.
+    for name, button in ready.items():
+        button.click(partial(_preset, desk, name), [*where, *every], [outcome, *every], **_QUIET)
+    for number, button in enumerate(ways):
+        button.click(partial(_fix, number), [changes, *every], every, **_QUIET)
+    reset.click(lambda: _put(desk.settings.values), None, every, **_QUIET)
+    take.upload(partial(_import, desk), [take, *every], [outcome, *every], **_QUIET)
+
+    # What acts.
+    def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
+        yield from _load(desk, str(request.session_hash), values)
+
+    def stop(request: gr.Request) -> None:
+        desk.cancel(str(request.session_hash))
+
+    apply.click(start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET)
+    cancel.click(stop, None, None, queue=False, **_QUIET)
+    export.click(partial(_export, desk), None, export, **_QUIET)
+
+
+def _widgets(settings: Settings) -> dict[str, Any]:
+    """A widget for each field, in the order of the fields."""
+    groups = (
+        [row for row in fields() if row.kind == "scheme"],
+        [field_named(name) for name in _OPEN],
+        [row for row in fields() if row.kind != "scheme" and row.name not in _OPEN],
+    )
+    made: dict[str, Any] = {}
+    for rows in groups[:2]:
+        with gr.Group():
+            made |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
+    with gr.Accordion("More", open=False, elem_id="more"):
+        made |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
+    return {row.name: made[row.name] for row in fields()}
+
+
+def _read(shown: Sequence[Any]) -> dict[str, Any]:
+    """The values of what the widgets hold; they may contradict each other."""
+    return {row.name: row.parse(one) for row, one in zip(fields(), shown, strict=True)}
+
+
+def _put(values: Mapping[str, Any]) -> list[Any]:
+    """The changes of the widgets that make them show `values`."""
+    return [widgets.update(row, values[row.name], None) for row in fields()]
+
+
+def _as_they_are() -> list[Any]:
+    return [gr.skip() for _ in fields()]
+
+
+def _look(desk: Desk, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+    """The verdict and the plan, the fixes and their buttons, and marks on all choices."""
+    try:
+        values = _read(shown)
+        _refuse_places(desk, values)
+        seen = review(desk.target(model, base), values)
+    except SdquantError as error:
+        values, seen = {}, Review(marks={}, error=error)
+    ways = [fix.text for fix in seen.fixes][:_FIXES]
+    ways += [""] * (_FIXES - len(ways))
+    marked = [
+        gr.update(choices=widgets.choices(row, seen.marks[row.name])) if row.name in seen.marks else gr.skip()
+        for row in fields()
+    ]
+    return (
+        verdict.shown(seen, values, desk.roots),
+        [dict(fix.changes) for fix in seen.fixes],
+        *(gr.update(value=text, visible=bool(text)) for text in ways),
+        *marked,
+    )
+
+
+def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
+    """The page opens no folder outside the model folders: not for the cache either."""
+    place = values["cache"]
+    if place is not None and place.lower() not in ("on", "off"):
+        desk.roots.resolve(place)
+
+
+def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+    """What a preset is for this model, in the widgets, and why it is that."""
+    title = next(row.label for row in presets.PRESETS if row.name == name)
+    try:
+        target = desk.target(model, base)
+        keep = _keepable(_read(shown))
+        chosen = presets.choose(name, target.path, settings=keep, base=target.base)
+    except SdquantError as error:
+        return pieces.refusal(error, desk.roots), *_as_they_are()
+    return pieces.card("info", escape(title), pieces.paragraph(chosen.why)), *_put(chosen.settings.values)
+
+
+def _keepable(values: Mapping[str, Any]) -> Settings:
+    """The settings a preset starts from: the page's, or the defaults where these contradict themselves."""
+    try:
+        return Settings(values)
+    except SdquantError:
+        return Settings()
+
+
+def _fix(number: int, changes: list[dict[str, Any]], *shown: Any) -> list[Any]:
+    """The widgets with a fix's changes; nothing where the button is of an older look."""
+    return _put({**_read(shown), **changes[number]}) if number < len(changes) else _as_they_are()
+
+
+def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
+    """Settings out of a file of ours, or out of SD.Next's config.json."""
+    from ...settings import sdnext
+
+    try:
+        if content is None or len(content) > _MAX_IMPORT:
+            raise SettingsError("A file was to be imported", "it is empty or far too large", "Choose a settings file")
+        read = sdnext.read_any(content.decode("utf-8", errors="strict"))
+    except UnicodeDecodeError:
+        error = SettingsError("A file was to be imported", "it is no text", "Choose a settings file")
+        return pieces.refusal(error, desk.roots), *_as_they_are()
+    except SdquantError as error:
+        return pieces.refusal(error, desk.roots), *_as_they_are()
+    lines = [pieces.paragraph(f"Taken: {', '.join(read.taken)}.")] if read.taken else []
+    lines += [pieces.paragraph(f"Not taken: {name}. {why}") for name, why in read.left]
+    return pieces.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values)
+
+
+def _export(desk: Desk) -> str:
+    """The settings in force as a file."""
+    path = desk.download_folder() / "sdquant-settings.json"
+    path.write_text(settings_file.dumps(desk.settings), encoding="utf-8")
+    return str(path)
+
+
+def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Apply: load with the new settings; they are kept when that went well. Outcome, two buttons, the head's chip."""
+    model, base, *shown = values
+    yield pieces.progress(Progress(stage="loading")), *_buttons(busy=True), gr.skip()
+    try:
+        settings = Settings(_read(shown))
+        _refuse_places(desk, settings.values)
+        target = desk.target(model, base)
+    except SdquantError as error:
+        yield _refused(desk, error), *_buttons(busy=False), gr.skip()
+        return
+
+    def work(job: Job) -> None:
+        desk.engine.load(target.request(settings), job)
+        desk.keep(settings)
+
+    for event in follow(desk, page, work):
+        if isinstance(event, Progress):
+            yield pieces.progress(event), *_buttons(busy=True), gr.skip()
+        elif event.error is not None:
+            yield _refused(desk, event.error), *_buttons(busy=False), heads.chip(desk)
+        else:
+            yield _applied(desk), *_buttons(busy=False), heads.chip(desk)
+
+
+def _buttons(*, busy: bool) -> tuple[Any, Any]:
+    return gr.update(interactive=not busy), gr.update(interactive=busy)
+
+
+def _applied(desk: Desk) -> str:
+    held = desk.engine.held
+    if held is None:  # another page has unloaded it since
+        return pieces.card("ok", "✓ Applied and kept")
+    how = f"{desk.roots.shown(held.plan.path)}: {pieces.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
+    return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+
+
+def _refused(desk: Desk, error: BaseException) -> str:
+    held = desk.engine.held
+    still = "No model is loaded."
+    if held is not None:
+        still = f"{desk.roots.shown(held.plan.path)} is in memory as before: {pieces.scheme_words(held.plan)}."
+    if isinstance(error, Stopped):
+        return pieces.card("info", "Cancelled", pieces.paragraph(still))
+    return pieces.refusal(error, desk.roots) + pieces.note(still)

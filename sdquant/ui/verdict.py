@@ -1,0 +1,52 @@
+"""What the settings tab says of a choice: whether it works, why not, and what would be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import machine
+from ..settings import fields
+from . import pieces
+from .html import escape
+from .review import VERDICTS, Review
+
+if TYPE_CHECKING:
+    from .roots import Roots
+
+_TITLES = {
+    "works": "✓ This works",
+    "slow": "◔ This works, and is slow",
+    "untested": "? Nobody has tried this",
+}
+
+
+def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
+    """The verdict as a box, and the plan as bars below it."""
+    if seen.error is not None or seen.plan is None:
+        return pieces.refusal(seen.error or RuntimeError("there is no plan"), roots)
+    worst = max((_chosen(seen, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
+    verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
+    said = pieces.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
+    return pieces.card(verdict, escape(_TITLES[verdict]), said) + pieces.plan_bars(seen.plan, capacity(seen))
+
+
+def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Verdict and reason of what is chosen in each field that the matrix speaks of."""
+    marks = []
+    for row in fields():
+        mark = seen.marks.get(row.name, {}).get(str(row.shown(values[row.name])))
+        if mark is not None:
+            marks.append((mark.verdict, mark.why))
+    return marks
+
+
+def capacity(seen: Review) -> int | None:
+    """Bytes that weights may take on the plan's device: the budget, or what is free there."""
+    if seen.plan is None:
+        return None
+    if seen.plan.budget is not None:
+        return seen.plan.budget
+    here = machine.probe()
+    device = next((row for row in here.devices if row.torch_name == seen.plan.device), here.best)
+    return device.memory_free

@@ -1,0 +1,50 @@
+"""A widget for each field of the settings, by its kind: nothing here knows a field by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+if TYPE_CHECKING:
+    from ..settings import Field
+    from .review import Mark
+
+# What stands behind a choice, by the verdict on it.
+_MARKS = {"works": "", "slow": "  ◔ slow", "untested": "  ? untested", "breaks": "  ✕ not with the other choices"}
+
+
+def widget(row: Field, value: Any) -> Any:
+    """The widget of a field, showing `value`."""
+    common: dict[str, Any] = {"label": row.label, "info": row.help, "elem_id": elem_id(row.name)}
+    if row.kind == "switch":
+        return gr.Checkbox(value, **common)
+    if row.kind in ("scheme", "choice"):
+        return gr.Dropdown(
+            choices(row, {}), value=row.shown(value), allow_custom_value=row.kind == "scheme", filterable=True, **common
+        )
+    return gr.Textbox(str(row.shown(value)), max_lines=1, max_length=1000, **common)
+
+
+def elem_id(name: str) -> str:
+    """The id of a field's element in the page."""
+    return "set-" + name.replace(".", "-").replace("_", "-")
+
+
+def choices(row: Field, marks: Mapping[str, Mark]) -> list[tuple[str, str]]:
+    """The choices of a field, each with what the matrix says of it.
+
+    Where it says the same bad word of all, the field is not what is wrong, and none is marked.
+    """
+    said = {shown: marks[shown].verdict for shown in row.choices if shown in marks}
+    if len(set(said.values())) == 1:
+        said = {}
+    return [(shown + _MARKS[said.get(shown, "works")], shown) for shown in row.choices]
+
+
+def update(row: Field, value: Any, marks: Mapping[str, Mark] | None) -> Any:
+    """A change of a field's widget: to `value`, with the marks of its choices where these are known."""
+    if row.kind in ("scheme", "choice") and marks is not None:
+        return gr.update(value=row.shown(value), choices=choices(row, marks))
+    return gr.update(value=value if row.kind == "switch" else str(row.shown(value)))

@@ -1,0 +1,1 @@
+"""Stand-in for ComfyUI; see the README beside it."""

@@ -1,0 +1,56 @@
+"""From a state dict to a model, as in `comfy/sd.py`; the one model that is known is Flux."""
+
+import logging
+
+import torch
+
+import comfy.flux
+import comfy.model_management as model_management
+import comfy.model_patcher
+import comfy.utils
+
+SEEN = {}  # metadata of the last call
+
+
+class BaseModel(torch.nn.Module):
+    def __init__(self, config, dtype, manual_cast_dtype, operations):
+        super().__init__()
+        self.manual_cast_dtype = manual_cast_dtype
+        self.diffusion_model = comfy.flux.Flux(**config, dtype=dtype, operations=operations)
+        self.diffusion_model.requires_grad_(False)
+        self.diffusion_model.eval()
+        model_management.archive_model_dtypes(self.diffusion_model)
+
+    def get_dtype(self):
+        return self.diffusion_model.dtype
+
+    def load_model_weights(self, sd, unet_prefix="", assign=False):
+        taken = {key[len(unet_prefix) :]: sd.pop(key) for key in list(sd) if key.startswith(unet_prefix)}
+        missing, unexpected = self.diffusion_model.load_state_dict(taken, strict=False, assign=assign)
+        if missing:
+            logging.warning("unet missing: %s", missing)
+        if unexpected:
+            logging.warning("unet unexpected: %s", unexpected)
+        return self
+
+
+def load_diffusion_model_state_dict(sd, model_options={}, metadata=None, disable_dynamic=False):  # noqa: B006
+    SEEN["metadata"] = metadata
+    if any(key.startswith("model.diffusion_model.") for key in sd):
+        sd = comfy.utils.state_dict_prefix_replace(sd, {"model.diffusion_model.": ""}, filter_keys=True)
+    parameters, weight_dtype = comfy.utils.calculate_parameters(sd), comfy.utils.weight_dtype(sd)
+    config = comfy.flux.detected(sd)
+    if config is None:
+        return None
+    load_device, offload_device = model_management.get_torch_device(), model_management.unet_offload_device()
+    dtype = model_options.get("dtype") or model_management.unet_dtype(
+        model_params=parameters, weight_dtype=weight_dtype
+    )
+    cast = model_management.unet_manual_cast(dtype, load_device)
+    model = BaseModel(config, dtype, cast, model_options["custom_operations"])
+    kind = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    for value in sd.values():  # which disk it came from
+        value.untyped_storage()
+    patcher = kind(model, load_device=load_device, offload_device=offload_device)
+    model.load_model_weights(sd, "", assign=patcher.is_dynamic())
+    return patcher

@@ -1,0 +1,350 @@
+"""The nodes for ComfyUI, in a stand-in for it: the shipped Flux in its authors' names, against sdquant's own load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sdquant
+from sdquant import backends, gguf_files, single_files
+from sdquant.components import main_part
+from sdquant.errors import (
+    ConflictError,
+    IncompatibleError,
+    MissingComponentError,
+    SdquantError,
+    SettingsError,
+    UnsupportedFileError,
+)
+from sdquant.hosts import comfy_host, comfy_load
+from sdquant.weights import quantized
+
+from .. import comfy_safetensors
+
+FLUX = "digits-flux"
+LAYER = "diffusion_model.double_blocks.0.img_attn.qkv.weight"
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    grid = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).reshape(-1, 2)
+    return {
+        "img": torch.randn(2, 16, 16), "txt": torch.randn(2, 5, 128), "y": torch.randn(2, 128),
+        "t": torch.tensor([0.3, 0.9]), "guidance": torch.tensor([3.5, 3.5]),
+        "img_ids": torch.cat([torch.zeros(16, 1), grid], 1), "txt_ids": torch.zeros(5, 3),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def theirs(patcher: Any) -> torch.Tensor:
+    """What the model of ComfyUI gives, loaded as ComfyUI does before it samples."""
+    import comfy.model_management
+
+    comfy.model_management.load_models_gpu([patcher])
+    out: torch.Tensor = patcher.model.diffusion_model(**inputs())
+    return out
+
+
+@torch.no_grad()
+def ours(model: Any) -> torch.Tensor:
+    """What diffusers' transformer gives."""
+    x = inputs()
+    out: torch.Tensor = model(
+        hidden_states=x["img"], encoder_hidden_states=x["txt"], pooled_projections=x["y"], timestep=x["t"],
+        guidance=x["guidance"], img_ids=x["img_ids"], txt_ids=x["txt_ids"], return_dict=False,
+    )[0]  # fmt: skip
+    return out
+
+
+def own_load(path: Path, **options: Any) -> Any:
+    base = sdquant.demo.path(FLUX)
+    return main_part(sdquant.load_model(path, base=base, dtype="float32", runtime="plain", progress=False, **options))
+
+
+def written(comfy: SimpleNamespace, form: str) -> Path:
+    """A file of the shipped model in ComfyUI's folder of diffusion models."""
+    base = sdquant.demo.path(FLUX)
+    if form in backends_of("gguf"):
+        return gguf_files.quantize_file(base, form, comfy.models / f"flux-{form}.gguf", progress=False)
+    if form in single_files.SCHEMES:
+        return single_files.quantize_file(base, form, comfy.models / f"flux-{form}.safetensors", progress=False)
+    target = comfy.models / f"flux-{form}.safetensors"
+    if form == "float":
+        save_file(floats(comfy), target)
+    else:  # diffusers' names, as `sdquant.save` writes them
+        part = main_part(sdquant.load_model(base, quant=form, runtime="plain", progress=False))
+        sdquant.save(part, target)
+    return target
+
+
+def backends_of(name: str) -> set[str]:
+    return {row.name for row in backends.get(name).schemes}
+
+
+def floats(comfy: SimpleNamespace) -> dict[str, torch.Tensor]:
+    """The shipped model in its authors' names."""
+    from sdquant import authors
+    from sdquant.detection import detect
+
+    src = detect(sdquant.demo.path(FLUX)).sources["transformer"]
+    files = src.open()
+    parts, _ = authors.names(src, alone=True)
+    tensors = {part.name: authors.read(part, src, files).clone() for part in parts}
+    for file in files.values():
+        file.close()
+    return tensors
+
+
+def load(comfy: SimpleNamespace, path: Path, quant: str = comfy_load.AS_FOUND) -> Any:
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"]()
+    (patcher,) = getattr(node, node.FUNCTION)(path.name, quant)
+    return patcher
+
+
+@pytest.mark.parametrize("form", ["nf4", "fp8", "qint8", "q4_k", "iq4_xs", "int8_sym", "float"])
+def test_a_file_gives_what_our_own_load_gives(comfy: SimpleNamespace, form: str) -> None:
+    path = written(comfy, form)
+    files = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"].INPUT_TYPES()["required"]["model_name"][0]
+    assert files == [path.name]
+    patcher = load(comfy, path)
+    packed = dict(quantized(patcher.model))
+    assert (LAYER in packed) is (form != "float") and {row.spec.scheme for row in packed.values()} <= {form, "q6_k"}
+    torch.testing.assert_close(theirs(patcher), ours(own_load(path)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4,double_quant", "qint4"])
+def test_float_weights_are_quantized_on_load(comfy: SimpleNamespace, quant: str) -> None:
+    patcher = load(comfy, written(comfy, "float"), quant)
+    packed = dict(quantized(patcher.model))
+    exact = floats(comfy)
+    assert len(packed) > 10 and {row.spec.scheme for row in packed.values()} == {quant.partition(",")[0]}
+    assert not any("img_in" in name or "final_layer" in name for name in packed)
+    for name, row in packed.items():  # the codec's own numbers
+        encoded = backends.of_scheme(row.spec.scheme).encode(
+            exact[name.removeprefix("diffusion_model.")], backends.parse(quant)
+        )
+        assert all(torch.equal(part, encoded.parts[key]) for key, part in row.parts.items()), name
+    seen, meant = theirs(patcher), ours(own_load(sdquant.demo.path(FLUX) / "transformer"))
+    error = float((seen - meant).norm() / meant.norm())
+    assert 1e-4 < error < 0.25
+
+
+def test_memory_is_counted_as_it_is(comfy: SimpleNamespace) -> None:
+    from sdquant.weights import weight_bytes
+
+    whole, packed = (load(comfy, written(comfy, form)) for form in ("float", "nf4"))
+    assert packed.model_size() == weight_bytes(packed.model) < 0.45 * whole.model_size()
+    assert packed.loaded_size() == 0
+    theirs(packed)
+    assert packed.loaded_size() == packed.model_size()
+    freed = packed.partially_unload(packed.offload_device, packed.model_size() // 2)
+    assert packed.model_size() // 2 <= freed == packed.model_size() - packed.loaded_size()
+
+
+def test_a_state_dict_has_the_names_and_shapes_of_the_float_model(comfy: SimpleNamespace) -> None:
+    patcher = load(comfy, written(comfy, "q4_k"))
+    shown = patcher.model.diffusion_model.state_dict()
+    assert {name: tuple(t.shape) for name, t in shown.items()} == {n: tuple(t.shape) for n, t in floats(comfy).items()}
+    name = LAYER.removeprefix("diffusion_model.")
+    decoded = shown[name].to(torch.float32, copy=True)
+    assert type(decoded) is torch.Tensor
+    exact = floats(comfy)[name].float()
+    assert (decoded - exact).norm() < 0.1 * exact.norm()
+    with pytest.raises(IncompatibleError, match="would be lost"):
+        shown[name].data.copy_(exact)
+
+
+def lora() -> dict[str, Any]:
+    torch.manual_seed(1)
+    return {LAYER: ("lora", (0.05 * torch.randn(768, 4), 0.05 * torch.randn(4, 256), 4.0))}
+
+
+@pytest.mark.parametrize("memory", [1e32, 200_000, 1])
+def test_a_lora_takes_effect_at_its_size(comfy: SimpleNamespace, memory: float) -> None:
+    """Loaded whole, in part, and not at all (`memory` bytes): the same, and as if it were in the decoded weight."""
+    patcher = load(comfy, written(comfy, "qint8"))
+    plain = theirs(patcher)
+    changed = patcher.clone()
+    assert changed.add_patches(lora(), 0.8) == [LAYER]
+    changed.add_patches({LAYER.replace("weight", "bias"): (torch.full((768,), 0.01),)})
+
+    model = patcher.model.diffusion_model
+    state = {name: tensor.to(torch.float32, copy=True) for name, tensor in model.state_dict().items()}
+    for name, row in quantized(model):
+        state[name] = backends.of_scheme(row.spec.scheme).decode(row, torch.float32)
+    up, down, _ = lora()[LAYER][1]
+    name = LAYER.removeprefix("diffusion_model.")
+    state[name] = state[name] + 0.8 * up @ down
+    state[name.replace("weight", "bias")] += 0.01
+    save_file(state, comfy.models / "merged.safetensors")
+    meant = theirs(load(comfy, comfy.models / "merged.safetensors"))
+    assert (meant - plain).norm() > 0.01 * plain.norm()
+
+    changed.partially_load(changed.load_device, memory)
+    with torch.no_grad():
+        seen = changed.model.diffusion_model(**inputs())
+    torch.testing.assert_close(seen, meant, rtol=2e-3, atol=2e-3)
+    changed.partially_unload(changed.offload_device, 100_000)  # as it is moved out, too
+    with torch.no_grad():
+        torch.testing.assert_close(changed.model.diffusion_model(**inputs()), seen)
+    torch.testing.assert_close(theirs(patcher), plain)  # and it is gone with the clone
+
+
+def test_a_model_can_be_merged_into_another(comfy: SimpleNamespace) -> None:
+    packed, whole = load(comfy, written(comfy, "qint8")), load(comfy, written(comfy, "float"))
+    merged = whole.clone()
+    for key, patch in packed.get_key_patches("diffusion_model.").items():
+        merged.add_patches({key: (patch[0][0].to(torch.float32),)}, 1.0, 0.0)
+    torch.testing.assert_close(theirs(merged), theirs(packed), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("quant", ["nf4", "qint8", "fp8", "int4", "q4_k"])
+def test_a_saved_model_reloads_equal(comfy: SimpleNamespace, quant: str) -> None:
+    found = quant == "q4_k"
+    patcher = load(comfy, written(comfy, quant if found else "float"), comfy_load.AS_FOUND if found else quant)
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]()
+    shown = node.save(patcher, "diffusion_models/mine")
+    assert shown == {"ui": {"text": ["mine_00001_.safetensors"]}}
+    path = comfy.output / "diffusion_models" / "mine_00001_.safetensors"
+    again = load(comfy, path)
+    before, after = dict(quantized(patcher.model)), dict(quantized(again.model))
+    assert before.keys() == after.keys()
+    for name, row in before.items():
+        decode = backends.of_scheme(row.spec.scheme).decode
+        assert torch.equal(decode(row, torch.bfloat16), decode(after[name], torch.bfloat16)), name
+    # ComfyUI's int8 has scales in float32, which we round a product less by.
+    spare = 1e-2 if quant == "qint8" else 0.0
+    torch.testing.assert_close(theirs(again), theirs(patcher), rtol=spare, atol=spare)
+    assert sdquant.verify(path).quant == sdquant.detect(path).quant
+    if quant in ("nf4", "qint8"):  # as ComfyUI's own loader and Forge read it
+        decoded, names = comfy_safetensors.read(path)
+        assert {f"diffusion_model.{name}" for name in names} == set(before)
+        for name in names:
+            weight = patcher.model.get_submodule(f"diffusion_model.{name}".rpartition(".")[0]).dequantize(
+                torch.bfloat16
+            )
+            assert torch.equal(decoded[name].to(torch.bfloat16), weight), name
+    content = path.read_bytes()
+    assert node.save(patcher, "diffusion_models/mine")["ui"]["text"] == ["mine_00002_.safetensors"]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "prefix", ["../out", "/etc/x", "a/../../b", "", "  ", "x\0y", "C:\\x", "a/b/", "a|b", "link/x"]
+)
+def test_nothing_is_written_outside_the_output_folder(comfy: SimpleNamespace, prefix: str, tmp_path: Path) -> None:
+    (comfy.output / "link").symlink_to(tmp_path)
+    patcher = load(comfy, written(comfy, "qint8"))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SettingsError):
+        comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]().save(patcher, prefix)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_with_a_lora_or_without_packed_weights_is_not_saved(comfy: SimpleNamespace) -> None:
+    save = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]().save
+    patcher = load(comfy, written(comfy, "qint8"))
+    patcher.add_patches(lora())
+    with pytest.raises(ConflictError, match="LoRA"):
+        save(patcher, "x")
+    with pytest.raises(SettingsError, match="no weights that sdquant packed"):
+        save(load(comfy, written(comfy, "float")), "x")
+    assert list(comfy.output.iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_said(comfy: SimpleNamespace) -> None:
+    with pytest.raises(ConflictError, match="quantized already"):
+        load(comfy, written(comfy, "nf4"), "int8")
+    with pytest.raises(IncompatibleError, match="q4_k"):
+        load(comfy, written(comfy, "float"), "q4_k")
+    with pytest.raises(MissingComponentError, match="none of ComfyUI's"):
+        load(comfy, Path("nothing.safetensors"))
+    other = {f"layers.{n}.weight": torch.zeros(64, 64) for n in range(3)}
+    save_file(other, comfy.models / "other.safetensors")
+    with pytest.raises(UnsupportedFileError, match="does not know a diffusion model"):
+        load(comfy, comfy.models / "other.safetensors")
+    broken = floats(comfy)
+    broken["double_blocks.0.img_mlp.0.weight"][3, 4] = float("nan")
+    save_file(broken, comfy.models / "broken.safetensors")
+    with pytest.raises(SdquantError, match="not a number"):
+        load(comfy, comfy.models / "broken.safetensors", "nf4")
+
+
+def test_packed_weights_that_the_model_has_fused_are_joined_or_refused(comfy: SimpleNamespace) -> None:
+    """diffusers has q, k and v apart; here they are one weight. Scales of a whole weight cannot be two at once."""
+    path = written(comfy, "int8_sym")
+    state = load_file(path)
+    assert any("to_q" in name for name in state)
+    packed = dict(quantized(load(comfy, path).model))
+    assert packed[LAYER].spec.shape == (768, 256)
+    src = sdquant.detect(sdquant.demo.path(FLUX)).sources["transformer"]
+    files = src.open()
+    scaled: dict[str, torch.Tensor] = {}
+    for key in src.tensors:
+        weight = src.read(files, key)
+        if weight.ndim == 2 and ".attn." in key:
+            scale = weight.abs().max().float() / 448
+            scaled[key] = (weight.float() / scale).to(torch.float8_e4m3fn)
+            scaled[key.replace("weight", "scale_weight")] = scale
+        else:
+            scaled[key] = weight.clone()
+    for file in files.values():
+        file.close()
+    save_file(scaled, comfy.models / "apart.safetensors")
+    with pytest.raises(UnsupportedFileError, match="cannot be brought together"):
+        load(comfy, comfy.models / "apart.safetensors")
+
+
+def test_the_nodes_say_what_they_are_and_can(comfy: SimpleNamespace) -> None:
+    assert comfy.nodes.NODE_CLASS_MAPPINGS.keys() == comfy.nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
+    for node in comfy.nodes.NODE_CLASS_MAPPINGS.values():
+        assert callable(getattr(node, node.FUNCTION)) and node.INPUT_TYPES()["required"]
+    inputs = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantLoadDiffusionModel"].INPUT_TYPES()["required"]
+    schemes = inputs["quantize"][0]
+    assert (
+        schemes[0] == comfy_load.AS_FOUND and {"nf4", "int8", "qint4", "fp8"} < set(schemes) and "q4_k" not in schemes
+    )
+    path = written(comfy, "nf4")
+    shown = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantInspect"]().inspect(path.name)
+    assert shown["ui"]["text"] == list(shown["result"]) and "quantization: nf4 (bnb)" in shown["result"][0]
+
+
+def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNamespace, tmp_path: Path) -> None:
+    folder = tmp_path / "ComfyUI"
+    for mark in ("comfy", "custom_nodes"):
+        (folder / mark).mkdir(parents=True)
+    assert not comfy_host.is_comfyui(folder)
+    for mark in ("main.py", "nodes.py", "folder_paths.py", "comfy/sd.py"):
+        (folder / mark).write_text("")
+    assert comfy_host.is_comfyui(folder) and not comfy_host.is_comfyui(tmp_path)
+    target = comfy_host.target(folder)
+    assert target == folder / "custom_nodes" / "sdquant"
+    target.mkdir()
+    code = (comfy_host.NODES / "__init__.py").read_text()
+    (target / "__init__.py").write_text(code)
+    # As ComfyUI does: under the name of the path, so that the package of that name stays what it is.
+    run = (
+        "import importlib.util, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import folder_paths; folder_paths.folder_names_and_paths['diffusion_models'] = ([], set())\n"
+        "if sys.argv[3] == 'without': sys.modules['sdquant'] = None\n"
+        "spec = importlib.util.spec_from_file_location('custom_nodes.x', sys.argv[2])\n"
+        "made = importlib.util.module_from_spec(spec); spec.loader.exec_module(made)\n"
+        "print(*sorted(made.NODE_CLASS_MAPPINGS))\n"
+        "print([name for name in ('gradio', 'diffusers', 'transformers') if name in sys.modules])"
+    )
+    standin = str(Path(__file__).parent / "comfy_standin")
+    done = [
+        subprocess.run(
+            [sys.executable, "-c", run, standin, str(target / "__init__.py"), how], capture_output=True, text=True
+        )
+        for how in ("with", "without")
+    ]
+    assert done[0].stdout.splitlines() == ["SdquantInspect SdquantLoadDiffusionModel SdquantSaveDiffusionModel", "[]"]
+    assert done[1].returncode == 1 and "python -m pip install sdquant" in done[1].stderr
