@@ -241,6 +241,7 @@ def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
     # Gradio looks at where a file lies only in pages that it launched itself; in a mounted one a request could have any
     # file of the machine copied to where it can be downloaded.
     blocks.has_launched = True
+    blocks.api_open = False  # what belongs into the queue cannot be run past it
     return app
 
 

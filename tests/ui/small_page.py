@@ -48,7 +48,7 @@ def build(roots: Roots, settings: Path) -> Any:
         gr.Button("Draw").click(draw, None, picture, api_name="draw")
         told = gr.Textbox(label="Bytes")
         given = gr.File(label="Given")
-        given.upload(size, given, told, api_name="size")
+        given.upload(size, given, told, api_name="size", queue=False)
         gr.Button("Sleep").click(slow, None, told, api_name="slow")
         gr.Button("Here").click(None, None, told, js="() => 'by script'")
     return page

@@ -214,6 +214,7 @@ ROUTES = (
 )
 
 FILES = (
+    _row("value that is a file, past the queue", "POST", "/gradio_api/run/predict", (JSON, OWN), _file("/etc/passwd")),
     _row("value that is a file", "POST", JOIN, (JSON, OWN), _file("/etc/passwd")),
     _row("value that is the file outside", "POST", JOIN, (JSON, OWN), _file("{secret}")),
     _row("value that is a file in the folder", "POST", JOIN, (JSON, OWN), _file("{uploads}/../secret.safetensors")),
@@ -331,6 +332,13 @@ def test_the_page_still_works_after_all_of_this(server: Served) -> None:
     assert b"gradio_config" in page.body
     assert b"<p>digits-sd</p>" in click(server.port, 0, "digits-sd", session="last").raw
     assert server.process.poll() is None
+
+
+def test_what_belongs_into_the_queue_is_not_run_past_it(server: Served) -> None:
+    made = json.loads(request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), _part("x")).body)[0]
+    direct = request(server.port, "POST", "/gradio_api/run/predict", (JSON, OWN), _file(made))
+    assert (direct.status, json.loads(direct.body)["data"]) == (200, ["4"])
+    assert request(server.port, "POST", "/gradio_api/run/predict", (JSON, OWN), CLICK).status == 404
 
 
 def test_nothing_outside_was_copied(server: Served) -> None:
