@@ -7,7 +7,6 @@ import getpass
 import importlib
 import os
 import sys
-import threading
 from pathlib import Path
 
 PASSWORD = "SDQUANT_UI_PASSWORD"
@@ -57,19 +56,17 @@ def run(args: argparse.Namespace) -> int:
     def look() -> dict[str, object]:
         return dict(importlib.import_module("sdquant.ui.app").look())
 
-    try:
-        serve(
-            build,
-            look=look,
-            host=args.host,
-            port=args.port,
-            hosts=args.allow_host,
-            user=args.user,
-            password=_password(args.host),
-            open_browser=not args.no_browser,
-        )
-    finally:
-        _leave_soon()
+    serve(
+        build,
+        look=look,
+        host=args.host,
+        port=args.port,
+        hosts=args.allow_host,
+        user=args.user,
+        password=_password(args.host),
+        open_browser=not args.no_browser,
+        patience=PATIENCE,
+    )
     return 0
 
 
@@ -79,11 +76,3 @@ def _password(host: str) -> str | None:
     if given is None and host not in ("127.0.0.1", "localhost", "::1") and sys.stdin.isatty():
         given = getpass.getpass("Password for the page: ") or None
     return given
-
-
-def _leave_soon() -> None:
-    """Python waits at its end for threads, and a model that draws does not look up before its next step."""
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        timer = threading.Timer(PATIENCE, os._exit, (130,))
-        timer.daemon = True
-        timer.start()

@@ -7,7 +7,7 @@ Left out on purpose, of Gradio 6.31's routes:
     /logout, /login, /token, /user            GET that ends sessions; the password is asked for elsewhere (signin.py)
     /gradio_api/proxy=..., file=http...       fetch other hosts
     /gradio_api/stream/..., custom_component  read files by parts of the path
-    /gradio_api/run, /api, /call, /info, /openapi.json, /config, /mcp    an API besides the page's own queue
+    /gradio_api/run/<name>, /api, /call, /info, /openapi.json, /config, /mcp    an API besides the page's own queue
     /gradio_api/component_server              calls methods of components by name
     /gradio_api/queue/status, /monitoring, /profiling, /runs, /run-history    what others have done
     /gradio_api/vibe-edit, process_recording  write code, run programs
@@ -65,6 +65,7 @@ ROUTES = (
     Route("/gradio_api/file=(?P<file>.+)", "images that were drawn, and exported files", {}),
     Route("/gradio_api/upload_progress", "the bar of an upload", {"upload_id": _ID}),
     Route("/gradio_api/queue/join", "a click", _LOOK, JSON),
+    Route("/gradio_api/run/predict", "a click that waits for no other", _LOOK, JSON),
     Route("/gradio_api/(cancel|reset)", "a click on cancel", _LOOK, JSON),
     Route("/gradio_api/upload", "a settings file to import", {**_LOOK, "upload_id": _ID}, MULTIPART),
 )

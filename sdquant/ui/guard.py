@@ -187,4 +187,6 @@ def _named(scheme: str, host: str) -> str | None:
 
 
 def _address(host: str, port: int) -> str | None:
+    """host:port of an address. One that listens on all has IPv4 addresses written in IPv6."""
+    host = host.removeprefix("::ffff:") if "." in host else host
     return _named("http", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -47,6 +47,7 @@ def serve(
     open_browser: bool = True,
     look: Callable[[], Mapping[str, Any]] = dict,
     stop: Callable[[], None] | None = None,
+    patience: float | None = None,
 ) -> None:
     """Serve a page until Ctrl-C or SIGTERM, which is raised again when everything is put away.
 
@@ -55,10 +56,12 @@ def serve(
         host: the address to listen at. Others than this machine's own need a password.
         port: None for the first free one from PORT on, 0 for any.
         hosts: further names that the page may be called by: NAME, NAME:PORT, or https://NAME where a proxy in front of
-            it speaks TLS.
+            it speaks TLS. Others than this machine's own need a password too.
         user, password: what a browser must give; user is "sdquant" if not given.
         look: makes what Gradio takes beside the page: theme, css, js, head.
         stop: called when the end begins, to end what runs in other threads.
+        patience: seconds after a signal in which other threads may end by themselves, before the process is ended
+            over their heads; None to wait for them, as Python does.
 
     Raises:
         SettingsError: an address, port, name or password that cannot be used. Nothing has been opened then.
@@ -72,13 +75,14 @@ def serve(
             "Choose a longer one",
         )
     local = ipaddress.ip_address(address).is_loopback
-    if not local and password is None:
-        raise SettingsError(
-            f"The page was to be served at {host}",
-            "other machines could then use it, and no password is set",
-            "Set SDQUANT_UI_PASSWORD, or leave --host out to serve this machine only",
-        )
     names = [_name(text) for text in hosts]
+    beyond = [host] if not local else [name for _, name in names if not _is_local(name)]
+    if beyond and password is None:
+        raise SettingsError(
+            f"The page was to be served as {beyond[0]}",
+            "other machines could then use it, and no password is set",
+            "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
+        )
     gradio_is_there()
     with _bound(address, family, port) as sock, _folder() as uploads, _environment(uploads):
         at = int(sock.getsockname()[1])
@@ -95,6 +99,8 @@ def serve(
         server = _server(guard, stop, lambda: _announce(host, at, secret=not local, browser=open_browser))
         server.run(sockets=[sock])
     if server.ended_by is not None:
+        if patience is not None:
+            _leave_after(patience, 128 + server.ended_by)
         signal.raise_signal(server.ended_by)
 
 
@@ -133,6 +139,14 @@ def _name(text: str) -> tuple[str | None, str]:
         )
     port = f":{match['port']}" if match["port"] else ""
     return match["scheme"], f"{match['name'].lower()}{port}"
+
+
+def _is_local(name: str) -> bool:
+    """Whether name[:port] is one that only this machine goes by."""
+    bare = re.sub(r":\d+$", "", name).strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(bare).is_loopback
+    return bare == "localhost" or bare.endswith(".localhost")
 
 
 def _origins(scheme: str | None, name: str, port: int) -> Iterator[str]:
@@ -227,6 +241,7 @@ def _mounted(blocks: Any, look: Mapping[str, Any]) -> Any:
     # Gradio looks at where a file lies only in pages that it launched itself; in a mounted one a request could have any
     # file of the machine copied to where it can be downloaded.
     blocks.has_launched = True
+    blocks.api_open = False  # what belongs into the queue cannot be run past it
     return app
 
 
@@ -276,6 +291,13 @@ def _server(app: Guard, stop: Callable[[], None] | None, announce: Callable[[], 
             timeout_graceful_shutdown=GRACE,
         )
     )
+
+
+def _leave_after(seconds: float, code: int) -> None:
+    """Python waits at its end for threads, and a model that draws does not look up before its next step."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def _announce(host: str, port: int, *, secret: bool, browser: bool) -> None:

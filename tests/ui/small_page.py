@@ -1,4 +1,4 @@
-"""A page of the kinds of parts that the real one has, served by `python -m tests.ui.small_page [FOLDER ...]`.
+"""A page of the kinds of parts that the real one has, served by `python -m tests.ui.small_page` as `sdquant ui` would.
 
 It is small, loads no model, and names what it is given back, so that the tests of the server can look for leaks.
 """
@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sdquant import cli
 from sdquant.errors import SdquantError
 from sdquant.ui.html import escape
-from sdquant.ui.roots import Roots
-from sdquant.ui.server import serve
+
+if TYPE_CHECKING:
+    from sdquant.ui.roots import Roots
 
 
-def build(roots: Roots) -> Any:
+def build(roots: Roots, settings: Path) -> Any:
     """The page."""
     import gradio as gr
 
@@ -45,17 +48,18 @@ def build(roots: Roots) -> Any:
         gr.Button("Draw").click(draw, None, picture, api_name="draw")
         told = gr.Textbox(label="Bytes")
         given = gr.File(label="Given")
-        given.upload(size, given, told, api_name="size")
+        given.upload(size, given, told, api_name="size", queue=False)
         gr.Button("Sleep").click(slow, None, told, api_name="slow")
         gr.Button("Here").click(None, None, told, js="() => 'by script'")
     return page
 
 
-def main(folders: list[str]) -> None:
-    """Serve it at any port, and say which."""
-    roots = Roots(folders)
-    serve(lambda: build(roots), port=0, open_browser=False)
+def look() -> dict[str, Any]:
+    """What is passed to Gradio beside the page."""
+    return {"css": ".small { color: inherit }"}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # The command itself, with this page in place of the real one.
+    sys.modules["sdquant.ui.app"] = sys.modules["__main__"]
+    raise SystemExit(cli.main(["ui", "--no-browser", *sys.argv[1:]]))
