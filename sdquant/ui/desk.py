@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import secrets
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,12 +44,13 @@ class Desk:
 
     @staticmethod
     def download_folder() -> Path:
-        """A new folder for files to be downloaded, among gradio's own, which the server deletes at its end."""
+        """A new folder for files to be downloaded, among gradio's own and named as these are: the guard lets others
+        out of none. The server deletes them at its end."""
         from gradio.utils import get_upload_folder
 
-        home = Path(get_upload_folder())
-        home.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="download-", dir=home))
+        folder = Path(get_upload_folder()) / secrets.token_hex(32)
+        folder.mkdir(mode=0o700, parents=True)
+        return folder
 
     def models(self) -> list[str]:
         """Names of what can be loaded."""

@@ -32,8 +32,9 @@ class Person:
         """Choose in the dropdown with this id."""
         field = self.page.locator(f"#{box} input")
         field.click()
-        self.page.get_by_role("option", name=re.compile(rf"^(✓\s*)?{re.escape(choice)}($|\s\s)")).click()
-        expect(field).to_have_value(re.compile(rf"^{re.escape(choice)}($|\s\s)"))
+        name = re.escape(choice).replace("/", r"\/")  # Playwright writes it between slashes
+        self.page.get_by_role("option", name=re.compile(rf"^(✓\s*)?{name}($|\s+[✕?◔])")).click()
+        expect(field).to_have_value(re.compile(rf"^{name}($|\s+[✕?◔])"))
 
     def model(self, name: str) -> None:
         """Choose the model."""
@@ -47,7 +48,7 @@ class Person:
     def value(self, field: str) -> str:
         """What a setting's widget shows."""
         box = self.page.locator(f"#set-{field.replace('.', '-').replace('_', '-')} :is(input, textarea)")
-        return re.split(r"\s\s", box.input_value())[0]
+        return re.split(r"\s+[✕?◔]", box.input_value())[0]
 
     def write(self, box: str, text: str) -> None:
         """Type into the box with this id."""

@@ -85,7 +85,9 @@ def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out.json").read_text())["format"] == "sdquant-settings"
 
     (tmp_path / "config.json").write_text(
-        json.dumps({"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4", "diffusers_offload_mode": "balanced"})
+        json.dumps(
+            {"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4", "diffusers_offload_mode": "balanced"}
+        )
     )
     person.page.locator("#import input[type=file]").set_input_files(tmp_path / "config.json")
     expect(person.page.locator("#applied .sq-info")).to_contain_text("Imported")

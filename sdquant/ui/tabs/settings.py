@@ -85,9 +85,11 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     def stop(request: gr.Request) -> None:
         desk.cancel(str(request.session_hash))
 
-    apply.click(start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET)
+    apply.click(start, [*where, *every], [outcome, apply, cancel, head.chip], concurrency_limit=None, **_QUIET).then(
+        partial(_export, desk), None, export, **_QUIET
+    )
+    page.load(partial(_export, desk), None, export, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
-    export.click(partial(_export, desk), None, export, **_QUIET)
 
 
 def _widgets(settings: Settings) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
 
 
 def _export(desk: Desk) -> str:
-    """The settings in force as a file."""
+    """The settings in force as a file: the button gives out what was made before it is pressed."""
     path = desk.download_folder() / "sdquant-settings.json"
     path.write_text(settings_file.dumps(desk.settings), encoding="utf-8")
     return str(path)
