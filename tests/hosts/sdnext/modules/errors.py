@@ -1,0 +1,7 @@
+"""SD.Next 058a7f0cf, modules/errors.py. `shown` is what its log would have."""
+
+shown = []
+
+
+def display(e, task, suppress=None):
+    shown.append((task, e))
