@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi import FastAPI
@@ -18,8 +18,10 @@ from sdquant.hosts import extension, options, tab
 from sdquant.hosts.host import HOSTS
 from sdquant.settings import fields
 
-from ..conftest import Saved
 from .conftest import Running
+
+if TYPE_CHECKING:
+    from ..conftest import Saved
 
 NAMES = [row.name for row in HOSTS]
 Start = Callable[[str], Running]

@@ -3,10 +3,11 @@
 `checkpoint_info.whole` stands for how SD.Next loads a family: in one piece, or component by component.
 """
 
+import json
 import os
 import types
 
-from modules import devices, errors, model_quant, script_callbacks, shared
+from modules import devices, errors, model_quant, script_callbacks
 from modules.sd_offload import set_diffuser_offload
 
 allow_post_quant = True
@@ -14,7 +15,12 @@ model_data = types.SimpleNamespace(sd_model=None, sd_refiner=None)
 
 
 def load_sdnq_module(fn, module_name, load_method):
-    raise ValueError(f"this is not SDNQ's: {os.path.join(fn, module_name)}")
+    path = os.path.join(fn, module_name, "config.json")
+    if os.path.exists(path):
+        with open(path) as file:
+            if "quantization_config" in json.load(file):
+                errors.display(ValueError(f"this is not SDNQ's: {path}"), "Load")
+    return None, module_name, 0
 
 
 def load_sdnq_model(checkpoint_info, pipeline, diffusers_load_config, op):

@@ -11,5 +11,5 @@ def set_diffuser_offload(sd_model, op="model", quiet=False, force=False):
     if shared.opts.diffusers_offload_mode == "none":
         sd_model.to(devices.device)
     if shared.opts.diffusers_offload_mode == "sequential":
-        for part in (sd_model.unet, sd_model.text_encoder):
+        for part in (sd_model.unet, sd_model.text_encoder, sd_model.vae):
             cpu_offload(part, devices.device, offload_buffers=len(part._parameters) > 0)
