@@ -119,6 +119,7 @@ def test_a_load_that_fails_leaves_no_model_that_is_not_what_was_asked_for(host: 
     assert running.modules.sd_models.reload_model_weights(info=_info(sd, True)) is None
     assert "no weight that would be quantized" in running.shown[-1]
     assert "no weight that would be quantized" in running.status["error"]
+    assert running.status["components"] == []
 
 
 def test_loaders_that_load_no_whole_model_ask_too(host: Start, sd: Path) -> None:
