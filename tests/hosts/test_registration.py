@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from sdquant import SettingsError
 from sdquant.hosts import extension, options, tab
 from sdquant.hosts.host import HOSTS
 from sdquant.settings import fields
@@ -36,8 +37,6 @@ def test_a_host_is_told_by_its_modules(host: Start, name: str) -> None:
 
 
 def test_a_process_that_is_no_host_says_so() -> None:
-    from sdquant import SettingsError
-
     with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge and AUTOMATIC1111"):
         extension.register()
 
@@ -166,6 +165,19 @@ def test_what_others_have_wrapped_since_does_nothing_more_of_ours(host: Start) -
     with pytest.raises(Exception, match="no-such-model"):  # diffusers' own words: the settings are not asked
         models.forge_loader("/no-such-model")
     assert running.status["model"] is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start, name: str) -> None:
+    running = host(name)
+    models = running.modules.sd_models
+    missing = {"sdnext": "load_diffuser", "forge": "forge_loader", "a1111": "load_model_weights"}[name]
+    delattr(models, missing)
+    before = dict(vars(models))
+    with pytest.raises(SettingsError, match=f"no modules.sd_models.{missing}"):
+        running.start()
+    assert _changed(vars(models), before) == []
+    assert not any(running.modules.script_callbacks.callback_map.values())
 
 
 def test_hosts_import_no_torch_gradio_or_diffusers() -> None:

@@ -3,5 +3,9 @@
 shown = []
 
 
+class ValidationError(ValueError):
+    """Shown without a traceback."""
+
+
 def display(e, task, suppress=None):
     shown.append((task, e))
