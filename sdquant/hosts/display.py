@@ -36,5 +36,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def failed(error: SdquantError) -> None:
-    """Show an error as the host shows its own."""
-    module("modules.errors").display(error, TASK)
+    """Show an error as the host shows its own: in SD.Next those that say all there is to say have a class of theirs."""
+    errors = module("modules.errors")
+    expected = getattr(errors, "ValidationError", None)
+    errors.display(error if expected is None else expected(str(error)), TASK)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..errors import SdquantError
 from . import display, folders, host, options, tab
 from .patches import Patches
 from .status import Status
-
-if TYPE_CHECKING:
-    from ..errors import SdquantError
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +78,14 @@ def register() -> None:
     global _session
     if _session is not None:
         _session.unload()
-    _session = Session()
-    _session.register()
+        _session = None
+    session = Session()
+    try:
+        session.register()
+    except SdquantError:
+        session.unload()
+        raise
+    _session = session
 
 
 def _answer() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SdquantError
+from ..errors import SdquantError, SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,17 @@ class Patches:
         """Have `owner.name` call `around(original, *args, **kwargs)` instead.
 
         Another extension may wrap what stands here and call it after `undo`: then it is the original alone.
+
+        Raises:
+            SettingsError: this version of the host, or a fork of it, has no such function.
         """
-        original = getattr(owner, name)
+        original = getattr(owner, name, None)
+        if original is None:
+            raise SettingsError(
+                "sdquant's extension was loaded",
+                f"this version of the web UI has no {owner.__name__}.{name}, where it would take part in loads",
+                "Update the web UI, or take the extension out: sdquant install-extension <its folder> --remove",
+            )
 
         @functools.wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,8 @@ class Adapter:
         """Take part in loads."""
         quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
         patches.wrap(models, "load_diffuser", self._load)
-        patches.wrap(models, "load_sdnq_module", self._sdnq_module)
+        if hasattr(models, "load_sdnq_module"):  # not in every version
+            patches.wrap(models, "load_sdnq_module", self._sdnq_module)
         patches.wrap(quant, "create_config", self._config)
         patches.wrap(quant, "do_post_load_quant", self._post)
         whole = display.module("modules.sd_offload").no_split_module_classes

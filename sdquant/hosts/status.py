@@ -57,14 +57,15 @@ class Status:
             self._seen = Seen(model=model, found=found)
 
     def loaded(self, part: Part) -> None:
-        """A component is there."""
+        """A component is there. After a failure nothing is: the host goes on for a while before the model is gone."""
         with self._lock:
-            self._seen = replace(self._seen, parts={**self._seen.parts, part.component: part})
+            if self._seen.error is None:
+                self._seen = replace(self._seen, parts={**self._seen.parts, part.component: part})
 
     def failed(self, error: SdquantError) -> None:
         """The load was refused, or went wrong."""
         with self._lock:
-            self._seen = replace(self._seen, error=self._clean(str(error)))
+            self._seen = replace(self._seen, parts={}, error=self._clean(str(error)))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. No path is in it: who asks may be anyone who can reach the web UI."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
@@ -85,6 +86,12 @@ class Person:
         """Bytes of the weights, and of those on the device at most, as the page says beside the image."""
         facts = self.page.locator("#facts [data-weights]")
         return int(facts.get_attribute("data-weights") or 0), int(facts.get_attribute("data-peak") or 0)
+
+    def upload(self, box: str, path: Path) -> None:
+        """Choose a file for the upload button with this id."""
+        with self.page.expect_file_chooser() as waiting:
+            self.page.locator(f"#{box}").click()
+        waiting.value.set_files(path)
 
     def apply(self) -> Locator:
         """Apply the settings; the box that says how that went."""

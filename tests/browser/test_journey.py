@@ -89,13 +89,13 @@ def test_settings_go_out_and_come_back(person: Person, tmp_path: Path) -> None:
             {"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4", "diffusers_offload_mode": "balanced"}
         )
     )
-    person.page.locator("#import input[type=file]").set_input_files(tmp_path / "config.json")
+    person.upload("import", tmp_path / "config.json")
     expect(person.page.locator("#applied .sq-info")).to_contain_text("Imported")
     expect(person.page.locator("#verdict [data-name=transformer]")).to_contain_text("nf4")
     assert (person.value("quant.model"), person.value("offload")) == ("nf4", "balanced")
 
     (tmp_path / "bad.json").write_text('{"format": "sdquant-settings", "version": 99}')
-    person.page.locator("#import input[type=file]").set_input_files(tmp_path / "bad.json")
+    person.upload("import", tmp_path / "bad.json")
     expect(person.page.locator("#applied .sq-breaks")).to_be_visible()
     assert person.value("quant.model") == "nf4"
 

@@ -1,0 +1,1 @@
+"""Forge's start, of which only the name matters here."""

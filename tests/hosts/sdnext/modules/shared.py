@@ -1,0 +1,17 @@
+"""SD.Next 058a7f0cf, modules/shared.py: opts, state and flags, as far as extensions use them."""
+
+import types
+
+from modules.options import OptionInfo, Options
+
+state = types.SimpleNamespace(textinfo=None)
+cmd_opts = types.SimpleNamespace(ckpt=None, models_dir=None, ckpt_dir=None)
+opts = Options(
+    {
+        "diffusers_offload_mode": OptionInfo("none", "Model offload mode", section=("offload", "Model Offloading")),
+        "models_not_to_quant": OptionInfo("", "Model types not to quantize", section=("quantization", "Quantization")),
+        "sdnq_quantize_weights": OptionInfo([], "Quantization enabled", section=("quantization", "Quantization")),
+    },
+    {},
+)
+sd_model_type = "sd"

@@ -1,0 +1,1 @@
+"""SD.Next's start, of which only the name matters here."""

@@ -1,0 +1,206 @@
+"""The extension in each host: its section, its tab, its route, and what is left when it is unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from sdquant import SettingsError
+from sdquant.hosts import extension, options, tab
+from sdquant.hosts.host import HOSTS
+from sdquant.settings import fields
+
+from .conftest import Running
+
+if TYPE_CHECKING:
+    from ..conftest import Saved
+
+NAMES = [row.name for row in HOSTS]
+Start = Callable[[str], Running]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_host_is_told_by_its_modules(host: Start, name: str) -> None:
+    running = host(name)
+    running.start()
+    assert running.status["host"] == name
+    assert running.shown == []
+
+
+def test_a_process_that_is_no_host_says_so() -> None:
+    with pytest.raises(SettingsError, match=r"none of SD\.Next, Forge and AUTOMATIC1111"):
+        extension.register()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_section_has_every_setting_or_says_who_decides(host: Start, name: str) -> None:
+    running = host(name)
+    running.start()
+    labels = running.modules.shared.opts.data_labels
+    ours = {key: row for key, row in labels.items() if row.section == ("sdquant", "Quantization")}
+    row = extension._session.host
+    shown = {options.key_of(field) for field in row.fields()}
+    assert shown | {"sdquant_about", "sdquant_theirs"} == set(ours)
+    assert {field.name for field in fields()} == {field.name for field in row.fields()} | set(row.theirs)
+    for key, made in ours.items():
+        assert isinstance(made.default, (str, bool)), key
+        assert not key.endswith(("_version", "_token", "_key", "_secret", "_password")), key
+        arguments = made.component_args() if callable(made.component_args) else made.component_args or {}
+        component = made.component(label=made.label, value=made.default, elem_id=key, **arguments)
+        assert component.value == made.default, key
+    for text in (*row.can, *row.cannot):
+        assert text.split("'")[0] in ours["sdquant_about"].default
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_set_is_read_as_settings(host: Start, name: str) -> None:
+    running = host(name)
+    running.start({"sdquant_quant_model": "nf4", "sdquant_skip": "mid_block, time_embedding"})
+    read = options.read(extension._session.host)
+    assert (read["quant.model"], read["skip"]) == ("nf4", ("mid_block", "time_embedding"))
+    assert read.to_dict().keys() == {"quant.model", "skip"}
+
+
+def test_a_scheme_with_options_is_among_the_choices(host: Start) -> None:
+    running = host("sdnext")
+    running.start({"sdquant_quant_model": "int4,group_size=32"})
+    made = running.modules.shared.opts.data_labels["sdquant_quant_model"]
+    assert "int4,group_size=32" in made.component_args()["choices"]
+
+
+def test_old_options_of_sdnext_are_read_in_once(host: Start) -> None:
+    old = {"bnb_quantization": ["Model"], "bnb_quantization_type": "nf4", "sdnq_quantize_weights": ["TE"]}
+    running = host("sdnext")
+    running.start(stored=old)
+    data = running.modules.shared.opts.data
+    assert options.read(extension._session.host).to_dict() == {"quant.model": "nf4"}  # SDNQ is still SD.Next's
+    data["sdquant_quant_model"] = "as found"
+    running.modules.script_callbacks.ui_settings_callback()
+    assert options.read(extension._session.host)["quant.model"] is None
+
+
+def test_old_options_do_not_replace_what_was_set_here(host: Start) -> None:
+    running = host("sdnext")
+    running.start(stored={"bnb_quantization": ["Model"], "sdquant_quant_vae": "int8"})
+    assert options.read(extension._session.host).to_dict() == {"quant.vae": "int8"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_route_answers_and_only_reads(host: Start, name: str) -> None:
+    running = host(name)
+    running.start()
+    app = FastAPI()
+    for _ in range(2):  # a reloaded page starts the app again
+        running.modules.script_callbacks.app_started_callback(None, app)
+    client = TestClient(app)
+    answer = client.get("/sdquant/status")
+    assert answer.status_code == 200
+    assert answer.json()["host"] == name
+    assert client.post("/sdquant/status").status_code == 405
+    assert sum(getattr(route, "path", "") == "/sdquant/status" for route in app.routes) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tab_inspects_what_is_below_the_hosts_folders(host: Start, name: str, saved: Saved, tmp_path: Path) -> None:
+    running = host(name)
+    running.start()
+    shutil.copytree(saved("int8") / "unet", tmp_path / "models" / "quantized")
+    running.modules.paths.models_path = str(tmp_path / "models")
+    ((blocks, title, elem_id),) = asyncio.run(_tabs(running))
+    assert (title, elem_id) == ("sdquant", "sdquant_tab")
+    assert len(blocks.fns) == 2
+    assert "models/quantized" in tab._names()
+    assert "int8" in tab.inspected_html("models/quantized")
+    outside = tmp_path / "other" / "model.safetensors"
+    outside.parent.mkdir()
+    outside.write_bytes(b"")
+    for wrong in (str(outside), "../../etc/passwd", "http://host/x", None, 5):
+        assert "<table>" not in tab.inspected_html(wrong)
+        assert str(tmp_path) not in tab.inspected_html(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unloaded_the_host_is_as_it_was(host: Start, name: str) -> None:
+    running = host(name)
+    patched = [
+        module
+        for word, module in sys.modules.items()
+        if word.startswith("modules.") and word.partition(".")[2] in ("sd_models", "model_quant", "sd_offload")
+    ]
+    before = [{key: _copy(value) for key, value in vars(module).items()} for module in patched]
+    running.start()
+    assert any(_changed(vars(module), old) for module, old in zip(patched, before, strict=True))
+    running.modules.script_callbacks.script_unloaded_callback()
+    for module, old in zip(patched, before, strict=True):
+        assert _changed(vars(module), old) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_registered_twice_it_is_there_once(host: Start, name: str) -> None:
+    running = host(name)
+    running.start()
+    models = running.modules.sd_models
+    point = {"sdnext": "load_diffuser", "forge": "forge_loader", "a1111": "load_model_weights"}[name]
+    running.modules.script_callbacks.clear_callbacks()
+    extension.register()
+    assert not hasattr(getattr(models, point).__wrapped__, "__wrapped__")
+
+
+def test_what_others_have_wrapped_since_does_nothing_more_of_ours(host: Start) -> None:
+    running = host("forge")
+    running.start({"sdquant_quant_model": "qint8"})
+    models = running.modules.sd_models
+    ours = models.forge_loader
+    models.forge_loader = lambda *args, **kwargs: ours(*args, **kwargs)
+    running.modules.script_callbacks.script_unloaded_callback()
+    with pytest.raises(Exception, match="no-such-model"):  # diffusers' own words: the settings are not asked
+        models.forge_loader("/no-such-model")
+    assert running.status["model"] is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start, name: str) -> None:
+    running = host(name)
+    models = running.modules.sd_models
+    missing = {"sdnext": "load_diffuser", "forge": "forge_loader", "a1111": "load_model_weights"}[name]
+    delattr(models, missing)
+    before = dict(vars(models))
+    with pytest.raises(SettingsError, match=f"no modules.sd_models.{missing}"):
+        running.start()
+    assert _changed(vars(models), before) == []
+    assert not any(running.modules.script_callbacks.callback_map.values())
+
+
+def test_hosts_import_no_torch_gradio_or_diffusers() -> None:
+    code = """
+import importlib, pkgutil, sys
+import sdquant.hosts
+for row in pkgutil.iter_modules(sdquant.hosts.__path__):
+    if row.name not in ("swapped", "comfyui"):  # layers, which are torch's; and another host
+        importlib.import_module(f"sdquant.hosts.{row.name}")
+print([name for name in ("torch", "gradio", "diffusers", "transformers", "accelerate") if name in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+async def _tabs(running: Running) -> list[Any]:
+    """In a loop: without one, gradio's blocks make some that nobody closes."""
+    return running.modules.script_callbacks.ui_tabs_callback()
+
+
+def _copy(value: object) -> object:
+    return list(value) if isinstance(value, list) else value
+
+
+def _changed(now: dict[str, object], before: dict[str, object]) -> list[str]:
+    return [key for key, value in before.items() if not (now[key] is value or _copy(now[key]) == value)]
