@@ -52,7 +52,6 @@ CSS = """
 .sq-slow, .sq-untested { --tone: #d97706; }
 .sq-breaks { --tone: #dc2626; }
 .sq-info { --tone: #6366f1; }
-.sq-fix::before { content: "What to do: "; font-weight: 600; }
 .sq-track { position: relative; height: 10px; border-radius: 5px; background: var(--background-fill-secondary);
   border: 1px solid var(--border-color-primary); overflow: hidden; }
 .sq-fill, .sq-ghost { position: absolute; inset: 0 auto 0 0; min-width: 2px; }

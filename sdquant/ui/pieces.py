@@ -34,7 +34,7 @@ def refusal(error: BaseException, roots: Roots) -> str:
     if not parts[0]:
         parts = ["This went wrong", f"{type(error).__name__}: {error}", "The server's log has the whole report"]
     what, why, fix = (escape(roots.clean(str(part)).rstrip(".")) for part in parts)
-    return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f'<p class="sq-fix">{fix}.</p>')
+    return card("breaks", f"{SIGNS['breaks']} {what}.", f"<p>{why}.</p>", f"<p><b>What to do:</b> {fix}.</p>")
 
 
 def progress(at: Progress) -> str:

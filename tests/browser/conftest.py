@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from ..ui.conftest import Served, serve
 from .person import Person
@@ -58,8 +58,12 @@ def page(chromium: Browser) -> Iterator[Page]:
     page = context.new_page()
     page.set_default_timeout(60_000)
     wrong: list[str] = []
-    page.on("request", lambda request: None if "//127.0.0.1:" in request.url or request.url.startswith(("data:", "blob:"))
-            else wrong.append(request.url))  # fmt: skip
+
+    def asked(request: Request) -> None:
+        if "//127.0.0.1:" not in request.url and not request.url.startswith(("data:", "blob:")):
+            wrong.append(request.url)
+
+    page.on("request", asked)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
     context.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -12,9 +13,11 @@ from playwright.sync_api import Browser, Page, expect
 from sdquant import demo
 from sdquant.settings import fields
 
-from ..ui.conftest import Served
 from .conftest import run
 from .person import Person, digit
+
+if TYPE_CHECKING:
+    from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -56,9 +56,14 @@ def add(desk: Desk, head: Head) -> None:
         with gr.Column(scale=5):
             status = gr.HTML(_IDLE, elem_id="compare-status")
             sheet = gr.Image(
-                label="Images, and below each its difference from the first", show_label=False, type="pil", format="png", interactive=False,
-                elem_id="compare-sheet", buttons=["fullscreen"],
-            )  # fmt: skip
+                label="Images, and below each its difference from the first",
+                show_label=False,
+                type="pil",
+                format="png",
+                interactive=False,
+                elem_id="compare-sheet",
+                buttons=["fullscreen"],
+            )
             rows = gr.HTML("", elem_id="compare-rows")
 
     def start(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
