@@ -53,7 +53,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel-load")
             outcome = gr.HTML(pieces.note(desk.notes), elem_id="applied")
             with gr.Row():
-                export = gr.DownloadButton("Export", size="sm", elem_id="export", min_width=90)
+                export = gr.DownloadButton("Export", size="sm", interactive=False, elem_id="export", min_width=90)
                 take = gr.UploadButton(
                     "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
                 )
@@ -62,10 +62,16 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     every = list(named.values())
     where = [head.model, head.base]
 
-    # What is shown follows what is chosen.
+    # What is shown follows what is chosen. One event for all: of several, the answer to an older one could come last.
     looked = [judged, changes, *ways, *every]
-    for one in (*every, head.model, head.base):
-        one.change(partial(_look, desk), [*where, *every], looked, trigger_mode="always_last", **_QUIET)
+    gr.on(
+        [one.change for one in (*every, head.model, head.base)],
+        partial(_look, desk),
+        [*where, *every],
+        looked,
+        trigger_mode="always_last",
+        **_QUIET,
+    )
     page.load(lambda: _put(desk.settings.values), None, every, **_QUIET).then(
         partial(_look, desk), [*where, *every], looked, **_QUIET
     )
@@ -196,11 +202,11 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
     return pieces.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values)
 
 
-def _export(desk: Desk) -> str:
+def _export(desk: Desk) -> Any:
     """The settings in force as a file: the button gives out what was made before it is pressed."""
     path = desk.download_folder() / "sdquant-settings.json"
     path.write_text(settings_file.dumps(desk.settings), encoding="utf-8")
-    return str(path)
+    return gr.update(value=str(path), interactive=True)
 
 
 def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
