@@ -34,7 +34,7 @@ def theme() -> Any:
 
 
 CSS = """
-.gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
+.gradio-container { max-width: min(1180px, 100vw) !important; margin: 0 auto !important; overflow-x: clip; }
 .html-container { padding: 0 !important; }
 .sq-head { align-items: end; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
@@ -63,13 +63,18 @@ CSS = """
 .sq-facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 14px; margin: 8px 0; font-size: 0.9rem; }
 .sq-facts dt { color: var(--body-text-color-subdued); }
 .sq-facts dd { margin: 0; overflow-wrap: anywhere; }
-.sq-scroll { overflow-x: auto; }
+.sq-scroll { overflow-x: auto; width: 0; min-width: 100%; }
 .sq-table { border: none !important; border-collapse: collapse; width: 100%; font-size: 0.875rem; }
 .sq-table th, .sq-table td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--border-color-primary);
   white-space: nowrap; border-left: none !important; border-right: none !important; border-top: none !important; }
 .sq-image img { width: 100% !important; height: 100% !important; object-fit: contain !important;
   image-rendering: pixelated; }
 .sq-over { background: #dc2626; }
-@media (max-width: 640px) { .sq-facts { grid-template-columns: 1fr; gap: 0; } .sq-facts dd { margin-bottom: 6px; } }
+@media (max-width: 640px) {
+  .sq-facts { grid-template-columns: 1fr; gap: 0; }
+  .sq-facts dd { margin-bottom: 6px; }
+  .sq-head > :first-child { flex: 1 0 100% !important; }
+  .sq-bar-head span:last-child { white-space: nowrap; }
+}
 @media (prefers-reduced-motion: reduce) { .sq-fill { transition: none; } }
 """

@@ -1,0 +1,50 @@
+"""The page on a laptop and on a phone, in light and dark: nothing sticks out, and a picture of each tab is taken.
+
+The pictures are for people: `pytest tests/browser/test_looks.py --basetemp=looks` keeps them in looks/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from ..ui.conftest import Served
+from .person import Person
+
+pytestmark = pytest.mark.xdist_group("browser")
+TABS = ("Generate", "Settings", "Inspect", "Compare")
+
+
+def go(page: Page, tab: str) -> None:
+    """To a tab, which on a phone may be in the menu beside the others."""
+    found = page.get_by_role("tab", name=tab)
+    if found.count() and found.first.is_visible():
+        found.first.click()
+        return
+    page.locator(".overflow-menu button").first.click()
+    page.locator(".overflow-dropdown button", has_text=tab).first.click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_sticks_out(
+    width: int, scheme: Literal["light", "dark"], chromium: Browser, running: Served, tmp_path: Path
+) -> None:
+    with chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme) as context:
+        page = context.new_page()
+        person = Person(page, running.url)
+        for tab in TABS:
+            go(page, tab)
+            if tab == "Settings":
+                expect(page.locator("#verdict .sq-card")).to_be_visible()
+            if tab == "Inspect":
+                person.pick("file", "digits-sd")
+                expect(page.locator("#found .sq-table").last).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.screenshot(path=tmp_path / f"{tab.lower()}-{width}-{scheme}.png", full_page=True)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        dark = sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) < 200
+        assert dark == (scheme == "dark")
