@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdquant import backends
+from sdquant import backends, demo
+from sdquant.compat import UntestedWarning
+from sdquant.settings import Settings, fields
 
 from .backends import test_contract as contract
 
@@ -26,6 +28,7 @@ def _block(language: str) -> str:
 
 
 def _forget() -> None:
+    fields.cache_clear()
     backends._registry.cache_clear()
     backends._schemes.cache_clear()
 
@@ -55,6 +58,18 @@ def test_it_is_registered_and_gone_again(round8: backends.Scheme) -> None:
     assert backends.names()[-1] == round8.backend
     assert backends.parse("round8:round8").scheme is round8
     assert backends.get("round8").__class__.__module__ == "sdquant_round8"
+
+
+def test_the_settings_page_has_it(round8: backends.Scheme) -> None:
+    """A choice for every part of a model, with what the matrix says of it, and a plan: no page was touched."""
+    from sdquant.ui.review import Target, review
+
+    assert all(round8.name in row.choices for row in fields() if row.kind == "scheme")
+    values = {**Settings().values, "quant.model": round8.name}
+    with pytest.warns(UntestedWarning):
+        seen = review(Target(path=str(demo.path("digits-sd"))), values)
+    assert seen.marks["quant.model"][round8.name].verdict == "untested"
+    assert seen.plan is not None and round8.name in [part.scheme for part in seen.plan.components]
 
 
 CHECKS = [name for name, _ in inspect.getmembers(contract.TestCodec, inspect.isfunction) if name.startswith("test_")]
