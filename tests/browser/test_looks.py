@@ -6,13 +6,15 @@ The pictures are for people: `pytest tests/browser/test_looks.py --basetemp=look
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from ..ui.conftest import Served
 from .person import Person
+
+if TYPE_CHECKING:
+    from ..ui.conftest import Served
 
 pytestmark = pytest.mark.xdist_group("browser")
 TABS = ("Generate", "Settings", "Inspect", "Compare")
