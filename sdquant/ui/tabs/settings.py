@@ -40,7 +40,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     """The tab's widgets and what they do."""
     gr.HTML('<p class="sq-lead">Choose; what would happen is shown as you do. Nothing is loaded before you apply.</p>')
     with gr.Row(elem_classes="sq-presets"):
-        ready = {row.name: gr.Button(row.label, size="sm", min_width=120, elem_id=f"preset-{row.name}") for row in presets.PRESETS}
+        ready = {row.name: _ready(row) for row in presets.PRESETS}
     with gr.Row():
         with gr.Column(scale=3):
             named = _widgets(desk.settings)
@@ -96,6 +96,10 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
     )
     page.load(partial(_export, desk), None, export, **_QUIET)
     cancel.click(stop, None, None, queue=False, **_QUIET)
+
+
+def _ready(row: presets.Preset) -> gr.Button:
+    return gr.Button(row.label, size="sm", min_width=120, elem_id=f"preset-{row.name}")
 
 
 def _widgets(settings: Settings) -> dict[str, Any]:
