@@ -84,6 +84,7 @@ def test_forges_swap_leaves_what_does_not_fit(host: Start, sd: Path, share: floa
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("share", [0.3, 0.8, 2.0])
 @pytest.mark.parametrize("scheme", ["nf4", "int8", "qint4"])
 def test_forges_swap_on_a_gpu(host: Start, sd: Path, scheme: str, share: float) -> None:
