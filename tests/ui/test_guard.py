@@ -132,7 +132,7 @@ def test_what_belongs_into_the_queue_is_not_run_past_it(server: Served) -> None:
 
 def test_nothing_outside_was_copied(server: Served) -> None:
     for path in server.temporary.rglob("*"):
-        assert not path.isgiven() or SECRET.encode() not in path.read_bytes()
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
 
 
 def test_another_page_may_link_to_this_one(server: Served) -> None:
