@@ -70,6 +70,17 @@ def test_what_is_set_is_read_as_settings(host: Start, name: str) -> None:
     assert read.to_dict().keys() == {"quant.model", "skip"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_that_can_never_be_is_taken_back(host: Start, name: str) -> None:
+    running = host(name)
+    running.start({"sdquant_quant_model": "nf4"})
+    for value in ("int9", "nf4,no_such_option", "<script>"):
+        assert not running.modules.shared.opts.set("sdquant_quant_model", value)
+    assert options.read(extension._session.host)["quant.model"] == "nf4"
+    assert len(running.shown) == 3
+    assert "no backend has such a scheme" in running.shown[0]
+
+
 def test_a_scheme_with_options_is_among_the_choices(host: Start) -> None:
     running = host("sdnext")
     running.start({"sdquant_quant_model": "int4,group_size=32"})
