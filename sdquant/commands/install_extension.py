@@ -1,4 +1,4 @@
-"""Put sdquant's extension into the folder of SD.Next, Forge or AUTOMATIC1111, or take it out again."""
+"""Put sdquant into the folder of SD.Next, Forge, AUTOMATIC1111 or ComfyUI, or take it out again."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ import configparser
 import shutil
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import ConflictError, SettingsError
 from . import _shared
 
+if TYPE_CHECKING:
+    from ..hosts.host import Place
+
 NAME = "sdquant"
+# Where a web UI's folder has the Python that it runs with, if it has one of its own.
+_PYTHONS = (
+    "venv/bin/python", "venv/Scripts/python.exe", ".venv/bin/python", ".venv/Scripts/python.exe",
+    "../system/python/python.exe", "../python_embeded/python.exe",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The web UI's folder, and what is to be done."""
-    parser.add_argument("folder", type=Path, metavar="WEBUI", help="the web UI's folder, which webui.py is in")
+    parser.add_argument(
+        "folder", type=Path, metavar="WEBUI", help="the web UI's folder, which webui.py (ComfyUI: main.py) is in"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the extension if it is there")
     parser.add_argument("--remove", action="store_true", help="take the extension out again")
     _shared.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy the folder or remove it, and say which web UI it was."""
+    """Copy the folder or remove it, and say which web UI it was and what comes next."""
     from ..hosts import host
     from ..writing import remove, whole_folder
 
     if args.remove and args.overwrite:
         raise SettingsError("--remove and --overwrite were given", "they do different things", "Give one of them")
     found = host.in_folder(args.folder)
-    target = args.folder / "extensions" / NAME
+    target = args.folder / found.into
     there = target.exists() or target.is_symlink()
     if there:
         _refuse_others(target)
@@ -41,18 +52,30 @@ def run(args: argparse.Namespace) -> int:
     else:
         if there and not args.overwrite:
             raise ConflictError(f"{target} was to be written", "it exists", "Add --overwrite to replace it")
-        with resources.as_file(resources.files("sdquant.hosts") / "webui") as source, whole_folder(target) as new:
+        with resources.as_file(resources.files("sdquant.hosts") / found.source) as source, whole_folder(target) as new:
             shutil.copytree(source, new, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     done = "removed" if args.remove else "installed"
+    steps = [f"Start {found.title} again"] if args.remove else _next(args.folder, found)
     if args.json:
-        _shared.print_json({"host": found.name, "title": found.title, "extension": str(target), "done": done})
+        answer = {"host": found.name, "title": found.title, "extension": str(target), "done": done, "next": steps}
+        _shared.print_json(answer)
         return 0
     print(f"{found.title}: {done} {target}")
+    for number, text in enumerate(steps, 1):
+        print(f"  {number}. {text}")
     if not args.remove:
-        print("Start the web UI again. Its own Python needs sdquant: install it there with pip.")
+        print("What does not work there:")
         for text in found.cannot:
-            print(f"  not there: {text}")
+            print(f"  - {text}")
     return 0
+
+
+def _next(folder: Path, found: Place) -> list[str]:
+    """What is left to do after the copy. The web UI runs the copy in its own Python, which must find the package."""
+    python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
+    name = f'"{python}"' if python is not None else "<its Python>"
+    own = f"Install sdquant in the Python that {found.title} runs with: {name} -m pip install sdquant"
+    return [own, f"Start {found.title} again", found.then]
 
 
 def _refuse_others(target: Path) -> None:

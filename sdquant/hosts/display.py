@@ -36,7 +36,11 @@ def working(text: str) -> Iterator[None]:
 
 
 def failed(error: SdquantError) -> None:
-    """Show an error as the host shows its own: in SD.Next those that say all there is to say have a class of theirs."""
-    errors = module("modules.errors")
-    expected = getattr(errors, "ValidationError", None)
-    errors.display(error if expected is None else expected(str(error)), TASK)
+    """Show an error as the host shows its own."""
+    module("modules.errors").display(expected(error), TASK)
+
+
+def expected(error: SdquantError) -> Exception:
+    """The error as one that the host shows in a line: in SD.Next those that say all there is to say have a class."""
+    kind = getattr(module("modules.errors"), "ValidationError", None)
+    return error if kind is None else kind(str(error))

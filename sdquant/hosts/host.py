@@ -1,9 +1,9 @@
-"""The web UIs that sdquant plugs into, one row each: how they are told, and what they can and cannot do."""
+"""The web UIs that sdquant plugs into, one row each: how they are told, what goes where, what works in them."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +18,37 @@ _LORA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """A web UI.
+class Place:
+    """A program that lies in a folder of its own, into which sdquant's folder is copied.
 
     Attributes:
-        name: of its module in this package. title: as its users call it.
-        module: that only this one has. files: that are in its folder, the first of which no other has.
-        can, cannot: what is done here and what is not, in sentences for its users.
-        theirs: settings of sdquant that the host decides itself, and how.
+        name: for programs. title: as its users call it.
+        files: that are in its folder, the first of which no other has.
+        source: the folder in this package that is copied. into: where to, below the program's folder.
+        then: what its user does next, in a sentence.
+        can, cannot: what is done there and what is not, in sentences for its users, without the final period.
     """
 
     name: str
     title: str
-    module: str
     files: tuple[str, ...]
+    source: str = "webui"
+    into: str = "extensions/sdquant"
+    then: str = "Its section is Settings, Quantization"
     can: tuple[str, ...]
     cannot: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Place):
+    """A web UI with settings, to which sdquant adds a section. `name` is also its module's in this package.
+
+    Attributes:
+        module: that only this one has.
+        theirs: settings of sdquant that the host decides itself, and how.
+    """
+
+    module: str
     theirs: Mapping[str, str]
 
     def fields(self) -> tuple[Field, ...]:
@@ -130,6 +145,32 @@ HOSTS = (
 )
 
 
+COMFYUI = Place(
+    name="comfyui",
+    title="ComfyUI",
+    files=("comfy/sd.py", "folder_paths.py", "custom_nodes", "nodes.py", "main.py"),
+    source="comfyui",
+    into="custom_nodes/sdquant",
+    then="Its nodes are in the menu below 'sdquant'",
+    can=(
+        "'Load Diffusion Model (sdquant)' loads quantized files from the folder diffusion_models in every form that "
+        "sdquant reads, or quantizes a float one while it loads",
+        "LoRA nodes work as usual: a LoRA is applied to a quantized weight each time that it is used",
+        "'Save Diffusion Model (sdquant)' writes the quantized model as one file; 'Inspect Model File (sdquant)' says "
+        "what a file holds",
+        "Moving between RAM and the GPU stays with ComfyUI",
+    ),
+    cannot=(
+        "Text encoders and VAEs stay as they are: load them with ComfyUI's own nodes",
+        "Folders in diffusers' form are not loaded: `sdquant quantize` makes one file of the model in them",
+        "The library's modules (runtime=library): ComfyUI moves only plain tensors",
+        "A model with a LoRA on it is not saved: save it first, then add the LoRA",
+    ),
+)
+
+PLACES: tuple[Place, ...] = (*HOSTS, COMFYUI)
+
+
 def running() -> Host:
     """The web UI that this process is.
 
@@ -141,29 +182,28 @@ def running() -> Host:
             return row
     raise SettingsError(
         "sdquant's extension was loaded",
-        f"this is none of {_titles()}",
+        f"this is none of {_titles(HOSTS)}",
         "Use it in one of them, or run: sdquant ui",
     )
 
 
-def in_folder(folder: Path) -> Host:
+def in_folder(folder: Path) -> Place:
     """The web UI that lies in a folder.
 
     Raises:
         SettingsError: there is none, or none that sdquant knows.
     """
-    for row in HOSTS:
+    for row in PLACES:
         if all((folder / name).exists() for name in row.files):
             return row
-    if not folder.is_dir():
-        why = "there is no such folder"
-    else:
-        why = f"it is not the folder of {_titles()}: webui.py and modules/script_callbacks.py would be in it"
-    raise SettingsError(f"{folder} was named as a web UI", why, "Name the folder that webui.py is in")
+    why = f"it is not the folder of {_titles(PLACES)}" if folder.is_dir() else "there is no such folder"
+    raise SettingsError(
+        f"{folder} was named as a web UI", why, "Name the folder that webui.py is in, or for ComfyUI its main.py"
+    )
 
 
-def _titles() -> str:
-    *most, last = (row.title for row in HOSTS)
+def _titles(rows: Iterable[Place]) -> str:
+    *most, last = (row.title for row in rows)
     return f"{', '.join(most)} and {last}"
 
 

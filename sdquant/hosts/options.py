@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SdquantError
 from ..settings import Field, Settings
 from . import display
 
@@ -26,11 +28,11 @@ def key_of(field: Field) -> str:
     return PREFIX + field.name.replace(".", "_")
 
 
-def add(host: Host, onchange: Callable[[], object] | None = None) -> None:
+def add(host: Host, onchange: Callable[[], object]) -> None:
     """Add the section to the host's settings.
 
     Args:
-        onchange: what the host calls after one of them was changed.
+        onchange: is called after one of them was changed to something that can be.
     """
     shared = display.module("modules.shared")
     _note(shared, "about", _about(host))
@@ -76,7 +78,7 @@ def import_old(host: Host) -> tuple[str, ...]:
     return (*(f"{name} of SD.Next was taken over, see Quantization" for name in found.taken), *said)
 
 
-def _option(shared: Any, row: Field, onchange: Callable[[], object] | None) -> Any:
+def _option(shared: Any, row: Field, onchange: Callable[[], object]) -> Any:
     """The host's OptionInfo: only arguments that A1111, Forge and SD.Next all have."""
     import gradio
 
@@ -94,11 +96,21 @@ def _option(shared: Any, row: Field, onchange: Callable[[], object] | None) -> A
         row.label,
         component,
         args,
-        onchange=onchange,
+        onchange=functools.partial(_changed, shared, row, onchange),
         section=SECTION,
     )
     made.info(html.escape(row.help))
     return made
+
+
+def _changed(shared: Any, row: Field, onchange: Callable[[], object]) -> None:
+    """The host calls this after a setting was changed; where it raises, the host shows the error and takes the old
+    value back. Only the value alone can be judged: settings that are changed together are set one after the other."""
+    try:
+        Settings({row.name: row.parse(shared.opts.data.get(key_of(row), row.shown(row.default)))})
+    except SdquantError as error:
+        raise display.expected(error) from error
+    onchange()
 
 
 def _choices(shared: Any, row: Field) -> Callable[[], Mapping[str, Any]]:

@@ -36,6 +36,7 @@ class Adapter:
     def install(self, patches: Patches) -> None:
         """Take part in loads."""
         quant, models = display.module("modules.model_quant"), display.module("modules.sd_models")
+        patches.wrap(models, "reload_model_weights", self._reload)
         patches.wrap(models, "load_diffuser", self._load)
         if hasattr(models, "load_sdnq_module"):  # not in every version
             patches.wrap(models, "load_sdnq_module", self._sdnq_module)
@@ -58,6 +59,30 @@ class Adapter:
         for name, module in _parts(model):
             known = self.status.seen.parts.get(name)
             self.status.loaded(load.part_of(name, module, known.how if known is not None else load.AS_FOUND))
+
+    def _reload(
+        self, original: Any, sd_model: Any = None, info: Any = None, op: str = "model", force: bool = False, **more: Any
+    ) -> Any:
+        """Another model in place of the one in memory, which SD.Next unloads first. What cannot be is refused before.
+
+        It is raised: SD.Next then takes the choice of the model back, or shows the error where the button was pressed.
+        """
+        if self._replaces(sd_model, info, op, force):
+            try:
+                self._refuse(options.read(self.host))
+            except SdquantError as error:
+                self.status.refused(error)
+                raise display.expected(error) from error
+        return original(sd_model, info=info, op=op, force=force, **more)
+
+    @staticmethod
+    def _replaces(sd_model: Any, info: Any, op: str, force: bool) -> bool:
+        """Whether SD.Next will unload a model to load another one, or the same one anew."""
+        models = display.module("modules.sd_models")
+        held = sd_model or (models.model_data.sd_refiner if op == "refiner" else models.model_data.sd_model)
+        wanted = (info or models.select_checkpoint(op=op)) if held is not None else None
+        there = getattr(held, "sd_checkpoint_info", None)
+        return wanted is not None and (force or there is None or there.filename != wanted.filename)
 
     def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
         """The whole load of a model: refused before it begins, and not left half done."""

@@ -67,6 +67,11 @@ class Status:
         with self._lock:
             self._seen = replace(self._seen, parts={}, error=self._clean(str(error)))
 
+    def refused(self, error: SdquantError) -> None:
+        """A load was refused before it began: what was there is there still."""
+        with self._lock:
+            self._seen = replace(self._seen, error=self._clean(str(error)))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. No path is in it: who asks may be anyone who can reach the web UI."""
         seen = self._seen

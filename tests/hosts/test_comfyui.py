@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from sdquant.errors import (
     SettingsError,
     UnsupportedFileError,
 )
-from sdquant.hosts import comfy_host, comfy_load
+from sdquant.hosts import comfy_load
 from sdquant.weights import quantized
 
 from .. import comfy_safetensors
@@ -372,18 +373,9 @@ def test_the_nodes_say_what_they_are_and_can(comfy: SimpleNamespace) -> None:
 
 
 def test_the_copy_in_custom_nodes_works_and_says_what_is_missing(comfy: SimpleNamespace, tmp_path: Path) -> None:
-    folder = tmp_path / "ComfyUI"
-    for mark in ("comfy", "custom_nodes"):
-        (folder / mark).mkdir(parents=True)
-    assert not comfy_host.is_comfyui(folder)
-    for mark in ("main.py", "nodes.py", "folder_paths.py", "comfy/sd.py"):
-        (folder / mark).write_text("")
-    assert comfy_host.is_comfyui(folder) and not comfy_host.is_comfyui(tmp_path)
-    target = comfy_host.target(folder)
-    assert target == folder / "custom_nodes" / "sdquant"
-    target.mkdir()
-    code = (comfy_host.NODES / "__init__.py").read_text()
-    (target / "__init__.py").write_text(code)
+    target = tmp_path / "custom_nodes" / "sdquant"
+    target.mkdir(parents=True)
+    shutil.copy(Path(comfy.nodes.__file__), target)
     # As ComfyUI does: under the name of the path, so that the package of that name stays what it is.
     run = (
         "import importlib.util, sys; sys.path.insert(0, sys.argv[1])\n"

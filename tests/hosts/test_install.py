@@ -2,66 +2,112 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sdquant import cli, hosts
-from sdquant.hosts.host import HOSTS
+from sdquant import SettingsError, cli, hosts
+from sdquant.hosts.host import PLACES, Place, in_folder
 
 from .conftest import HERE
 
 Capture = pytest.CaptureFixture[str]
-FILES = ["install.py", "metadata.ini", "scripts/sdquant_ext.py"]
+FILES = {
+    "webui": ["install.py", "metadata.ini", "scripts/sdquant_ext.py"],
+    "comfyui": ["__init__.py", "metadata.ini"],
+}
+# What the stand-ins have of a web UI's folder.
+FOLDERS = {
+    "sdnext": ["sdnext"], "forge": ["forge", "classic"], "a1111": ["a1111", "classic"], "comfyui": ["comfy_standin"],
+}  # fmt: skip
 
 
-@pytest.fixture(params=[row.name for row in HOSTS])
+def _row(webui: Path) -> Place:
+    return next(row for row in PLACES if row.name == webui.name)
+
+
+@pytest.fixture(params=FOLDERS)
 def webui(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of a web UI."""
+    """The folder of a web UI, with another extension in it."""
     folder = tmp_path / request.param
-    shutil.copytree(HERE / request.param, folder)
-    if request.param != "sdnext":
-        shutil.copytree(HERE / "classic", folder, dirs_exist_ok=True)
-    (folder / "extensions" / "other").mkdir(parents=True)
+    for part in FOLDERS[request.param]:
+        shutil.copytree(HERE / part, folder, dirs_exist_ok=True)
+    if request.param == "comfyui":
+        for name in ("main.py", "nodes.py"):
+            (folder / name).write_text("")
+    (folder / _row(folder).into).with_name("other").mkdir(parents=True)
     return folder
 
 
-def _run(capsys: Capture, *args: object) -> dict[str, str]:
+def _run(capsys: Capture, *args: object) -> dict[str, Any]:
     cli.main(["install-extension", *map(str, args), "--json"])
     answer = json.loads(capsys.readouterr().out)
     return answer.get("error", answer)
 
 
 def test_installed_again_and_removed(webui: Path, capsys: Capture) -> None:
-    target = webui / "extensions" / "sdquant"
+    target = webui / _row(webui).into
     assert _run(capsys, webui)["host"] == webui.name
-    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == FILES
+    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == FILES[_row(webui).source]
     assert "--overwrite" in _run(capsys, webui)["fix"]
     (target / "old.py").write_text("")
     assert _run(capsys, webui, "--overwrite")["done"] == "installed"
     assert not (target / "old.py").exists()
     assert _run(capsys, webui, "--remove")["done"] == "removed"
-    assert [path.name for path in (webui / "extensions").iterdir()] == ["other"]
+    assert [path.name for path in target.parent.iterdir()] == ["other"]
     assert _run(capsys, webui, "--remove")["why"] == "it is not there"
 
 
-def test_the_web_ui_is_named(webui: Path, capsys: Capture) -> None:
+def test_the_web_ui_is_named_and_what_comes_next(webui: Path, capsys: Capture) -> None:
     assert cli.main(["install-extension", str(webui)]) == 0
-    row = next(row for row in HOSTS if row.name == webui.name)
+    row = _row(webui)
     out = capsys.readouterr().out
     assert out.startswith(f"{row.title}: installed ")
-    assert row.cannot[0] in out
+    assert "<its Python> -m pip install sdquant" in out
+    for text in (row.then, *row.cannot):
+        assert text in out
+
+
+def test_its_own_python_is_named_where_it_has_one(webui: Path, capsys: Capture) -> None:
+    python = webui / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    assert f'"{python}" -m pip install sdquant' in _run(capsys, webui)["next"][0]
+    assert _run(capsys, webui, "--remove")["next"] == [f"Start {_row(webui).title} again"]
+
+
+def test_a_copy_that_fails_leaves_the_old_one(webui: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = webui / _row(webui).into
+    _run(capsys, webui)
+    (target / "old.py").write_text("")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    assert _run(capsys, webui, "--overwrite")["kind"] == "DiskSpaceError"
+    assert (target / "old.py").exists()
+    assert sorted(path.name for path in target.parent.iterdir()) == ["other", "sdquant"]
+
+
+def test_each_is_told_from_all_others(webui: Path) -> None:
+    assert in_folder(webui).name == webui.name
+    (webui / _row(webui).files[-1]).unlink()
+    with pytest.raises(SettingsError, match=r"not the folder of SD\.Next, Forge, AUTOMATIC1111 and ComfyUI"):
+        in_folder(webui)
 
 
 @pytest.mark.parametrize("there", ["link", "folder", "named", "garbled", "file"])
 def test_anothers_extension_stays(webui: Path, capsys: Capture, there: str) -> None:
-    target = webui / "extensions" / "sdquant"
+    target = webui / _row(webui).into
     if there == "link":
-        target.symlink_to(webui / "extensions" / "other")
+        target.symlink_to(target.with_name("other"))
     elif there == "file":
         target.write_text("mine")
     else:
@@ -85,8 +131,9 @@ def test_a_folder_that_is_no_web_ui_is_refused(tmp_path: Path, capsys: Capture, 
     if kind == "file":
         folder.write_text("")
     error = _run(capsys, folder)
-    assert (error["kind"], error["fix"]) == ("SettingsError", "Name the folder that webui.py is in")
-    assert not (folder / "extensions").exists()
+    assert error["kind"] == "SettingsError"
+    assert error["fix"] == "Name the folder that webui.py is in, or for ComfyUI its main.py"
+    assert kind == "missing" or not folder.is_dir() or not any(folder.iterdir())
 
 
 def test_the_hosts_check_says_what_is_missing_and_installs_nothing(tmp_path: Path) -> None:

@@ -70,6 +70,17 @@ def test_what_is_set_is_read_as_settings(host: Start, name: str) -> None:
     assert read.to_dict().keys() == {"quant.model", "skip"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_that_can_never_be_is_taken_back(host: Start, name: str) -> None:
+    running = host(name)
+    running.start({"sdquant_quant_model": "nf4"})
+    for value in ("int9", "nf4,no_such_option", "<script>"):
+        assert not running.modules.shared.opts.set("sdquant_quant_model", value)
+    assert options.read(extension._session.host)["quant.model"] == "nf4"
+    assert len(running.shown) == 3
+    assert "no backend has such a scheme" in running.shown[0]
+
+
 def test_a_scheme_with_options_is_among_the_choices(host: Start) -> None:
     running = host("sdnext")
     running.start({"sdquant_quant_model": "int4,group_size=32"})
@@ -180,17 +191,20 @@ def test_a_version_without_the_functions_is_told_and_left_as_it_was(host: Start,
     assert not any(running.modules.script_callbacks.callback_map.values())
 
 
-def test_hosts_import_no_torch_gradio_or_diffusers() -> None:
-    code = """
+@pytest.mark.parametrize("layers", [False, True])
+def test_hosts_import_no_torch_gradio_or_diffusers(layers: bool) -> None:
+    """Those with layers import torch, which is there long before."""
+    code = f"""
 import importlib, pkgutil, sys
 import sdquant.hosts
-for row in pkgutil.iter_modules(sdquant.hosts.__path__):
-    if row.name not in ("swapped", "comfyui"):  # layers, which are torch's; and another host
-        importlib.import_module(f"sdquant.hosts.{row.name}")
+names = [row.name for row in pkgutil.iter_modules(sdquant.hosts.__path__) if row.name != "comfyui"]  # another host's
+for name in names:
+    if {layers} or (name != "swapped" and not name.startswith("comfy_")):
+        importlib.import_module(f"sdquant.hosts.{{name}}")
 print([name for name in ("torch", "gradio", "diffusers", "transformers", "accelerate") if name in sys.modules])
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert out.stdout.strip() == ("['torch']" if layers else "[]")
 
 
 async def _tabs(running: Running) -> list[Any]:

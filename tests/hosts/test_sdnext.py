@@ -96,7 +96,6 @@ def test_the_librarys_modules_are_made_after_the_load(host: Start, sd: Path) -> 
         ),
         ({"sdquant_quant_model": "int8"}, {"sdnq_quantize_weights": ["Model"]}, "which uses SDNQ"),
         ({"sdquant_quant_model": "qint8", "sdquant_runtime": "library", "sdquant_mode": "pre"}, {}, "plain layers"),
-        ({"sdquant_quant_model": "int9"}, {}, "no backend has such a scheme"),
     ],
 )
 @pytest.mark.parametrize("whole", [False, True])
@@ -111,6 +110,26 @@ def test_what_cannot_be_is_refused_before_the_load(
     (shown,) = running.shown  # and not that the folder is not there
     assert words in shown
     assert words in running.status["error"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_refused_leaves_the_model_that_is_there(host: Start, sd: Path, tmp_path: Path, force: bool) -> None:
+    """SD.Next unloads it before it loads another."""
+    running = host("sdnext")
+    running.start({"sdquant_quant_model": "int8"})
+    models = running.modules.sd_models
+    there = models.reload_model_weights(info=_info(sd, True))
+    parts = running.status["components"]
+    running.modules.shared.opts.set("sdnq_quantize_weights", ["Model"])
+    again = _info(sd if force else tmp_path / "other", True)
+    with pytest.raises(running.modules.errors.ValidationError, match="which uses SDNQ"):
+        models.reload_model_weights(info=again, force=force)
+    assert models.model_data.sd_model is there
+    assert "which uses SDNQ" in running.status["error"]
+    assert running.status["components"] == parts
+    assert models.reload_model_weights(info=_info(sd, True)) is None  # which it has: nothing is refused
+    assert models.reload_model_weights() is None  # no model is chosen: it is unloaded, whatever the settings
+    assert models.model_data.sd_model is None
 
 
 def test_a_load_that_fails_leaves_no_model_that_is_not_what_was_asked_for(host: Start, sd: Path) -> None:
@@ -169,7 +188,7 @@ def test_sdnexts_sequential_offload_moves_quantized_layers(host: Start, sd: Path
     running.start({"sdquant_quant_model": "nf4"})
     stays = _image(running.modules.sd_models.reload_model_weights(info=_info(sd, False)))
     running.modules.shared.opts.set("diffusers_offload_mode", "sequential")
-    pipe = running.modules.sd_models.reload_model_weights(info=_info(sd, False))
+    pipe = running.modules.sd_models.reload_model_weights(info=_info(sd, False), force=True)
     assert running.shown == []
     assert all(parameter.device.type == "meta" for parameter in pipe.unet.parameters())
     assert torch.equal(_image(pipe), stays)

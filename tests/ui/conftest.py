@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ class Served:
     """A server in a process of its own.
 
     Attributes:
-        url, port: where it is. process: the process; its stdout has been read up to the address.
+        url, port: where it is. process: the process. log: the file with all that it says; a pipe would fill up.
         models: the folder given with --models. outside: a folder beside it, whose name begins with the same letters,
             with a file that holds SECRET.
         temporary: the folder that its temporary files are made in.
@@ -36,6 +35,7 @@ class Served:
     models: Path
     outside: Path
     temporary: Path
+    log: Path
 
     def end(self, number: int = signal.SIGTERM, seconds: float = 20) -> int:
         """End it by a signal and return its exit code."""
@@ -56,33 +56,28 @@ def start(
     (outside / "secret.safetensors").write_text(SECRET)
     (models / "link.safetensors").symlink_to(outside / "secret.safetensors")
     (models / "out").symlink_to(outside)
-    process = subprocess.Popen(
-        [sys.executable, "-m", *module, "--port", "0", "--models", str(models), *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            "TMPDIR": str(temporary),
-            "PYTHONUNBUFFERED": "1",
-            "GRADIO_SHARE": "True",  # what the user's environment says of other Gradio apps must change nothing
-            "GRADIO_ALLOWED_PATHS": "/",
-            "GRADIO_ROOT_PATH": "/elsewhere",
-            **(env or {}),
-        },
-    )
-    said, until = "", time.monotonic() + READY
+    log = place / "log.txt"
+    around = {
+        **os.environ,
+        "TMPDIR": str(temporary),
+        "PYTHONUNBUFFERED": "1",
+        "GRADIO_SHARE": "True",  # what the user's environment says of other Gradio apps must change nothing
+        "GRADIO_ALLOWED_PATHS": "/",
+        "GRADIO_ROOT_PATH": "/elsewhere",
+        **(env or {}),
+    }
+    command = [sys.executable, "-m", *module, "--port", "0", "--models", str(models), *args]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True, env=around)
+    until = time.monotonic() + READY
     while time.monotonic() < until:
-        assert process.stdout is not None
-        if select.select([process.stdout], [], [], 1)[0]:
-            line = process.stdout.readline()
-            said += line
-            if found := re.search(r"http://\S+?:(\d+)", line):
-                return Served(found[0], int(found[1]), process, models, outside, temporary)
-            if not line and process.poll() is not None:
-                break
+        if found := re.search(r"http://\S+?:(\d+)", log.read_text()):
+            return Served(found[0], int(found[1]), process, models, outside, temporary, log)
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
     process.kill()
-    raise AssertionError(f"no server: {said}")
+    raise AssertionError(f"no server: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")
@@ -100,8 +95,6 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         if served.process.poll() is None:
             served.process.kill()
         served.process.wait()
-        if served.process.stdout is not None:
-            served.process.stdout.close()
 
 
 @pytest.fixture(scope="session")

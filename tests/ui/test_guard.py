@@ -15,7 +15,22 @@ from sdquant.ui.guard import Guard
 from sdquant.ui.signin import FREE, SignIn
 
 from .conftest import SECRET
-from .wire import Reply, click, exchange, request
+from .hostile import (
+    CLICK,
+    HOSTILE,
+    JOIN,
+    JSON,
+    OWN,
+    PARTS,
+    Row,
+    assert_refused,
+    assert_tells_nothing,
+    filled,
+    given,
+    part,
+    site,
+)
+from .wire import click, exchange, request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,222 +39,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("ui")
 
-JSON = ("Content-Type", "application/json")
-FORM = ("Content-Type", "application/x-www-form-urlencoded")
-PARTS = ("Content-Type", "multipart/form-data; boundary=b")
-OWN = ("Origin", "http://127.0.0.1:{port}")
-JOIN = "/gradio_api/queue/join"
-CLICK = json.dumps({"data": ["x"], "fn_index": 0, "session_hash": "h"}).encode()
-
-
-def _site(site: str, mode: str = "cors", dest: str = "empty") -> tuple[tuple[str, str], ...]:
-    return (("Sec-Fetch-Site", site), ("Sec-Fetch-Mode", mode), ("Sec-Fetch-Dest", dest))
-
-
-def _file(path: str, **more: object) -> bytes:
-    """A click that gives a file to the page; `{secret}` is the file outside."""
-    value = {"path": path, "meta": {"_type": "gradio.FileData"}, **more}
-    return json.dumps({"data": [value], "fn_index": 2, "session_hash": "h"}).encode()
-
-
-def _part(name: str) -> bytes:
-    head = f'--b\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'
-    return head.encode() + b"evil\r\n--b--\r\n"
-
-
-# name, method, target, headers, body, the Host header (None: without one), the status if it is another than 403
-Row = tuple[str, str, str, tuple[tuple[str, str], ...], bytes, "str | None", int]
-LOCAL = "127.0.0.1:{port}"
-
-
-def _row(
-    name: str,
-    method: str,
-    target: str,
-    headers: tuple[tuple[str, str], ...] = (),
-    body: bytes = b"",
-    host: str | None = LOCAL,
-    status: int = 403,
-) -> Row:
-    return name, method, target, headers, body, host, status
-
-
-HOSTS = (
-    _row("host of another name (rebinding)", "GET", "/", host="evil.example:{port}"),
-    _row("host that begins like ours", "GET", "/", host="127.0.0.1.evil.example:{port}"),
-    _row("host that ends like ours", "GET", "/", host="evil-localhost:{port}"),
-    _row("host with another port", "GET", "/", host="127.0.0.1:1"),
-    _row("host without a port", "GET", "/", host="127.0.0.1"),
-    _row("host with a user", "GET", "/", host="evil@127.0.0.1:{port}"),
-    _row("host with a dot behind it", "GET", "/", host="localhost.:{port}"),
-    _row("host as a number", "GET", "/", host="2130706433:{port}"),
-    _row("host of all addresses", "GET", "/", host="0.0.0.0:{port}"),
-    _row("host with a path", "GET", "/", host="127.0.0.1:{port}/x"),
-    _row("empty host", "GET", "/", host=""),
-    _row("no host", "GET", "/", host=None, status=400),
-    _row("two hosts", "GET", "/", (("Host", "evil.example"),), status=400),
-    _row("click on a host of another name", "POST", JOIN, (JSON,), CLICK, host="evil.example"),
-    _row("host of a proxy that is not there", "GET", "/", (("X-Forwarded-Host", "evil.example"),), status=200),
-)
-
-ORIGINS = (
-    _row("click from elsewhere", "POST", JOIN, (JSON, ("Origin", "https://evil.example")), CLICK),
-    _row("click from null", "POST", JOIN, (JSON, ("Origin", "null")), CLICK),
-    _row("click from another port", "POST", JOIN, (JSON, ("Origin", "http://127.0.0.1:1")), CLICK),
-    _row("click from another scheme", "POST", JOIN, (JSON, ("Origin", "https://127.0.0.1:{port}")), CLICK),
-    _row(
-        "click from a name like ours", "POST", JOIN, (JSON, ("Origin", "http://127.0.0.1.evil.example:{port}")), CLICK
-    ),
-    _row("click from our other name", "POST", JOIN, (JSON, ("Origin", "http://localhost:{port}")), CLICK),
-    _row("click from two origins", "POST", JOIN, (JSON, OWN, ("Origin", "https://evil.example")), CLICK),
-    _row("click from an empty origin", "POST", JOIN, (JSON, ("Origin", "")), CLICK),
-    _row("click across sites", "POST", JOIN, (JSON, *_site("cross-site")), CLICK),
-    _row("click from another port of this machine", "POST", JOIN, (JSON, *_site("same-site")), CLICK),
-    _row("click from a site of an unknown kind", "POST", JOIN, (JSON, *_site("x")), CLICK),
-    _row("click by opening a page", "POST", JOIN, (JSON, *_site("cross-site", "navigate", "document")), CLICK),
-    _row("page read across sites", "GET", "/", _site("cross-site")),
-    _row("page in a frame", "GET", "/", _site("cross-site", "navigate", "iframe")),
-    _row("page opened as an unknown site", "GET", "/", _site("x", "navigate", "document")),
-    _row("page read with an origin", "GET", "/", (("Origin", "https://evil.example"),)),
-    _row("answers read across sites", "GET", "/gradio_api/queue/data?session_hash=h", _site("cross-site")),
-    _row(
-        "file opened across sites", "GET", "/gradio_api/file=/etc/passwd", _site("cross-site", "navigate", "document")
-    ),
-    _row("preflight", "OPTIONS", JOIN, (("Origin", "https://evil.example"),), status=405),
-)
-
-CSRF = (
-    _row("click as a form", "POST", JOIN, (FORM, OWN), CLICK),
-    _row("click as plain text", "POST", JOIN, (("Content-Type", "text/plain"), OWN), CLICK),
-    _row("click without a type", "POST", JOIN, (OWN,), CLICK),
-    _row("click in parts", "POST", JOIN, (PARTS, OWN), _part("x")),
-    _row("upload as JSON", "POST", "/gradio_api/upload", (JSON, OWN), CLICK),
-    _row("two types", "POST", JOIN, (JSON, ("Content-Type", "text/plain"), OWN), CLICK),
-    _row("click that is no JSON", "POST", JOIN, (JSON, OWN), b"{", status=400),
-    _row("click that is a list", "POST", JOIN, (JSON, OWN), b"[1]", status=400),
-    _row("click that is deep", "POST", JOIN, (JSON, OWN), b"[" * 200_000, status=400),
-    _row(
-        "click for no function",
-        "POST",
-        JOIN,
-        (JSON, OWN),
-        b'{"data": [], "fn_index": 99, "session_hash": "h"}',
-        status=500,
-    ),
-)
-
-PATHS = (
-    _row("file by its path", "GET", "/gradio_api/file=/etc/passwd"),
-    _row("file outside by its path", "GET", "/gradio_api/file={secret}"),
-    _row("file relative", "GET", "/gradio_api/file=pyproject.toml"),
-    _row("file with dots", "GET", "/gradio_api/file=../../../../etc/passwd"),
-    _row("file with dots in code", "GET", "/gradio_api/file=%2e%2e/%2e%2e/etc/passwd"),
-    _row("file with dots in code twice", "GET", "/gradio_api/file=%252e%252e/%252e%252e/etc/passwd"),
-    _row("file with a zero", "GET", "/gradio_api/file=/etc/passwd%00.png"),
-    _row("file of a share", "GET", "/gradio_api/file=%5c%5chost%5cshare%5cx"),
-    _row("file of a URL", "GET", "/gradio_api/file=http://127.0.0.1:1/x"),
-    _row("file as file://", "GET", "/gradio_api/file=file:///etc/passwd"),
-    _row("file by the old path", "GET", "/gradio_api/file/etc/passwd"),
-    _row("file without the prefix", "GET", "/file=/etc/passwd"),
-    _row("file by HEAD", "HEAD", "/gradio_api/file=/etc/passwd"),
-    _row("file out of the folder", "GET", "/gradio_api/file={uploads}/../../models-private/secret.safetensors"),
-    _row("file out of a folder in it", "GET", "/gradio_api/file={uploads}/" + 64 * "0" + "/.."),
-    _row("file beside the folder", "GET", "/gradio_api/file={uploads}-evil/" + 64 * "0" + "/x"),
-    _row("assets with dots", "GET", "/assets/../../../../../etc/passwd"),
-    _row("assets with dots in code", "GET", "/assets/%2e%2e/%2e%2e/%2e%2e/index.html"),
-    _row("static by a path", "GET", "/static//etc/passwd"),
-    _row("static with backslashes", "GET", "/static/img/..%5c..%5cindex.html"),
-    _row("target of another server", "GET", "http://evil.example/"),
-    _row("page with an old link", "GET", "/?deep_link=../../x"),
-    _row("page with an unknown key", "GET", "/?view=api"),
-    _row("page with a key twice", "GET", "/?__theme=dark&__theme=light"),
-    _row("page with code in its key", "GET", "/?__theme=%3Cscript%3Ealert(1)%3C/script%3E"),
-    _row("answers to a session that is code", "GET", "/gradio_api/queue/data?session_hash=%3Cscript%3E"),
-)
-
-_GRADIO = tuple(
-    _row(
-        f"{method} {target}",
-        method,
-        target,
-        (JSON, OWN) if method == "POST" else (),
-        b"{}" if method == "POST" else b"",
-    )
-    for method, target in (
-        ("GET", "/gradio_api/proxy=http://127.0.0.1:1/"),
-        ("GET", "/gradio_api/proxy=https://x.hf.space/"),
-        ("GET", "/gradio_api/deep_link?session_hash=h"),
-        ("GET", "/gradio_api/startup-events"),
-        ("GET", "/gradio_api/dev/reload"),
-        ("GET", "/logout"),
-        ("GET", "/gradio_api/token"),
-        ("GET", "/gradio_api/info"),
-        ("GET", "/gradio_api/openapi.json"),
-        ("GET", "/config"),
-        ("GET", "/docs"),
-        ("GET", "/openapi.json"),
-        ("GET", "/monitoring"),
-        ("GET", "/monitoring/summary"),
-        ("GET", "/gradio_api/queue/status"),
-        ("GET", "/gradio_api/runs"),
-        ("GET", "/gradio_api/run-history/buckets"),
-        ("GET", "/gradio_api/call/look/abc"),
-        ("GET", "/gradio_api/stream/a/b/c/playlist.m3u8"),
-        ("GET", "/gradio_api/custom_component/a/client/b/c"),
-        ("GET", "/gradio_api/vibe-code"),
-        ("GET", JOIN),
-        ("GET", "/gradio_api/mcp/"),
-        ("POST", "/"),
-        ("POST", "/login"),
-        ("POST", "/gradio_api/run/look"),
-        ("POST", "/gradio_api/api/look"),
-        ("POST", "/gradio_api/call/look"),
-        ("POST", "/gradio_api/call/v2/look"),
-        ("POST", "/gradio_api/component_server"),
-        ("POST", "/gradio_api/vibe-edit"),
-        ("POST", "/gradio_api/process_recording"),
-        ("POST", "/gradio_api/mcp/"),
-    )
-)
-
-ROUTES = (
-    *_GRADIO,
-    _row("PUT", "PUT", "/", status=405),
-    _row("DELETE", "DELETE", "/", status=405),
-    _row("TRACE", "TRACE", "/", status=405),
-    _row("CONNECT", "CONNECT", "/", status=405),
-    _row("a method of its own", "FETCH", "/", status=405),
-    _row("a web socket", "GET", "/", (("Upgrade", "websocket"), ("Sec-WebSocket-Key", "eA=="))),
-    _row("a GET with a body", "GET", "/", (), b"x=1"),
-)
-
-FILES = (
-    _row("value that is a file, past the queue", "POST", "/gradio_api/run/predict", (JSON, OWN), _file("/etc/passwd")),
-    _row("value that is a file", "POST", JOIN, (JSON, OWN), _file("/etc/passwd")),
-    _row("value that is the file outside", "POST", JOIN, (JSON, OWN), _file("{secret}")),
-    _row("value that is a file in the folder", "POST", JOIN, (JSON, OWN), _file("{uploads}/../secret.safetensors")),
-    _row("value that is relative", "POST", JOIN, (JSON, OWN), _file("pyproject.toml")),
-    _row("value that is a URL", "POST", JOIN, (JSON, OWN), _file("http://127.0.0.1:1/x")),
-    _row("value that is a URL in capitals", "POST", JOIN, (JSON, OWN), _file("HTTP://127.0.0.1:1/x")),
-    _row("value that is a share", "POST", JOIN, (JSON, OWN), _file("\\\\host\\share\\x")),
-    _row("value that is a file of a stream", "POST", JOIN, (JSON, OWN), _file("/etc/passwd", is_stream=True)),
-    _row("value with a URL beside it", "POST", JOIN, (JSON, OWN), _file("x", url="http://127.0.0.1:1/x")),
-    _row("value with a path that is no text", "POST", JOIN, (JSON, OWN), _file("x").replace(b'"x"', b"[1]")),
-)  # fmt: skip
-
-HOSTILE = (*HOSTS, *ORIGINS, *CSRF, *PATHS, *ROUTES, *FILES)
-
-
-def _filled(text: str, server: Served) -> str:
-    uploads = next(server.temporary.glob("sdquant-ui-*"))
-    return text.replace("{secret}", str(server.outside / "secret.safetensors")).replace("{uploads}", str(uploads))
-
-
-def _assert_tells_nothing(reply: Reply, server: Served) -> None:
-    """No answer holds the secret, or where it is, or where code is."""
-    for word in (SECRET, str(server.outside), "site-packages", "Traceback", "root:x:"):
-        assert word.encode() not in reply.raw
-
 
 def test_the_table_has_no_name_twice() -> None:
     assert len({row[0] for row in HOSTILE}) == len(HOSTILE) >= 100
@@ -247,17 +46,7 @@ def test_the_table_has_no_name_twice() -> None:
 
 @pytest.mark.parametrize("row", HOSTILE, ids=[row[0] for row in HOSTILE])
 def test_hostile_requests_are_refused(server: Served, row: Row) -> None:
-    _, method, target, headers, body, host, status = row
-    body = _filled(body.decode("latin-1"), server).encode("latin-1")
-    reply = request(server.port, method, _filled(target, server), headers, body, host=host)
-    assert reply.status == status, reply.raw[:500]
-    _assert_tells_nothing(reply, server)
-    assert b"evil.example" not in reply.raw
-    if status in (403, 405, 413):
-        assert reply.headers["content-type"] == "text/plain; charset=utf-8"
-        assert method == "HEAD" or reply.body.startswith(b"Refused: ")
-        assert len(reply.body) < 200
-        assert "access-control-allow-origin" not in reply.headers
+    assert_refused(server, row)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +66,7 @@ def test_hostile_requests_are_refused(server: Served, row: Row) -> None:
 def test_what_is_no_proper_request_is_refused(server: Served, raw: bytes) -> None:
     reply = exchange(server.port, raw)
     assert reply.status in (0, 400, 403, 413), reply.raw[:300]
-    _assert_tells_nothing(reply, server)
+    assert_tells_nothing(reply, server)
 
 
 def test_a_long_body_is_cut_off(server: Served) -> None:
@@ -301,11 +90,11 @@ def test_a_long_body_is_cut_off(server: Served) -> None:
     ],
 )  # fmt: skip
 def test_a_name_typed_into_the_page_opens_nothing_outside(server: Served, text: str) -> None:
-    reply = click(server.port, 0, _filled(text, server), session="typed")
+    reply = click(server.port, 0, filled(text, server), session="typed")
     assert reply.status == 200
     assert "is not the name of a file or folder below" in reply.raw.decode()
     assert b"<script>" not in reply.raw
-    _assert_tells_nothing(reply, server)
+    assert_tells_nothing(reply, server)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +102,7 @@ def test_a_name_typed_into_the_page_opens_nothing_outside(server: Served, text: 
 )
 def test_uploads_stay_in_their_folder(server: Served, name: str) -> None:
     there = {path for path in server.temporary.parent.rglob("*")}
-    reply = request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), _part(name))
+    reply = request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), part(name))
     assert reply.status == 200
     (made,) = json.loads(reply.body)
     uploads = next(server.temporary.glob("sdquant-ui-*"))
@@ -327,7 +116,7 @@ def test_uploads_stay_in_their_folder(server: Served, name: str) -> None:
 
 
 def test_the_page_still_works_after_all_of_this(server: Served) -> None:
-    page = request(server.port, "GET", "/", (*_site("none", "navigate", "document"),))
+    page = request(server.port, "GET", "/", (*site("none", "navigate", "document"),))
     assert page.status == 200
     assert b"gradio_config" in page.body
     assert b"<p>digits-sd</p>" in click(server.port, 0, "digits-sd", session="last").raw
@@ -335,8 +124,8 @@ def test_the_page_still_works_after_all_of_this(server: Served) -> None:
 
 
 def test_what_belongs_into_the_queue_is_not_run_past_it(server: Served) -> None:
-    made = json.loads(request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), _part("x")).body)[0]
-    direct = request(server.port, "POST", "/gradio_api/run/predict", (JSON, OWN), _file(made))
+    made = json.loads(request(server.port, "POST", "/gradio_api/upload", (PARTS, OWN), part("x")).body)[0]
+    direct = request(server.port, "POST", "/gradio_api/run/predict", (JSON, OWN), given(made))
     assert (direct.status, json.loads(direct.body)["data"]) == (200, ["4"])
     assert request(server.port, "POST", "/gradio_api/run/predict", (JSON, OWN), CLICK).status == 404
 
@@ -347,7 +136,7 @@ def test_nothing_outside_was_copied(server: Served) -> None:
 
 
 def test_another_page_may_link_to_this_one(server: Served) -> None:
-    reply = request(server.port, "GET", "/", _site("cross-site", "navigate", "document"))
+    reply = request(server.port, "GET", "/", site("cross-site", "navigate", "document"))
     assert reply.status == 200
 
 

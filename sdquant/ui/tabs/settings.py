@@ -167,6 +167,7 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
     try:
         target = desk.target(model, base)
         keep = _keepable(_read(shown))
+        _refuse_places(desk, keep.values)
         held = desk.engine.held
         taken = held.bytes if held is not None else 0
         chosen = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)

@@ -1,5 +1,7 @@
 """A1111 1.10 and Forge dfdcbab6, modules/options.py: OptionInfo and Options."""
 
+from modules import errors
+
 
 class OptionInfo:
     def __init__(
@@ -52,7 +54,12 @@ class Options:
             return False
         setattr(self, key, value)
         if run_callbacks and option.onchange is not None:
-            option.onchange()
+            try:
+                option.onchange()
+            except Exception as error:
+                errors.display(error, f"changing setting {key} to {value}")
+                setattr(self, key, before)
+                return False
         return True
 
     def add_option(self, key, info):

@@ -1,5 +1,7 @@
 """SD.Next 058a7f0cf, modules/options.py and modules/options_handler.py: OptionInfo and Options."""
 
+from modules import errors
+
 
 class OptionInfo:
     def __init__(
@@ -56,7 +58,12 @@ class Options:
             return False
         setattr(self, key, value)
         if self.data_labels[key].onchange is not None:
-            self.data_labels[key].onchange()
+            try:
+                self.data_labels[key].onchange()
+            except Exception as error:
+                errors.display(error, "Error in onchange callback")
+                setattr(self, key, before)
+                return False
         return True
 
     def add_option(self, key, info):

@@ -70,6 +70,7 @@ def load_diffuser(checkpoint_info=None, op="model", revision=None):
             sd_model = diffusers.DiffusionPipeline.from_pretrained(checkpoint_info.path, **diffusers_load_config)
         else:
             sd_model = load_diffuser_force(checkpoint_info, diffusers_load_config)
+        sd_model.sd_checkpoint_info = checkpoint_info
         model_data.sd_model = sd_model
         sd_model = model_quant.do_post_load_quant(sd_model, allow=allow_post_quant)
         set_diffuser_offload(sd_model, op)
@@ -83,7 +84,19 @@ def unload_model_weights(op="model"):
     model_data.sd_model = None
 
 
+def select_checkpoint(op="model", sd_model_checkpoint=None):
+    return None  # no model is chosen in the settings
+
+
 def reload_model_weights(sd_model=None, info=None, op="model", force=False, revision=None):
-    unload_model_weights(op=op)
-    load_diffuser(info, op=op, revision=revision)
+    checkpoint_info = info or select_checkpoint(op=op)
+    if checkpoint_info is None:
+        unload_model_weights(op=op)
+        return None
+    sd_model = sd_model or model_data.sd_model
+    if sd_model is not None:
+        if sd_model.sd_checkpoint_info.filename == checkpoint_info.filename and not force:
+            return None
+        unload_model_weights(op=op)
+    load_diffuser(checkpoint_info, op=op, revision=revision)
     return model_data.sd_model
