@@ -185,7 +185,8 @@ def test_hosts_import_no_torch_gradio_or_diffusers() -> None:
 import importlib, pkgutil, sys
 import sdquant.hosts
 for row in pkgutil.iter_modules(sdquant.hosts.__path__):
-    if row.name not in ("swapped", "comfyui"):  # layers, which are torch's; and another host
+    # Not the layers, which are torch's, and what lies in ComfyUI's folder.
+    if row.name not in ("swapped", "comfy_ops", "comfy_patcher", "comfy_tensor", "comfyui"):
         importlib.import_module(f"sdquant.hosts.{row.name}")
 print([name for name in ("torch", "gradio", "diffusers", "transformers", "accelerate") if name in sys.modules])
 """
