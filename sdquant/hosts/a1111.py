@@ -1,11 +1,14 @@
 """A1111's load path: the UNet is quantized as soon as its weights are loaded, and made floats before the next ones are.
 
 A1111 keeps a model and loads the next checkpoint's weights into it. Into packed layers they would not go, and nothing
-would say so: `load_state_dict(strict=False)`.
+would say so: `load_state_dict(strict=False)`. Before each image it asks for the checkpoint that is set, and takes what
+is there if it is of that file: a model that was made with other settings of ours is loaded anew then.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError, SdquantError
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from .patches import Patches
     from .status import Status
 
+_MADE = "sdquant_made_with"  # the attribute of a model that says what it was quantized with; None is: not
+
 
 class Adapter:
     """What is done in A1111."""
@@ -26,10 +31,12 @@ class Adapter:
 
     def install(self, patches: Patches) -> None:
         """Take part in loads."""
-        patches.wrap(display.module("modules.sd_models"), "load_model_weights", self._load)
+        models = display.module("modules.sd_models")
+        patches.wrap(models, "load_model_weights", self._load)
+        patches.wrap(models, "reload_model_weights", self._reload)
 
     def changed(self) -> None:
-        """Nothing: the settings are for the next load."""
+        """Nothing: A1111 asks for the model before each image."""
 
     def model_loaded(self, model: Any) -> None:
         """Nothing: the weights were quantized when they came."""
@@ -39,23 +46,48 @@ class Adapter:
 
         settings = options.read(self.host)
         scheme = load.asked(settings).get("model")
-        if scheme is not None:
-            load.refuse(settings, mode="post", offload="none", runtime=load.PLAIN)
-            _refuse_moved(model, scheme)
+        _refuse(settings, model)
         load.begin(self.status, checkpoint_info.filename)
         dequantize(model.model.diffusion_model)
         result = original(model, checkpoint_info, *args, **kwargs)
         unet = model.model.diffusion_model
+        setattr(model, _MADE, _wanted(settings))
         if scheme is None:
             self.status.loaded(load.part_of("unet", unet, load.AS_FOUND))
             return result
         try:
             self._quantize(unet, scheme, settings)
         except SdquantError:
-            display.module("modules.sd_models").model_data.sd_model = None  # not to be used as it is
+            _drop(model)
             raise
         self.status.loaded(load.part_of("unet", unet, "after loading"))
         return result
+
+    def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        known = inspect.signature(original)
+        given = known.bind_partial(*args, **kwargs)
+        if "forced_reload" in known.parameters:  # since 1.8
+            models = display.module("modules.sd_models")
+            settings = options.read(self.host)
+            filename = (given.arguments.get("info") or models.select_checkpoint()).filename
+            for model in (given.arguments.get("sd_model"), models.model_data.sd_model, *_kept(models)):
+                if model is None or model.sd_checkpoint_info.filename != filename:
+                    continue
+                if getattr(model, _MADE, None) != _wanted(settings):
+                    _refuse(settings, model)  # before A1111 moves it
+                    given.arguments["forced_reload"] = True
+        model = original(*given.args, **given.kwargs)
+        self._tell_of(model)
+        return model
+
+    def _tell_of(self, model: Any) -> None:
+        """A model that was there already is not loaded, and what the status says may be of another, or of a failure."""
+        seen, filename = self.status.seen, model.sd_checkpoint_info.filename
+        if seen.parts and seen.model == os.path.basename(filename):
+            return
+        unet = model.model.diffusion_model
+        load.begin(self.status, filename)
+        self.status.loaded(load.part_of("unet", unet, "after loading" if load.schemes_in(unet) else load.AS_FOUND))
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:
         from ..quantizer import quantize
@@ -71,11 +103,40 @@ class Adapter:
             )
 
 
-def _refuse_moved(model: Any, scheme: str) -> None:
-    """Raise IncompatibleError if A1111 is to move the parts of this model by hooks of its own."""
+def _wanted(settings: Settings) -> tuple[Any, ...] | None:
+    scheme = load.asked(settings).get("model")
+    return None if scheme is None else (scheme, settings["skip"])
+
+
+def _kept(models: Any) -> list[Any]:
+    """The models that A1111 keeps to use them again, the one in use among them."""
+    return list(getattr(models.model_data, "loaded_sd_models", []))
+
+
+def _drop(model: Any) -> None:
+    """Have A1111 not use the model as it is, now or later: its weights are those of the file, and floats."""
+    models = display.module("modules.sd_models")
+    models.model_data.sd_model = None
+    if any(row is model for row in _kept(models)):
+        models.model_data.loaded_sd_models.remove(model)
+
+
+def _refuse(settings: Settings, model: Any) -> None:
+    """Raise SdquantError if what is asked for cannot be done with a model."""
+    scheme = load.asked(settings).get("model")
+    if scheme is None:
+        return
+    load.refuse(settings, mode="post", offload="none", runtime=load.PLAIN)
     if display.module("modules.lowvram").is_needed(model):
         raise IncompatibleError(
             f"{scheme} was asked for with --lowvram, --medvram or --medvram-sdxl",
             "A1111 then moves the parts of the UNet itself, by hooks on the layers that would be replaced",
             "Start A1111 without these flags: the quantized UNet needs less memory. Or set the scheme to 'as found'",
+        )
+    storage = display.module("modules.shared").opts.data.get("fp8_storage")
+    if storage == "Enable" or (storage == "Enable for SDXL" and hasattr(model, "conditioner")):
+        raise IncompatibleError(
+            f"{scheme} was asked for with A1111's 'FP8 weight'",
+            "it has made the UNet's weights float8 before they could be quantized",
+            "Set 'FP8 weight' to Disable in A1111's settings (Optimizations). Or set the scheme to 'as found'",
         )

@@ -40,7 +40,7 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     import comfy.utils  # type: ignore[import-not-found]
 
     from .comfy_ops import operations
-    from .comfy_patcher import packed_layers, patcher_class
+    from .comfy_patcher import packed_layers, patcher_class, refuse_to_save
 
     device = comfy.model_management.get_torch_device()
     spec = None if quant == AS_FOUND else backends.parse(quant)
@@ -61,7 +61,10 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
         )
     patcher = patcher_class()(made.model, made.load_device, made.offload_device)
     patcher.cached_patcher_init = (load, (path, quant))
-    _require_packed(path, state.packed, len(packed_layers(patcher.model)), spec)
+    kept = len(packed_layers(patcher.model))
+    _require_packed(path, state.packed, kept, spec)
+    if kept:
+        patcher.model.state_dict_for_saving = refuse_to_save
     return patcher
 
 

@@ -1,14 +1,15 @@
 """ComfyUI's ModelPatcher for models with packed weights: a LoRA is applied when a weight is used, not merged into it.
 
 ComfyUI merges patches into the weights that it keeps on the device, and attaches the rest to layers as functions. A
-packed weight has nothing to merge into, so that its layer always gets the function.
+packed weight has nothing to merge into, so that its layer always gets the function: for the patches of a model, and for
+those of hooks (a LoRA for some prompts or steps only), which ComfyUI writes into the weights while it samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConflictError
 from .comfy_ops import PackedLayer
@@ -27,13 +28,44 @@ class Patch:
         """The patched weight, in the memory of `weight` where patches allow it."""
         import comfy.lora  # type: ignore[import-not-found]
 
-        done: Tensor = comfy.lora.calculate_weight(self.patches[self.key], weight, self.key)
+        done: Tensor = comfy.lora.calculate_weight(self.patches[self.key], weight, self.key, **self._more())
         return done
+
+    def _more(self) -> dict[str, Any]:
+        return {}
+
+
+class HookPatch(Patch):
+    """Applies those of hooks. `layer`: some of them are differences to the weight that it has."""
+
+    def __init__(self, key: str, patches: Mapping[str, Any], layer: PackedLayer) -> None:
+        super().__init__(key, patches)
+        self.layer = layer
+
+    def _more(self) -> dict[str, Any]:
+        return {"original_weights": {self.key: [(self.layer.weight, _as_it_is)]}}
+
+
+def _as_it_is(weight: Tensor, **_: Any) -> Tensor:
+    return weight
 
 
 def packed_layers(model: Any) -> dict[str, PackedLayer]:
     """The layers of a model that are packed, by the names of their weights."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
+
+
+def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
+    """What ComfyUI calls where its own nodes are to save a model: the model's, and in later versions the patcher's.
+
+    Raises:
+        ConflictError: always.
+    """
+    raise ConflictError(
+        "ComfyUI's own node was to save a model that sdquant loaded",
+        "it writes float weights, and these are packed",
+        "Use 'Save Diffusion Model (sdquant)'",
+    )
 
 
 @cache
@@ -69,12 +101,25 @@ def patcher_class() -> type:
             weight = layer.decoded(layer.compute_dtype, device)
             return Patch(key, self.patches)(weight) if key in self.patches else weight
 
+        def patch_hooks(self, hooks: Any) -> Any:
+            done = super().patch_hooks(hooks)
+            self._hook(hooks)
+            return done
+
+        def unpatch_hooks(self, *args: Any, **kwargs: Any) -> Any:
+            done = super().unpatch_hooks(*args, **kwargs)
+            self._hook(None)
+            return done
+
+        def patch_hook_weight_to_device(
+            self, hooks: Any, combined_patches: Any, key: str, *args: Any, **kw: Any
+        ) -> Any:
+            if self._packed(key) is None:
+                return super().patch_hook_weight_to_device(hooks, combined_patches, key, *args, **kw)
+            return None  # see `_hook`
+
         def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
-            raise ConflictError(
-                "ComfyUI's own node was to save a model that sdquant loaded",
-                "it writes float weights, and these are packed",
-                "Use 'Save Diffusion Model (sdquant)'",
-            )
+            refuse_to_save()
 
         def _packed(self, key: str) -> PackedLayer | None:
             path, _, leaf = key.rpartition(".")
@@ -85,5 +130,15 @@ def patcher_class() -> type:
             for key, layer in packed_layers(self.model).items():
                 patch = [Patch(key, self.patches)] if key in self.patches else []
                 layer.weight_function = patch + list(getattr(self, "weight_wrapper_patches", {}).get(key, []))
+            self._hook(self.current_hooks)
+
+        def _hook(self, hooks: Any) -> None:
+            """Have the layers apply the patches of `hooks`, and no others, after their own and before wrappers."""
+            combined = self.get_combined_hook_patches(hooks)
+            for key, layer in packed_layers(self.model).items():
+                rest = [function for function in layer.weight_function if not isinstance(function, HookPatch)]
+                at = sum(isinstance(function, Patch) for function in rest)
+                patch = [HookPatch(key, combined, layer)] if key in combined else []
+                layer.weight_function = [*rest[:at], *patch, *rest[at:]]
 
     return SdquantModelPatcher

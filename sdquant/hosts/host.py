@@ -120,11 +120,15 @@ HOSTS = (
         title="AUTOMATIC1111",
         module="modules.sd_models",
         files=("modules/sd_models.py", "modules/script_callbacks.py", "webui.py"),
-        can=("The UNet is quantized as soon as its weights are loaded, before the first image",),
+        can=(
+            "The UNet is quantized as soon as its weights are loaded, before the first image",
+            "A changed setting takes effect with the next image: the model is loaded anew",
+        ),
         cannot=(
             _LORA,
             "With --lowvram, --medvram or --medvram-sdxl it is refused: these move the parts of the UNet themselves. "
             "Quantized, the UNet needs less memory without them",
+            "So it is with A1111's own 'FP8 weight'",
             "The memory that loading takes stays what it is: the file is read whole before it is quantized",
             "Text encoders and the VAE stay as they are",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sdquant import IncompatibleError
 from sdquant.hosts import load
 
 from .conftest import Running
@@ -29,7 +31,10 @@ def checkpoint(sd: Path) -> Callable[[str, float], SimpleNamespace]:
         def network() -> Any:
             return UNet2DConditionModel.from_config(unet.config)
 
-        return SimpleNamespace(filename=f"/models/{name}.safetensors", state_dict=state, network=network)
+        filename = f"/models/{name}.safetensors"
+        made = SimpleNamespace(title=name, filename=filename, state_dict=state, network=network)
+        importlib.import_module("modules.sd_models").checkpoints_list[name] = made
+        return made
 
     return make
 
@@ -51,13 +56,13 @@ def test_the_unet_is_quantized_and_loaded_into_again(host: Start, checkpoint: An
     assert running.shown == []
     assert load.schemes_in(_unet(model)) == {"int8"}
     first = _weight(model)
-    again = models.reload_model_weights(model, checkpoint("two", 2.0))
+    again = models.reload_model_weights(info=checkpoint("two", 2.0))
     assert again is model
     assert load.schemes_in(_unet(model)) == {"int8"}
     assert torch.allclose(_weight(model), 2 * first, rtol=1e-4)
     assert running.status["model"] == "two.safetensors"
     running.modules.shared.opts.set("sdquant_quant_model", "as found")
-    models.reload_model_weights(model, checkpoint("three", 3.0))
+    models.reload_model_weights(info=checkpoint("three", 3.0))
     assert load.schemes_in(_unet(model)) == set()
     assert running.status["components"][0]["how"] == "as found"
 
@@ -69,10 +74,71 @@ def test_with_lowvram_it_is_refused_before_the_load(host: Start, checkpoint: Any
     setattr(running.modules.shared.cmd_opts, flag, True)
     info = checkpoint("one", 1.0)
     info.state_dict = None  # which could not be loaded
-    assert running.modules.sd_models.load_model(info) is None
+    running.modules.shared.opts.data["sd_model_checkpoint"] = "one"
+    assert running.modules.sd_models.model_data.get_sd_model() is None
     (shown,) = running.shown
     assert "--lowvram, --medvram" in shown
     assert "--lowvram, --medvram" in running.status["error"]
+
+
+def test_a_changed_setting_takes_effect_with_the_next_image(host: Start, checkpoint: Any) -> None:
+    """Before each image A1111 calls `reload_model_weights()`, and keeps the model if it is of the file that is set."""
+    running = host("a1111")
+    running.start()
+    models, opts = running.modules.sd_models, running.modules.shared.opts
+    model = models.load_model(checkpoint("one", 1.0))
+    exact = _weight(model).clone()
+    for scheme in ("int8", "nf4"):
+        opts.set("sdquant_quant_model", scheme)
+        assert models.reload_model_weights() is model
+        assert load.schemes_in(_unet(model)) == {scheme}
+    layer = _unet(model).mid_block.attentions[0].proj_in
+    models.reload_model_weights()  # and not again
+    assert _unet(model).mid_block.attentions[0].proj_in is layer
+    opts.set("sdquant_skip", "mid_block")
+    models.reload_model_weights()
+    assert torch.equal(_weight(model), exact) and load.schemes_in(_unet(model)) == {"nf4"}
+    opts.set("sdquant_quant_model", "as found")
+    models.reload_model_weights()
+    assert load.schemes_in(_unet(model)) == set()
+
+
+def test_models_that_are_kept_follow_the_settings_too(host: Start, checkpoint: Any) -> None:
+    running = host("a1111")
+    running.start({"sdquant_quant_model": "int8"})
+    models, opts = running.modules.sd_models, running.modules.shared.opts
+    opts.data["sd_checkpoints_limit"] = 2
+    one, two = checkpoint("one", 1.0), checkpoint("two", 2.0)
+    first = models.load_model(one)
+    models.reload_model_weights(info=two)
+    assert models.reload_model_weights(info=one) is first
+    assert running.status["model"] == "one.safetensors" and running.status["components"][0]["scheme"] == "int8"
+    opts.set("sdquant_quant_model", "nf4")
+    second = models.reload_model_weights(info=two)
+    assert load.schemes_in(_unet(second)) == {"nf4"} and load.schemes_in(_unet(first)) == {"int8"}
+    opts.set("sdquant_skip", "*")
+    with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
+        models.reload_model_weights()
+    assert models.model_data.sd_model is None and second not in models.model_data.loaded_sd_models
+    opts.set("sdquant_skip", "")
+    assert load.schemes_in(_unet(models.reload_model_weights(info=two))) == {"nf4"}
+
+
+def test_with_its_own_float8_it_is_refused_and_told_until_it_is_put_right(host: Start, checkpoint: Any) -> None:
+    running = host("a1111")
+    running.start()
+    models, opts = running.modules.sd_models, running.modules.shared.opts
+    model = models.load_model(checkpoint("one", 1.0))
+    before = _weight(model).clone()
+    opts.data["fp8_storage"] = "Enable"
+    opts.set("sdquant_quant_model", "int8")
+    with pytest.raises(IncompatibleError, match="FP8 weight"):
+        models.reload_model_weights()
+    assert torch.equal(_weight(model), before) and models.model_data.sd_model is model
+    assert "FP8 weight" in running.status["error"]
+    opts.set("sdquant_quant_model", "as found")
+    models.reload_model_weights()
+    assert running.status["error"] is None and running.status["components"][0]["how"] == "as found"
 
 
 def test_a_refused_load_leaves_the_model_as_it_was(host: Start, checkpoint: Any) -> None:
@@ -85,7 +151,7 @@ def test_a_refused_load_leaves_the_model_as_it_was(host: Start, checkpoint: Any)
     before = _weight(model)
     running.modules.shared.opts.data["sdquant_quant_model"] = "int9"  # stored by another version
     with pytest.raises(UnknownQuantError):
-        models.reload_model_weights(model, checkpoint("two", 2.0))
+        models.reload_model_weights(info=checkpoint("two", 2.0))
     assert models.model_data.sd_model is model
     assert torch.equal(_weight(model), before)
     assert load.schemes_in(_unet(model)) == {"int8"}
@@ -95,6 +161,8 @@ def test_a_load_that_fails_leaves_no_model(host: Start, checkpoint: Any) -> None
     running = host("a1111")
     running.start({"sdquant_quant_model": "int8", "sdquant_skip": "*"})
     models = running.modules.sd_models
-    assert models.load_model(checkpoint("one", 1.0)) is None
-    assert models.model_data.sd_model is None
+    checkpoint("one", 1.0)
+    running.modules.shared.opts.data["sd_model_checkpoint"] = "one"
+    assert models.model_data.get_sd_model() is None
+    assert models.model_data.loaded_sd_models == []
     assert "no weight that would be quantized" in running.status["error"]

@@ -198,6 +198,39 @@ def test_a_lora_takes_effect_at_its_size(comfy: SimpleNamespace, memory: float) 
     torch.testing.assert_close(theirs(patcher), plain)  # and it is gone with the clone
 
 
+@pytest.mark.parametrize("kind", ["lora", "model_as_lora"])
+def test_a_hooks_lora_takes_effect_and_goes(comfy: SimpleNamespace, kind: str) -> None:
+    """A LoRA for some prompts or steps, which ComfyUI writes into the weights while it samples."""
+    patcher = load(comfy, written(comfy, "nf4"))
+    exact = patcher.model.get_submodule(LAYER.rpartition(".")[0]).weight.to(torch.float32, copy=True)
+    plain = theirs(patcher)
+    up, down, _ = lora()[LAYER][1]
+    bias = LAYER.replace("weight", "bias")
+    value = lora()[LAYER] if kind == "lora" else (kind, (exact + 0.5 * up @ down,))
+    hooked = patcher.clone()
+    hooked.add_patches({LAYER: (torch.full((768, 256), 0.001),)})
+    hooked.add_weight_wrapper(LAYER, lambda weight: weight * 1.5)
+    before, merged = theirs(hooked), hooked.clone()
+    merged.add_patches({LAYER: value if kind == "lora" else (0.5 * up @ down,), bias: (torch.ones(768),)})
+    meant = theirs(merged)
+    theirs(hooked)
+    hooked.add_hook_patches("hook", {LAYER: value, bias: (torch.ones(768),)})
+    run = lambda: hooked.model.diffusion_model(**inputs())  # noqa: E731
+    with torch.no_grad():
+        hooked.patch_hooks(("hook",))
+        torch.testing.assert_close(run(), meant, rtol=2e-3, atol=2e-3)
+        assert (meant - before).norm() > 0.01 * before.norm()
+        other = hooked.clone()
+        other.unpatch_hooks()
+        torch.testing.assert_close(run(), before, rtol=1e-5, atol=1e-5)
+        hooked.patch_hooks(("hook",))
+        hooked.patch_hooks(None)
+        torch.testing.assert_close(run(), before, rtol=1e-5, atol=1e-5)
+        hooked.patch_hooks(("hook",))
+    hooked.unpatch_model(hooked.offload_device)
+    torch.testing.assert_close(theirs(patcher), plain)
+
+
 def test_a_weight_wrapper_is_applied_and_goes(comfy: SimpleNamespace) -> None:
     patcher = load(comfy, written(comfy, "nf4"))
     plain, changed = theirs(patcher), patcher.clone()
@@ -308,7 +341,9 @@ def test_a_model_with_a_lora_or_without_packed_weights_is_not_saved(comfy: Simpl
     patcher.add_patches(lora())
     with pytest.raises(ConflictError, match="LoRA"):
         save(patcher, "x")
-    with pytest.raises(ConflictError, match="Save Diffusion Model"):  # ComfyUI's own node calls this
+    with pytest.raises(ConflictError, match="Save Diffusion Model"):  # which ComfyUI's own nodes call
+        comfy.comfy.sd.save_checkpoint(str(comfy.output / "own.safetensors"), patcher)
+    with pytest.raises(ConflictError, match="Save Diffusion Model"):  # in later versions
         patcher.state_dict_for_saving(None, None, None)
     with pytest.raises(SettingsError, match="no weights that sdquant packed"):
         save(load(comfy, written(comfy, "float")), "x")

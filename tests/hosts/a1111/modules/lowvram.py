@@ -1,4 +1,4 @@
-"""A1111 1.10, modules/lowvram.py."""
+"""A1111 1.10.1 (82a973c0), modules/lowvram.py."""
 
 from modules import shared
 

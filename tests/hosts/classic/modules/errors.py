@@ -1,4 +1,4 @@
-"""A1111 1.10 and Forge dfdcbab6, modules/errors.py. `shown` is what stderr would have."""
+"""A1111 82a973c0 and Forge dfdcbab6, modules/errors.py. `shown` is what stderr would have."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A1111 1.10 and Forge dfdcbab6, modules/script_callbacks.py. Errors of callbacks are printed, and no more."""
+"""A1111 82a973c0 and Forge dfdcbab6, modules/script_callbacks.py. Errors of callbacks are printed, and no more."""
 
 import dataclasses
 import typing

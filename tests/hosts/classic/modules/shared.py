@@ -1,4 +1,4 @@
-"""A1111 1.10 and Forge dfdcbab6, modules/shared.py: opts, state and flags, as far as extensions use them."""
+"""A1111 82a973c0 and Forge dfdcbab6, modules/shared.py: opts, state and flags, as far as extensions use them."""
 
 import types
 

@@ -30,6 +30,10 @@ def calculate_weight(patches, weight, key, intermediate_dtype=torch.float32, ori
             diff = value[0]
         elif value[0] == "diff":
             diff = value[1][0]
+        elif value[0] == "model_as_lora":
+            diff = value[1][0].to(intermediate_dtype) - comfy.model_management.cast_to_device(
+                original_weights[key][0][0], weight.device, intermediate_dtype
+            )
         else:  # what a LoRA's adapter does
             up, down, alpha = value[1]
             scale = alpha / down.shape[0]

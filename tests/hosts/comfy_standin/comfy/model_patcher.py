@@ -43,6 +43,7 @@ class ModelPatcher:
         self.weight_inplace_update, self.fast_disk = weight_inplace_update, fast_disk
         self.patches, self.backup = {}, {}
         self.weight_wrapper_patches = {}
+        self.hook_patches, self.hook_backup, self.current_hooks = {}, {}, None
         self.patches_uuid = uuid.uuid4()
         self.parent = None
         self.cached_patcher_init = None
@@ -70,6 +71,8 @@ class ModelPatcher:
         n.patches_uuid, n.parent, n.backup = self.patches_uuid, self, self.backup
         n.weight_wrapper_patches = self.weight_wrapper_patches.copy()
         n.cached_patcher_init = self.cached_patcher_init
+        n.hook_patches = {hook: dict(patches) for hook, patches in self.hook_patches.items()}
+        n.hook_backup, n.current_hooks = self.hook_backup, self.current_hooks
         return n
 
     def is_clone(self, other):
@@ -114,6 +117,40 @@ class ModelPatcher:
         comfy.utils.set_attr_param(self.model, key, out)
         return None
 
+    def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0):
+        known = self.hook_patches.setdefault(hook, {})
+        for key, patch in patches.items():
+            known[key] = [*known.get(key, []), (strength_patch, patch, strength_model, None, None)]
+        self.patches_uuid = uuid.uuid4()
+
+    def get_combined_hook_patches(self, hooks):
+        combined = {}
+        for hook in hooks or ():
+            for key, patches in self.hook_patches.get(hook, {}).items():
+                combined[key] = [*combined.get(key, []), *patches]
+        return combined
+
+    def patch_hooks(self, hooks):
+        self.unpatch_hooks()
+        combined = self.get_combined_hook_patches(hooks)
+        original = self.get_key_patches() if combined else None
+        for key in combined:
+            self.patch_hook_weight_to_device(hooks, combined, key, original, None)
+        self.current_hooks = hooks
+
+    def patch_hook_weight_to_device(self, hooks, combined_patches, key, original_weights, memory_counter):
+        weight, _, _ = get_key_weight(self.model, key)
+        self.hook_backup[key] = (weight.to(device=self.offload_device, copy=True), weight.device)
+        out = comfy.model_management.cast_to_device(weight, weight.device, torch.float32, copy=True)
+        out = comfy.lora.calculate_weight(combined_patches[key], out, key, original_weights=original_weights)
+        comfy.utils.copy_to_param(self.model, key, out.to(weight.dtype))
+
+    def unpatch_hooks(self, whitelist_keys_set=None):
+        for key in [key for key in self.hook_backup if not whitelist_keys_set or key in whitelist_keys_set]:
+            comfy.utils.copy_to_param(self.model, key, self.hook_backup.pop(key)[0])
+        if not whitelist_keys_set:
+            self.current_hooks = None
+
     def pin_weight_to_device(self, key):
         comfy.model_management.pin_memory(get_key_weight(self.model, key)[0])
 
@@ -136,6 +173,7 @@ class ModelPatcher:
                 getattr(m, f"{what}_function").append(LowVramPatch(key, self.patches))
 
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False):
+        self.unpatch_hooks()
         counted, whole, lowvram = 0, [], 0
         for memory, n, m, params in self._load_list():
             fits = full_load or counted + memory < lowvram_model_memory
@@ -177,6 +215,7 @@ class ModelPatcher:
     def unpatch_model(self, device_to=None, unpatch_weights=True):
         if not unpatch_weights:
             return
+        self.unpatch_hooks()
         if self.model.model_lowvram:
             for m in self.model.modules():
                 wipe_lowvram_weight(m)

@@ -2,6 +2,7 @@
 
 import logging
 
+import safetensors.torch
 import torch
 
 import comfy.flux
@@ -32,6 +33,15 @@ class BaseModel(torch.nn.Module):
         if unexpected:
             logging.warning("unet unexpected: %s", unexpected)
         return self
+
+    def state_dict_for_saving(self, clip_state_dict=None, vae_state_dict=None, clip_vision_state_dict=None):
+        return {f"model.{name}": tensor for name, tensor in self.state_dict().items()}
+
+
+def save_checkpoint(output_path, model, clip=None, vae=None, clip_vision=None, metadata=None, extra_keys={}):  # noqa: B006
+    model_management.load_models_gpu([model], force_patch_weights=True)
+    sd = model.model.state_dict_for_saving(None, None, None)
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in sd.items()}, output_path)
 
 
 def load_diffusion_model_state_dict(sd, model_options={}, metadata=None, disable_dynamic=False):  # noqa: B006
