@@ -58,23 +58,21 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                     "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
                 )
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
-    changes = gr.State([])
+    changes, marked = gr.State([]), gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices})
     every = list(named.values())
     where = [head.model, head.base]
 
     # What is shown follows what is chosen. One event for all: of several, the answer to an older one could come last.
-    looked = [judged, changes, *ways, *every]
+    looked = [judged, changes, marked, *ways, *every]
     gr.on(
-        [one.change for one in (*every, head.model, head.base)],
+        [page.load, *(one.change for one in (*every, head.model, head.base))],
         partial(_look, desk),
-        [*where, *every],
+        [marked, *where, *every],
         looked,
         trigger_mode="always_last",
         **_QUIET,
     )
-    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET).then(
-        partial(_look, desk), [*where, *every], looked, **_QUIET
-    )
+    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET)
 
     # What fills the widgets.
     for name, button in ready.items():
@@ -128,8 +126,13 @@ def _as_they_are() -> list[Any]:
     return [gr.skip() for _ in fields()]
 
 
-def _look(desk: Desk, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
-    """The verdict and the plan, the fixes and their buttons, and marks on all choices."""
+def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+    """The verdict and the plan, the fixes and their buttons, and marks on all choices.
+
+    Args:
+        before: field to choices, as the page has them. Only others are sent: new choices put an end to what somebody
+            is just writing to search the list.
+    """
     try:
         values = _read(shown)
         _refuse_places(desk, values)
@@ -138,15 +141,17 @@ def _look(desk: Desk, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
         values, seen = {}, Review(marks={}, error=error)
     ways = [fix.text for fix in seen.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
-    marked = [
-        gr.update(choices=widgets.choices(row, seen.marks[row.name])) if row.name in seen.marks else gr.skip()
-        for row in fields()
-    ]
+    marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
+    marked = {**before, **marked}
     return (
         verdict.shown(seen, values, desk.roots),
         [dict(fix.changes) for fix in seen.fixes],
+        marked,
         *(gr.update(value=text, visible=bool(text)) for text in ways),
-        *marked,
+        *(
+            gr.update(choices=marked[row.name]) if marked.get(row.name) != before.get(row.name) else gr.skip()
+            for row in fields()
+        ),
     )
 
 
