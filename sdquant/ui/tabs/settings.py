@@ -19,7 +19,7 @@ from ...settings import Settings, field_named, fields
 from ...settings import file as settings_file
 from .. import head as heads
 from .. import pieces, verdict, widgets
-from ..engine import Job, Progress
+from ..engine import Held, Job, Progress
 from ..following import follow
 from ..html import escape
 from ..review import Review, review
@@ -158,8 +158,14 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
 def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
     """The page opens no folder outside the model folders: not for the cache either."""
     place = values["cache"]
-    if place is not None and place.lower() not in ("on", "off"):
+    if place is None or place.lower() in ("on", "off"):
+        return
+    try:
         desk.roots.resolve(place)
+    except SettingsError as error:
+        what = f"The cache was to be in {error.what.removesuffix(' was to be opened')}"
+        fix = "Write on, off, or a folder below the folders of models; `sdquant ui --models FOLDER` adds one"
+        raise SettingsError(what, "that is no folder below the folders of models", fix) from error
 
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
@@ -226,9 +232,10 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         yield _refused(desk, error), *_buttons(busy=False), gr.skip()
         return
 
-    def work(job: Job) -> None:
-        desk.engine.load(target.request(settings), job)
-        desk.keep(settings)
+    def work(job: Job) -> str:
+        lost: list[SdquantError | None] = []
+        held = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
+        return _applied(desk, held, lost[0])
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
@@ -236,19 +243,24 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         elif event.error is not None:
             yield _refused(desk, event.error), *_buttons(busy=False), heads.chip(desk)
         else:
-            yield _applied(desk), *_buttons(busy=False), heads.chip(desk)
+            yield event.value, *_buttons(busy=False), heads.chip(desk)
 
 
 def _buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
-def _applied(desk: Desk) -> str:
-    held = desk.engine.held
-    if held is None:  # another page has unloaded it since
-        return pieces.card("ok", "✓ Applied and kept")
+def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
     how = f"{desk.roots.shown(held.plan.path)}: {pieces.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
-    return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+    if lost is None:
+        return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+    why = f"{lost.why}. {lost.fix}."
+    return pieces.card(
+        "slow",
+        "✓ Applied, but not kept: the settings file cannot be written",
+        pieces.paragraph(desk.roots.clean(why)),
+        pieces.paragraph(how),
+    )
 
 
 def _refused(desk: Desk, error: BaseException) -> str:
