@@ -14,9 +14,13 @@ def prompt_of(text: object) -> str:
     Raises:
         SettingsError: nothing, or far too much.
     """
-    if isinstance(text, str) and text.strip() and len(text) <= MAX_PROMPT:
-        return text
-    raise SettingsError("An image was asked for", "there is no prompt, or a very long one", "Write what to draw")
+    what = "An image was asked for"
+    if not isinstance(text, str) or not text.strip():
+        raise SettingsError(what, "there is no prompt", "Write what to draw")
+    if len(text) > MAX_PROMPT:
+        why = f"the prompt has {len(text)} characters, and {MAX_PROMPT} are the most"
+        raise SettingsError(what, why, "Write a shorter one")
+    return text
 
 
 def whole(name: str, value: object, least: int, most: int) -> int:
@@ -29,9 +33,7 @@ def whole(name: str, value: object, least: int, most: int) -> int:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
         return value
-    raise SettingsError(
-        f"{name} was given as {value!r}"[:80], f"it is no whole number from {least} to {most}", "Change it"
-    )
+    raise _refused(name, value, f"a whole number from {least} to {most}")
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
@@ -42,4 +44,9 @@ def number(name: str, value: object, least: float, most: float) -> float:
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
         return float(value)
-    raise SettingsError(f"{name} was given as {value!r}"[:80], f"it is no number from {least} to {most}", "Change it")
+    raise _refused(name, value, f"a number from {least:g} to {most:g}")
+
+
+def _refused(name: str, value: object, wanted: str) -> SettingsError:
+    given = "was left empty" if value is None else f"was given as {value!r}"[:80]
+    return SettingsError(f"{name} {given}", f"it is {wanted}", "Write one")

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import SdquantError
 from ..settings import Settings
 from ..settings import file as settings_file
 from .engine import Engine, Job
@@ -32,15 +33,16 @@ class Desk:
         self._jobs: dict[str, Job] = {}
         self.settings, self.notes = _settings(settings_path)
 
-    def keep(self, settings: Settings) -> None:
-        """Put settings in force, and into their file.
-
-        Raises:
-            SdquantError: the file cannot be written; they are in force all the same, until the server ends.
-        """
+    def keep(self, settings: Settings) -> SdquantError | None:
+        """Put settings in force, and into their file. Returns why that cannot be written, if it cannot: they are in
+        force all the same, until the server ends."""
         with self._lock:
             self.settings = settings
-            settings_file.save(self.settings_path, settings)
+            try:
+                settings_file.save(self.settings_path, settings)
+            except SdquantError as error:
+                return error
+        return None
 
     @staticmethod
     def download_folder() -> Path:
@@ -97,11 +99,17 @@ class Desk:
 
 
 def _settings(path: Path) -> tuple[Settings, str]:
-    """The settings in the file. A damaged file is set aside, never overwritten, and the page says so."""
-    from ..errors import SdquantError
-
+    """The settings in the file, and what is to be said of it. A damaged file is set aside, never overwritten; what is
+    no file stays where it is, and so does what cannot be renamed: then settings last until the server ends."""
     try:
         return settings_file.load(path), ""
     except SdquantError as error:
+        said = f"The settings file cannot be used: {error.why}."
+    not_kept = "All settings have their defaults now, and none can be kept."
+    if not path.is_file():
+        return Settings(), f"{said} {not_kept}"
+    try:
         kept = settings_file.set_aside(path)
-        return Settings(), f"{error} The file is kept as {kept.name}; all settings have their defaults now."
+    except SdquantError as error:
+        return Settings(), f"{said} It cannot be set aside: {error.why}. {not_kept}"
+    return Settings(), f"{said} It is kept as {kept.name}; all settings have their defaults now."

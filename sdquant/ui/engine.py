@@ -115,15 +115,21 @@ class Engine:
         """The model in memory now."""
         return self._held
 
-    def load(self, asked: Request, job: Job | None = None) -> Held:
+    def load(self, asked: Request, job: Job | None = None, *, then: Callable[[], None] | None = None) -> Held:
         """Make `asked` the model in memory. Where that fails, the one that was there is there still.
+
+        Args:
+            then: called when it is loaded, before another job has its turn.
 
         Raises:
             SdquantError: it cannot be loaded. Stopped: the job was cancelled.
         """
         job = job or Job()
         with self._mine(job):
-            return self._switch(asked, job)
+            held = self._switch(asked, job)
+            if then is not None:
+                then()
+            return held
 
     def draw(self, asked: Request, drawing: Drawing, job: Job | None = None) -> Drawn:
         """Draw with the model that `asked` says, which is loaded first if it is not the one in memory.

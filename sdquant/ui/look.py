@@ -6,6 +6,8 @@ from typing import Any
 
 import gradio as gr
 
+from .access import SCRIPT
+
 # Fonts of the system, so that the page asks no other host for any.
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -13,7 +15,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 def look() -> dict[str, Any]:
     """What Gradio takes beside the page."""
-    return {"theme": theme(), "css": CSS}
+    return {"theme": theme(), "css": CSS, "js": SCRIPT}
 
 
 def theme() -> Any:
@@ -36,6 +38,8 @@ def theme() -> Any:
 CSS = """
 .gradio-container { max-width: min(1180px, 100vw) !important; margin: 0 auto !important; overflow-x: clip; }
 .html-container { padding: 0 !important; }
+.gradio-container :is(a, input, textarea, button, [tabindex]):focus-visible {
+  outline: 2px solid var(--color-accent) !important; outline-offset: 1px; }
 .sq-head { align-items: end; }
 .sq-brand { display: flex; flex-direction: column; line-height: 1.25; padding: 4px 0; }
 .sq-brand b { font-size: 1.5rem; letter-spacing: -0.02em; }

@@ -46,7 +46,7 @@ def progress(at: Progress) -> str:
     elif at.total:
         label += f", {share:.0%}"
     return (
-        f'<div class="sq-progress" role="progressbar" aria-valuemin="0" aria-valuemax="100" '
+        f'<div class="sq-progress" role="progressbar" aria-live="off" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{share * 100:.0f}" aria-label="{escape(label)}"><div class="sq-label">{escape(label)}</div>'
         f'<div class="sq-track"><div class="sq-fill" style="width:{share * 100:.1f}%"></div></div></div>'
     )

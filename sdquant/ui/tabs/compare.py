@@ -46,7 +46,7 @@ def add(desk: Desk, head: Head) -> None:
             )  # fmt: skip
             with gr.Row():
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="compare-steps")
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, elem_id="compare-seed")
+                seed = gr.Number(0, label="Seed", elem_id="compare-seed")
             with gr.Row():
                 run = gr.Button("Compare", variant="primary", scale=3, elem_id="compare-run")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="compare-cancel")

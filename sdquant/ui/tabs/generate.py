@@ -28,24 +28,22 @@ _STOPPED = pieces.card("info", "Cancelled", pieces.paragraph("The model is as it
 
 
 def add(desk: Desk, head: Head) -> None:
-    """The tab's widgets and what they do."""
+    """The tab's widgets and what they do. The numbers' limits are not Gradio's: its errors say no way out."""
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(
-                "a handwritten seven", label="Prompt", lines=2, max_lines=6, max_length=MAX_PROMPT, elem_id="prompt"
+                "a handwritten seven", label="Prompt", lines=1, max_lines=6, max_length=MAX_PROMPT, elem_id="prompt"
             )
             with gr.Row():
                 draw = gr.Button("Draw", variant="primary", scale=3, elem_id="draw")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel")
             with gr.Row():
                 steps = gr.Slider(1, MAX_STEPS, value=20, step=1, label="Steps", elem_id="steps")
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, elem_id="seed")
+                seed = gr.Number(0, label="Seed", elem_id="seed")
             with gr.Accordion("Size and guidance", open=False), gr.Row():
-                width = gr.Number(0, label="Width", info="0: the model's own", precision=0, minimum=0, maximum=MAX_SIDE)
-                height = gr.Number(
-                    0, label="Height", info="0: the model's own", precision=0, minimum=0, maximum=MAX_SIDE
-                )
-                guidance = gr.Number(-1, label="Guidance", info="-1: the pipeline's own", minimum=-1, maximum=100)
+                width = gr.Number(0, label="Width", info="0: the model's own", elem_id="width")
+                height = gr.Number(0, label="Height", info="0: the model's own", elem_id="height")
+                guidance = gr.Number(-1, label="Guidance", info="-1: the pipeline's own", elem_id="guidance")
         with gr.Column(scale=4):
             status = gr.HTML(_IDLE, elem_id="status")
             image = gr.Image(

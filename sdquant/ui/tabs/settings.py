@@ -19,7 +19,7 @@ from ...settings import Settings, field_named, fields
 from ...settings import file as settings_file
 from .. import head as heads
 from .. import pieces, verdict, widgets
-from ..engine import Job, Progress
+from ..engine import Held, Job, Progress
 from ..following import follow
 from ..html import escape
 from ..review import Review, review
@@ -58,23 +58,21 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                     "Import", size="sm", file_types=[".json"], type="binary", elem_id="import", min_width=90
                 )
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
-    changes = gr.State([])
+    changes, marked = gr.State([]), gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices})
     every = list(named.values())
     where = [head.model, head.base]
 
     # What is shown follows what is chosen. One event for all: of several, the answer to an older one could come last.
-    looked = [judged, changes, *ways, *every]
+    looked = [judged, changes, marked, *ways, *every]
     gr.on(
-        [one.change for one in (*every, head.model, head.base)],
+        [page.load, *(one.change for one in (*every, head.model, head.base))],
         partial(_look, desk),
-        [*where, *every],
+        [marked, *where, *every],
         looked,
         trigger_mode="always_last",
         **_QUIET,
     )
-    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET).then(
-        partial(_look, desk), [*where, *every], looked, **_QUIET
-    )
+    page.load(lambda: _put(desk.settings.values), None, every, **_QUIET)
 
     # What fills the widgets.
     for name, button in ready.items():
@@ -132,8 +130,13 @@ def _as_they_are() -> list[Any]:
     return [gr.skip() for _ in fields()]
 
 
-def _look(desk: Desk, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
-    """The verdict and the plan, the fixes and their buttons, and marks on all choices."""
+def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
+    """The verdict and the plan, the fixes and their buttons, and marks on all choices.
+
+    Args:
+        before: field to choices, as the page has them. Only others are sent: new choices put an end to what somebody
+            is just writing to search the list.
+    """
     try:
         values = _read(shown)
         _refuse_places(desk, values)
@@ -142,23 +145,31 @@ def _look(desk: Desk, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
         values, seen = {}, Review(marks={}, error=error)
     ways = [fix.text for fix in seen.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
-    marked = [
-        gr.update(choices=widgets.choices(row, seen.marks[row.name])) if row.name in seen.marks else gr.skip()
-        for row in fields()
-    ]
+    marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
+    marked = {**before, **marked}
     return (
         verdict.shown(seen, values, desk.roots),
         [dict(fix.changes) for fix in seen.fixes],
+        marked,
         *(gr.update(value=text, visible=bool(text)) for text in ways),
-        *marked,
+        *(
+            gr.update(choices=marked[row.name]) if marked.get(row.name) != before.get(row.name) else gr.skip()
+            for row in fields()
+        ),
     )
 
 
 def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
     """The page opens no folder outside the model folders: not for the cache either."""
     place = values["cache"]
-    if place is not None and place.lower() not in ("on", "off"):
+    if place is None or place.lower() in ("on", "off"):
+        return
+    try:
         desk.roots.resolve(place)
+    except SettingsError as error:
+        what = f"The cache was to be in {error.what.removesuffix(' was to be opened')}"
+        fix = "Write on, off, or a folder below the folders of models; `sdquant ui --models FOLDER` adds one"
+        raise SettingsError(what, "that is no folder below the folders of models", fix) from error
 
 
 def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[Any, ...]:
@@ -226,9 +237,10 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         yield _refused(desk, error), *_buttons(busy=False), gr.skip()
         return
 
-    def work(job: Job) -> None:
-        desk.engine.load(target.request(settings), job)
-        desk.keep(settings)
+    def work(job: Job) -> str:
+        lost: list[SdquantError | None] = []
+        held = desk.engine.load(target.request(settings), job, then=lambda: lost.append(desk.keep(settings)))
+        return _applied(desk, held, lost[0])
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
@@ -236,19 +248,24 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         elif event.error is not None:
             yield _refused(desk, event.error), *_buttons(busy=False), heads.chip(desk)
         else:
-            yield _applied(desk), *_buttons(busy=False), heads.chip(desk)
+            yield event.value, *_buttons(busy=False), heads.chip(desk)
 
 
 def _buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.update(interactive=not busy), gr.update(interactive=busy)
 
 
-def _applied(desk: Desk) -> str:
-    held = desk.engine.held
-    if held is None:  # another page has unloaded it since
-        return pieces.card("ok", "✓ Applied and kept")
+def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
     how = f"{desk.roots.shown(held.plan.path)}: {pieces.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
-    return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+    if lost is None:
+        return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+    why = f"{lost.why}. {lost.fix}."
+    return pieces.card(
+        "slow",
+        "✓ Applied, but not kept: the settings file cannot be written",
+        pieces.paragraph(desk.roots.clean(why)),
+        pieces.paragraph(how),
+    )
 
 
 def _refused(desk: Desk, error: BaseException) -> str:

@@ -1,0 +1,79 @@
+"""The settings file as the page finds it, and what each page waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sdquant.settings import Settings
+from sdquant.settings import file as settings_file
+from sdquant.ui.desk import Desk
+from sdquant.ui.engine import Job
+from sdquant.ui.roots import Roots
+
+BALANCED = Settings({"offload": "balanced"})
+
+
+@pytest.mark.parametrize("content", ["{", '{"format": "sdquant-settings", "version": 99, "settings": {}}', "\0"])
+def test_a_damaged_file_is_set_aside(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(content)
+    desk = Desk(Roots(), path)
+    assert desk.settings == Settings() and (tmp_path / "settings.json.broken-1").read_text() == content
+    assert "kept as settings.json.broken-1" in desk.notes and str(tmp_path) not in desk.notes
+    assert desk.keep(BALANCED) is None and settings_file.load(path) == BALANCED
+
+
+def test_a_folder_in_its_place_stays_there(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.mkdir()
+    (path / "of-the-user").touch()
+    desk = Desk(Roots(), path)
+    assert "it is a folder. All settings have their defaults now, and none can be kept" in desk.notes
+    lost = desk.keep(BALANCED)
+    assert lost is not None and desk.settings == BALANCED
+    assert [child.name for child in tmp_path.iterdir()] == ["settings.json"] and (path / "of-the-user").exists()
+
+
+def test_a_file_that_cannot_be_renamed_does_not_keep_the_page_shut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text("{")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.rename", refuse)  # the fault: a folder that may not be written
+    assert "cannot be set aside: Permission denied" in Desk(Roots(), path).notes
+    assert path.read_text() == "{"
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    desk = Desk(Roots(), tmp_path / "file" / "settings.json")
+    lost = desk.keep(BALANCED)
+    assert lost is not None and lost.why and desk.settings == BALANCED
+
+
+def test_cancel_is_for_the_page_that_asks() -> None:
+    stopped: list[str] = []
+
+    class Heard(Job):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def cancel(self) -> None:
+            stopped.append(self.name)
+
+    desk = Desk(Roots(), Path("nowhere.json"))
+    desk.begin("one", Heard("first"))
+    desk.begin("two", Heard("second"))
+    desk.cancel("three")
+    assert stopped == []
+    desk.cancel("two")
+    assert stopped == ["second"]
+    desk.begin("one", Heard("third"))
+    assert stopped == ["second", "first"]
