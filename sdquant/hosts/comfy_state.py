@@ -14,7 +14,6 @@ from ..backends.base import Packed, QuantSpec, TensorInfo, Unfit
 from ..detection import detect
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import gguf_conventions, reference
-from ..rows import cut, join
 from ..selection import FLOATS
 
 if TYPE_CHECKING:
@@ -166,6 +165,8 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
     Raises:
         UnsupportedFileError: packed weights of their schemes cannot be joined.
     """
+    from ..rows import join
+
     held = [packs[source] for source in part.sources if source in packs]
     packed = join(held) if len(held) == len(part.sources) else None
     if packed is not None and part.swapped:
@@ -197,6 +198,8 @@ def _shown(packed: Packed, src: Source) -> PackedTensor:
 
 def _swapped(packed: Packed) -> Packed | None:
     """The second half of the rows before the first."""
+    from ..rows import cut
+
     backend = backends.of_scheme(packed.spec.scheme)
     loose = backend.cuttable(packed)
     half, rows = packed.spec.shape[0] // 2, packed.spec.shape[0]
