@@ -1,4 +1,7 @@
-"""Chromium, and the page of a running `sdquant ui`."""
+"""Chromium, and the page of a running `sdquant ui`.
+
+Playwright keeps an event loop running in the thread of the tests. It ends with this package: others start their own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """The browser. Where there is none the tests are skipped, but for CI, which sets SDQUANT_NEEDS_BROWSER."""
     if CHROMIUM is None:
@@ -37,7 +40,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(serve: object, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server with the real page, its settings in a file of its own."""
     return run(serve, tmp_path_factory.mktemp("settings") / "settings.json")
