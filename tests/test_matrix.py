@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sdquant.compat import Cell
 
 STEPS = 1
+GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "iq4_xs", "mxfp4", "q4_k_m")
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
 _SAVED: dict[tuple[str, str], Path] = {}
 
@@ -41,8 +42,8 @@ def _cells(device: str) -> list[Any]:
         # One worker takes all cells of a scheme, so that what they share is made once.
         marks = [pytest.mark.xdist_group(cell.scheme)]
         marks += [pytest.mark.gpu] if device != "cpu" else []
-        # libgguf searches long for these types. To offload, a block is a block: the other types stand for them.
-        marks += [pytest.mark.slow] if cell.scheme.startswith(("iq1", "iq2", "iq3")) else []
+        # To offload, a block is a block: some types of GGUF stand for all.
+        marks += [pytest.mark.slow] if cell.backend == "gguf" and cell.scheme not in GGUF else []
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
 

@@ -23,6 +23,11 @@ from .foreign import ROWS as FOREIGN
 
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
+# libgguf searches long for the last types.
+GGUF = [
+    pytest.param(row.name, marks=[pytest.mark.slow] if row.name.startswith(("iq1", "iq2", "iq3")) else [])
+    for row in backends.get("gguf").schemes
+]
 
 
 def _parts(model: Any) -> dict[str, Any]:
@@ -177,7 +182,7 @@ def test_single_files(scheme: str, model: str, component: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("model", "component"), [("digits-sd", "unet"), ("digits-flux", "transformer")])
-@pytest.mark.parametrize("scheme", [row.name for row in backends.get("gguf").schemes])
+@pytest.mark.parametrize("scheme", GGUF)
 def test_gguf_files(scheme: str, model: str, component: str, tmp_path: Path) -> None:
     from sdquant.gguf_files import quantize_file
 
