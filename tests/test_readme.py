@@ -16,12 +16,18 @@ ROOT = Path(__file__).parent.parent
 TEXT = readme.README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-SHELL = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+GUIDE = re.findall(r"^```sh\n(.*?)^```$", readme.WEB_UIS.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+SCRIPTS = [*(text for language, text in BLOCKS if language == "sh"), *GUIDE]
+SHELL = [line for text in SCRIPTS for line in text.splitlines()]
 
 
 def test_generated_tables_are_up_to_date() -> None:
-    assert {match[2] for match in readme.BLOCK.finditer(TEXT)} == set(readme.TABLES)
-    assert readme.render(TEXT) == TEXT, "run python -m tools.readme"
+    found = set()
+    for page in readme.PAGES:
+        text = page.read_text(encoding="utf-8")
+        found |= {match[2] for match in readme.BLOCK.finditer(text)}
+        assert readme.render(text) == text, f"{page.name}: run python -m tools.readme"
+    assert found == set(readme.TABLES)
 
 
 def test_a_changed_table_is_noticed() -> None:

@@ -1,7 +1,7 @@
-"""The generated tables of README.md.
+"""The generated tables of README.md and docs/web-uis.md.
 
     python -m tools.readme            write them
-    python -m tools.readme --check    exit 1 if README.md does not hold what the code says
+    python -m tools.readme --check    exit 1 if a page does not hold what the code says
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. What it says about versions is said for those in
 constraints.txt, whatever is installed.
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+WEB_UIS = ROOT / "docs" / "web-uis.md"
+PAGES = (README, WEB_UIS)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
@@ -32,7 +34,7 @@ COMMAND = re.compile(r"<!-- command: (\w+) -->\n+```\w*\n(.*?)\n```", re.DOTALL)
 
 
 def render(text: str, root: Path = ROOT) -> str:
-    """README's text with every generated table made anew."""
+    """A page's text with every generated table made anew."""
 
     def fill(match: re.Match[str]) -> str:
         return f"{match[1]}\n{TABLES[match[2]](root)}\n\n{match[3]}"
@@ -189,8 +191,31 @@ def loading(root: Path) -> str:
     return head + "\n\n" + markdown(header, lines) + big
 
 
+def hosts(_: Path) -> str:
+    """What sdquant does in each web UI, and what it does not."""
+    from sdquant.hosts.host import PLACES
+
+    rows = [(f"**{row.title}**", _lines(row.can), _lines(row.cannot)) for row in PLACES]
+    return markdown(("", "what you get", "what does not work there, and why"), rows, left=3)
+
+
+def hosts_settings(_: Path) -> str:
+    """Every setting, and who decides it in each web UI that has settings."""
+    from sdquant.hosts.host import HOSTS
+    from sdquant.settings import fields
+
+    ours = "in sdquant's section"
+    rows = [(row.label, *(host.theirs.get(row.name, ours) for host in HOSTS)) for row in fields()]
+    return markdown(("setting", *(host.title for host in HOSTS)), rows, left=1 + len(HOSTS))
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "<br>".join(f"{text}." for text in texts)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
-    "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading,
+    "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
+    "hosts_settings": hosts_settings,
 }  # fmt: skip
 
 
@@ -199,14 +224,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
     args = parser.parse_args()
-    old = README.read_text(encoding="utf-8")
-    new = render(old)
-    if args.check:
-        if old != new:
-            print("README.md is out of date: run python -m tools.readme", file=sys.stderr)
-        return int(old != new)
-    README.write_text(new, encoding="utf-8")
-    return 0
+    stale = 0
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = render(old)
+        if args.check and old != new:
+            print(f"{page.name} is out of date: run python -m tools.readme", file=sys.stderr)
+            stale = 1
+        elif not args.check:
+            page.write_text(new, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from ..settings import Field, fields
 _DEVICE = "the web UI's own, which it is started with"
 _LOAD = "the web UI loads the files itself"
 _LORA = (
-    "LoRAs do not reach quantized layers: the web UI adds them to weights of floats. What is not quantized gets them"
+    "A LoRA has no effect on quantized layers: the web UI adds it to float weights. It works on layers that are not "
+    "quantized"
 )
 
 
@@ -66,14 +67,15 @@ HOSTS = (
         can=(
             "Transformers and text encoders that SD.Next loads one by one (Flux, SD3, Qwen, Wan, ...) are quantized "
             "while they load; models that it loads whole (SD 1.5, SDXL), and VAEs, after it, before they are moved",
-            "Offloading stays with SD.Next: its setting 'Model offload mode', asked of the matrix before the load",
+            "Offloading stays with SD.Next. Its setting 'Model offload mode' is checked against the scheme before the "
+            "load, and refused with a reason where the two cannot work together",
             "Folders that sdquant saved load as they are",
         ),
         cannot=(
             _LORA,
             "Language models for captions and prompts, and ControlNets, stay as they are",
-            "A component cannot be quantized by SDNQ in SD.Next's own settings and here: that is refused before the "
-            "load",
+            "One part of the model cannot be quantized twice: where SDNQ is ticked for it in SD.Next's own settings "
+            "and a scheme is chosen here, the load is refused",
         ),
         theirs={
             "offload": "SD.Next's setting 'Model offload mode'",
@@ -97,9 +99,9 @@ HOSTS = (
         ),
         cannot=(
             _LORA,
-            "A file that is quantized already, and Forge's 'Diffusion in Low Bits', are Forge's: set that to Automatic "
-            "for sdquant",
-            "The library's modules (runtime=library): Forge's mover knows only plain tensors",
+            "Files that are quantized already are loaded by Forge itself. For sdquant, set Forge's 'Diffusion in Low "
+            "Bits' to Automatic",
+            "The libraries' own layers (runtime=library) are not used: Forge's mover knows only plain tensors",
             "The VAE stays as it is",
         ),
         theirs={
@@ -126,9 +128,9 @@ HOSTS = (
         ),
         cannot=(
             _LORA,
-            "With --lowvram, --medvram or --medvram-sdxl it is refused: these move the parts of the UNet themselves. "
-            "Quantized, the UNet needs less memory without them",
-            "So it is with A1111's own 'FP8 weight'",
+            "With --lowvram, --medvram or --medvram-sdxl the load is refused: these flags move the UNet in pieces, "
+            "which a quantized one is not made for. It needs less memory without them",
+            "With A1111's own 'FP8 weight' the load is refused too: the UNet would be codes of eight bits twice",
             "The memory that loading takes stays what it is: the file is read whole before it is quantized",
             "Text encoders and the VAE stay as they are",
         ),
@@ -167,7 +169,7 @@ COMFYUI = Place(
     cannot=(
         "Text encoders and VAEs stay as they are: load them with ComfyUI's own nodes",
         "Folders in diffusers' form are not loaded: `sdquant quantize` makes one file of the model in them",
-        "The library's modules (runtime=library): ComfyUI moves only plain tensors",
+        "The libraries' own layers (runtime=library) are not used: ComfyUI moves only plain tensors",
         "A model with a LoRA on it is not saved: save it first, then add the LoRA",
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..settings import Field, Settings
+from ..settings import Field, Settings, fields
 from . import display
 
 if TYPE_CHECKING:
@@ -134,13 +134,14 @@ def _note(shared: Any, name: str, text: str) -> None:
 
 
 def _about(host: Host) -> str:
+    title = html.escape(host.title)
     rows = "".join(f"<li>{html.escape(text)}.</li>" for text in host.can)
     rows += "".join(f"<li><b>Not here:</b> {html.escape(text)}.</li>" for text in host.cannot)
-    return f"<p>What a model is quantized to when {html.escape(host.title)} loads it next.</p><ul>{rows}</ul>"
+    head = f"Choose a scheme for a part of the model: {title} uses it from the next model that it loads."
+    return f"<p>{head} The tab sdquant shows what became of it.</p><ul>{rows}</ul>"
 
 
 def _theirs(host: Host) -> str:
-    rows = "".join(
-        f"<li>{html.escape(name.replace('_', ' '))}: {html.escape(text)}</li>" for name, text in host.theirs.items()
-    )
-    return f"<p>Decided by {html.escape(host.title)}:</p><ul>{rows}</ul>"
+    labels = {row.name: row.label for row in fields()}
+    rows = "".join(f"<li>{html.escape(labels[name])}: {html.escape(text)}</li>" for name, text in host.theirs.items())
+    return f"<p>Not to be chosen here, because {html.escape(host.title)} decides:</p><ul>{rows}</ul>"
