@@ -6,11 +6,13 @@ No gradio here. A job is what one page waits for; it tells of its progress and c
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..drawing import Stopped
@@ -76,6 +78,7 @@ class Held:
         pipe: the pipeline. asked, plan: what it was made of.
         seconds: that the load took.
         bytes: of its weights, counted from the loaded tensors.
+        stamps: its files with size and time of change, from before they were read.
     """
 
     pipe: Any = field(repr=False)
@@ -83,6 +86,7 @@ class Held:
     plan: Plan = field(repr=False)
     seconds: float
     bytes: int
+    stamps: Mapping[Path, tuple[int, int]] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,7 @@ class Engine:
 
         job = job or Job()
         with self._mine(job):
-            switched = self._held is None or self._held.asked != asked
+            before = self._held
             held = self._switch(asked, job)
             begin = time.perf_counter()
             with _sentences(f"{asked.path} was to draw"):
@@ -161,7 +165,7 @@ class Engine:
                 drawing=drawing,
                 seconds=time.perf_counter() - begin,
                 peak=held.pipe.sdquant.offload.report()["peak"] or held.bytes,
-                switched=switched,
+                switched=held is not before,
             )
 
     def unload(self, job: Job | None = None) -> None:
@@ -191,9 +195,10 @@ class Engine:
         from ..preparation import prepare
         from ..weights import weight_bytes
 
-        if self._held is not None and self._held.asked == asked:
+        if self._held is not None and self._held.asked == asked and not _changed(self._held):
             return self._held
         made = prepare(asked)
+        stamps = _stamps(made)
         job.at("loading", 0, made.bytes)
         before = self._held.asked if self._held is not None else None
         if before is not None and not _both_fit(made):
@@ -208,7 +213,7 @@ class Engine:
                 self._switch(before, Job())
             raise
         seconds = time.perf_counter() - begin
-        self._held = Held(pipe=pipe, asked=asked, plan=made, seconds=seconds, bytes=weight_bytes(pipe))
+        self._held = Held(pipe=pipe, asked=asked, plan=made, seconds=seconds, bytes=weight_bytes(pipe), stamps=stamps)
         give_back()
         return self._held
 
@@ -217,6 +222,24 @@ class Engine:
 
         self._held = None
         give_back()
+
+
+def _stamps(made: Plan) -> dict[Path, tuple[int, int]]:
+    """Size and time of change of the files that a plan reads, of those that are there."""
+    found = {}
+    for path in {file for src in made.detected.sources.values() for file in src.files}:
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        found[path] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def _changed(held: Held) -> bool:
+    """Whether a file of the model is another now. One that is gone changes nothing: its weights are in memory."""
+    now = _stamps(held.plan)
+    return any(now[path] != stamp for path, stamp in held.stamps.items() if path in now)
 
 
 def _both_fit(made: Plan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import weakref
@@ -82,6 +83,19 @@ def test_a_damaged_file_leaves_the_old_model(beside: bool, tmp_path: Path, monke
     with pytest.raises(sdquant.BadFileError):
         engine.load(request(tmp_path / "broken"))
     assert engine.held is not None and engine.held.asked == asked()
+
+
+def test_a_file_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> None:
+    shutil.copytree(demo.path("digits-sd"), tmp_path / "model")
+    engine, wanted = Engine(), request(tmp_path / "model", progress=False)
+    first = engine.load(wanted)
+    assert engine.load(wanted) is first
+    weights = next((tmp_path / "model" / "unet").glob("*.safetensors"))
+    os.utime(weights, ns=(0, 1))
+    second = engine.load(wanted)
+    assert second is not first
+    weights.unlink()  # what is in memory can still draw
+    assert engine.draw(wanted, SEVEN).held is second
 
 
 @pytest.mark.parametrize("at", ["loading", "drawing"])
