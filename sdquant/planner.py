@@ -140,7 +140,9 @@ def make(request: Request, detected: Detected, *, device: str, versions: Mapping
         raise IncompatibleError(
             f"{request.quant} was asked for on {request.path}",
             f"it has no weight that would be quantized{most}",
-            "Check components= and skip=" if most in ("", f": {SKIPPED}") else "Use another scheme or runtime",
+            "Choose other components, or skip fewer layers"
+            if most in ("", f": {SKIPPED}")
+            else "Use another scheme or runtime",
         )
     return Plan(
         path=request.path,

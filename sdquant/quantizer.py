@@ -57,7 +57,9 @@ def quantize(
     plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
     if not any(plans.values()):
         raise IncompatibleError(
-            f"{quant} was asked for", "the model has no weight that would be quantized", "Check components= and skip="
+            f"{quant} was asked for",
+            "the model has no weight that would be quantized",
+            "Choose other components, or skip fewer layers",
         )
     from tqdm import tqdm
 
