@@ -1,4 +1,4 @@
-"""What Gradio's widgets lack for the keyboard and for screen readers, put in by a script in the page."""
+"""A script in the page for what Gradio lacks: for the keyboard, for screen readers, and where the server goes away."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import json
 # Boxes whose new content is to be read out: outcomes and verdicts. Their progress bars say `aria-live="off"`.
 SPOKEN = ("status", "applied", "verdict", "found", "compare-status", "in-memory")
 
+EVERY = 4000  # milliseconds between two looks whether the server is there
+
+# A page whose server has ended waits for ever, with "Draw" disabled. What it says then, and when one is there again.
+AWAY = "✕ The server does not answer. It was ended, or the connection is lost. Start it again; this page notices it."
+BACK = "The server is there again. What was under way here has ended with the connection."
+
+# Answers come by a stream that Gradio's server closes when nothing is under way. What is clicked while the word of that
+# is still on its way finds the stream open, and its answer never comes. So a click waits for that word this long.
+CLOSING = 150  # milliseconds
+
 # What it mends: a list of choices opens again when Tab leaves it, and stays open; one that scrolls is a tab stop of its
 # own in Chromium, and gone as soon as it has the focus; the button on a chosen scheme is called "Remove 3"; images have
 # no name, and their download is a button within a link, two tab stops.
-SCRIPT = (
-    """
+SCRIPT = """
 () => {
     const mend = () => {
         for (const id of SPOKEN) document.getElementById(id)?.setAttribute("aria-live", "polite");
@@ -34,6 +43,50 @@ SCRIPT = (
     }, true);
     new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
     mend();
+
+    let stream = null;
+    const ask = window.fetch;
+    window.fetch = async (what, how) => {
+        const url = what.url ?? String(what);
+        if (url.includes("/queue/data?")) stream = what.signal ?? how?.signal;
+        const answer = await ask(what, how);
+        if (url.includes("/queue/join") && stream && !stream.aborted) {
+            await new Promise(done => {
+                setTimeout(done, CLOSING);
+                stream.addEventListener("abort", done, { once: true });
+            });
+        }
+        return answer;
+    };
+
+    let away = null;
+    const say = (text) => {
+        away ??= document.body.appendChild(document.createElement("div"));
+        if (away.firstChild?.data === text) return;
+        away.id = "server-away";
+        away.setAttribute("role", "alert");
+        away.replaceChildren(text);
+    };
+    let first = null;
+    const look = async () => {
+        try {
+            const answer = await fetch("gradio_api/app_id", { cache: "no-store" });
+            if (!answer.ok) return;
+            const id = (await answer.json()).app_id;
+            first ??= id;
+            if (first === id && away === null) return;
+            say(BACK);
+            if (away.querySelector("button")) return;
+            const again = away.appendChild(document.createElement("button"));
+            again.textContent = "Reload the page";
+            again.onclick = () => location.reload();
+        } catch {
+            say(AWAY);
+        }
+    };
+    setInterval(look, EVERY);
+    look();
 }
 """
-).replace("SPOKEN", json.dumps(SPOKEN))
+for name, value in {"SPOKEN": SPOKEN, "EVERY": EVERY, "CLOSING": CLOSING, "AWAY": AWAY, "BACK": BACK}.items():
+    SCRIPT = SCRIPT.replace(name, json.dumps(value))

@@ -46,10 +46,10 @@ def running(serve: object, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return run(serve, tmp_path_factory.mktemp("settings") / "settings.json")
 
 
-def run(serve: object, settings: Path) -> Served:
-    """Start `sdquant ui` with a settings file."""
+def run(serve: object, settings: Path, *more: str) -> Served:
+    """Start `sdquant ui` with a settings file, and more arguments."""
     assert callable(serve)
-    served = serve("--no-browser", "--settings", str(settings), module=("sdquant", "ui"))
+    served = serve("--no-browser", "--settings", str(settings), *more, module=("sdquant", "ui"))
     assert isinstance(served, Served)
     return served
 

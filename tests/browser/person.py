@@ -16,13 +16,15 @@ from sdquant.settings import field_named
 
 @dataclass
 class Person:
-    """Somebody in front of a page."""
+    """Somebody in front of a page. `goto`: whether it is to be opened."""
 
     page: Page
     url: str
+    goto: bool = True
 
     def __post_init__(self) -> None:
-        self.page.goto(self.url)
+        if self.goto:
+            self.page.goto(self.url)
         expect(self.page.get_by_role("button", name="Draw", exact=True)).to_be_enabled()
 
     def tab(self, name: str) -> None:

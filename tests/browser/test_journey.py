@@ -58,7 +58,13 @@ def test_from_the_first_image_to_a_restart(page: Page, serve: object, tmp_path: 
 
     assert json.loads(settings.read_text())["settings"] == {"quant.model": "qint8", "offload": "model"}
     assert served.end() is not None
-    again = Person(page, run(serve, settings).url)
+    away = page.locator("#server-away[role=alert]")
+    expect(away).to_contain_text("The server does not answer")
+    again = Person(page, run(serve, settings, "--port", str(served.port)).url, goto=False)
+    expect(away).to_contain_text("The server is there again")
+    away.get_by_role("button", name="Reload the page").click()
+    expect(away).to_have_count(0)
+    expect(page.locator("#in-memory")).to_contain_text("No model is loaded")
     again.tab("Settings")
     expect(page.locator("#set-offload input")).to_have_value("model")
     assert (again.value("quant.model"), again.value("offload")) == ("qint8", "model")
