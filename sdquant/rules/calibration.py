@@ -1,5 +1,7 @@
-"""The range of a tensor, found as a method says, and the scale and zero point that follow from it. Formulas: Qwix 0.1.8,
-core/qarray.py, `calibrate` and `compute_scale_zero_point`."""
+"""The range of a tensor, found as a method says, and the scale and zero point that follow from it.
+
+Formulas: Qwix 0.1.8, core/qarray.py, `calibrate` and `compute_scale_zero_point`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Method:
     """A calibration method: its name and its numbers, as in "fixed,-10,10".
 
     Attributes:
-        name: "absmax" (the largest magnitude, times a factor if one is given), "minmax" (least and largest, 0 among them),
-            "rms" (the root of the mean square times a factor) or "fixed" (a range that is given, for the whole tensor).
+        name: "absmax" (the largest magnitude, times a factor if one is given), "minmax" (least and largest, 0 among
+            them), "rms" (the root of the mean square times a factor) or "fixed" (a given range, for the whole tensor).
     """
 
     name: str
@@ -103,7 +105,7 @@ def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Met
 def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
     """The scale of a range, and the zero point if the range is not symmetric.
 
-    A scale under the square root of the dtype's smallest normal number becomes 1: what it would scale is taken for zero.
+    A scale under the square root of the dtype's smallest normal number becomes 1: what it would scale is zero then.
 
     Raises:
         SettingsError: a range that is not symmetric, for a type without zero points.

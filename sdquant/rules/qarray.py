@@ -51,7 +51,7 @@ class HowToQuantize:
                 f"its scales are of {row.tile} numbers each",
                 f"Use tile_size={row.tile}",
             )
-        self.method  # noqa: B018: refused here, not at first use
+        method(self.calibration_method)  # refused here, not at first use
 
     @property
     def row(self) -> QType:

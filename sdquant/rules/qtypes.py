@@ -1,12 +1,13 @@
-"""The types that numbers are rounded into: a row each. Bounds and rounding are Qwix's (core/numerics.py, version 0.1.8).
+"""The types that numbers are rounded into: a row each. Bounds and rounding are Qwix's (0.1.8, core/numerics.py).
 
-A symmetric integer type reaches from -B to B with B = qmax + 0.5, so that the largest bucket is as wide as the others. The
-largest number of a channel is then a tie: it is rounded to even, and saturated.
+A symmetric integer type reaches from -B to B with B = qmax + 0.5, so that the largest bucket is as wide as the others.
+The largest number of a channel is then a tie: it is rounded to even, and saturated.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -153,7 +154,7 @@ def _to_e2m1(x: Tensor) -> Tensor:
     """The nearest magnitude, ties to the even code, saturated; a sign bit above it."""
     magnitude = x.float().abs()
     codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-    for index, (below, above) in enumerate(zip(E2M1_LEVELS, E2M1_LEVELS[1:], strict=False)):
+    for index, (below, above) in enumerate(itertools.pairwise(E2M1_LEVELS)):
         border = (below + above) / 2
         # The upper of the two has an odd index where the lower has an even one: a tie stays below then.
         codes += (magnitude > border if index % 2 == 0 else magnitude >= border).to(torch.uint8)
