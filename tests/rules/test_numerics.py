@@ -92,7 +92,7 @@ def test_float16_is_not_taken_for_zero() -> None:
     x = (torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 0.05).half()
     made = quantize(x, HowToQuantize(qtype="int8", channelwise_axes=(0,)))
     assert made.dtype == torch.float16 and dequantize(made).dtype == torch.float16
-    assert (dequantize(made).float() - x.float()).abs().max() < 0.51 * made.scale.max()
+    assert (dequantize(made).float() - x.float()).abs().max() < 0.6 * made.scale.max()
 
 
 def test_tiles_as_shares() -> None:
