@@ -1,0 +1,137 @@
+"""The range of a tensor, found as a method says, and the scale and zero point that follow from it.
+
+Formulas: Qwix 0.1.8, core/qarray.py, `calibrate` and `compute_scale_zero_point`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from .qtypes import QType, qtype, to_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+METHODS = ("absmax", "minmax", "rms", "fixed")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A calibration method: its name and its numbers, as in "fixed,-10,10".
+
+    Attributes:
+        name: "absmax" (the largest magnitude, times a factor if one is given), "minmax" (least and largest, 0 among
+            them), "rms" (the root of the mean square times a factor) or "fixed" (a given range, for the whole tensor).
+    """
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether no number can lie outside the range."""
+        return self.name in ("absmax", "minmax") and (not self.numbers or self.numbers[0] >= 1)
+
+
+def method(text: str) -> Method:
+    """Parse "<method>[,<numbers>]".
+
+    Raises:
+        SettingsError: no such method, or numbers that it cannot have.
+    """
+    name, *words = str(text).strip().lower().split(",")
+    what = f"The calibration method {text!r} was asked for"
+    try:
+        numbers = tuple(float(word) for word in words)
+    except ValueError as error:
+        raise SettingsError(what, "what follows the name is no number", 'Write it like "absmax,0.9"') from error
+    if name not in METHODS:
+        raise SettingsError(what, f"the methods are {', '.join(METHODS)}", 'Use "absmax", say')
+    if name == "rms" and len(numbers) != 1:
+        raise SettingsError(what, "rms needs the factor that its range is wider by", 'Write it like "rms,7"')
+    if name in ("absmax", "minmax") and len(numbers) > 1:
+        raise SettingsError(what, f"{name} takes one factor at most", f'Write it like "{name},0.9"')
+    if name == "fixed":
+        numbers = _fixed(what, numbers)
+    return Method(name, numbers)
+
+
+def _fixed(what: str, numbers: tuple[float, ...]) -> tuple[float, float]:
+    fix = 'Write it like "fixed,10" or "fixed,-10,10"'
+    if len(numbers) not in (1, 2):
+        raise SettingsError(what, "fixed needs one or two numbers", fix)
+    low, high = (-numbers[0], numbers[0]) if len(numbers) == 1 else numbers
+    if low > 0 or high < 0 or low >= high:
+        raise SettingsError(what, "the range must contain 0 and not be empty", fix)
+    return low, high
+
+
+def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Method) -> dict[str, Tensor]:
+    """The range: {"absmax"}, or {"min", "max"}, each shaped `shape` (of ones only for "fixed").
+
+    Args:
+        tiles: the tensor, its tiled axes split in two (number of tiles, size of a tile).
+        axes: of `tiles`, that are reduced.
+        shape: of the scale.
+    """
+    numbers = how.numbers
+    if how.name == "fixed":
+        low, high = numbers
+        ones = [1] * len(shape)
+        if low + high == 0:
+            return {"absmax": tiles.new_full(ones, high)}
+        return {"min": tiles.new_full(ones, low), "max": tiles.new_full(ones, high)}
+    axes = list(axes)
+    if how.name == "minmax":
+        low_end = (tiles.amin(axes, keepdim=True) if axes else tiles).clamp(max=0)
+        high_end = (tiles.amax(axes, keepdim=True) if axes else tiles).clamp(min=0)
+        if numbers:
+            low_end, high_end = low_end * numbers[0], high_end * numbers[0]
+        return {"min": low_end.reshape(list(shape)), "max": high_end.reshape(list(shape))}
+    if how.name == "absmax":
+        found = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
+        return {"absmax": (found * numbers[0] if numbers else found).reshape(list(shape))}
+    squares = tiles.square()
+    mean = squares.mean(axes, keepdim=True) if axes else squares
+    return {"absmax": (mean.sqrt() * numbers[0]).reshape(list(shape))}
+
+
+def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
+    """The scale of a range, and the zero point if the range is not symmetric.
+
+    A scale under the square root of the dtype's smallest normal number becomes 1: what it would scale is zero then.
+
+    Raises:
+        SettingsError: a range that is not symmetric, for a type without zero points.
+    """
+    if "absmax" in found:
+        return _rounded(_not_tiny(found["absmax"] / row.bound), row), None
+    if not row.asymmetric:
+        raise SettingsError(
+            f"A range that is not symmetric was found for {row.name}",
+            "only int4, int8 and int16 have a zero point",
+            'Use the calibration method "absmax", or one of these types',
+        )
+    low, high = row.limits
+    scale = _not_tiny((found["max"] - found["min"]) / (high - low))
+    return scale, to_codes(low - found["min"] / scale, row)
+
+
+def _not_tiny(scale: Tensor) -> Tensor:
+    threshold = torch.tensor(torch.finfo(scale.dtype).tiny, dtype=scale.dtype).sqrt()
+    return torch.where(scale < threshold.to(scale.device), torch.ones_like(scale), scale)
+
+
+def _rounded(scale: Tensor, row: QType) -> Tensor:
+    """The scale in the type that the format keeps scales in."""
+    if row.scale_type == "power of two":
+        return torch.exp2(torch.ceil(torch.log2(scale))).to(scale.dtype)
+    if row.scale_type:
+        return to_codes(scale, qtype(row.scale_type)).to(scale.dtype)
+    return scale

@@ -1,0 +1,95 @@
+"""Products of quantized tensors. What is dequantized before the product and what after it: Qwix 0.1.8,
+core/dot_general.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from .qarray import QArray, broadcast, dequantize
+from .qtypes import from_codes, qtype
+
+# With smaller tiles along the sum, scaling every partial sum costs more than scaling the input does.
+LEAST_TILE = 128
+
+
+def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
+    """x [..., K] times weight [N, K] transposed: [..., N].
+
+    Both quantized, to integers or float8, in tiles of LEAST_TILE at least (or none): the codes are multiplied, integers
+    in exact int32 sums, and the sums scaled. Else both are dequantized first, and the product is that of floats.
+
+    Raises:
+        SettingsError: both have zero points, or tiles of different sizes.
+    """
+    if not (isinstance(x, QArray) and isinstance(weight, QArray) and _scales_after(x) and _scales_after(weight)):
+        left = dequantize(x) if isinstance(x, QArray) else x
+        right = dequantize(weight) if isinstance(weight, QArray) else weight
+        return left @ right.to(left.dtype).T
+    if x.zero_point is not None and weight.zero_point is not None:
+        raise SettingsError(
+            "Activations and weights were both to be quantized with a zero point",
+            "the product would need sums that nobody has",
+            'Use "absmax" for one of them',
+        )
+    return _of_codes(x, weight)
+
+
+def _scales_after(array: QArray) -> bool:
+    """Whether its scales can be applied to sums of codes."""
+    size, count = array.qvalue.shape[-1], array.scale.shape[-1]
+    return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)
+
+
+def _of_codes(x: QArray, weight: QArray) -> Tensor:
+    size = x.qvalue.shape[-1]
+    counts = {count for count in (x.scale.shape[-1], weight.scale.shape[-1]) if count > 1}
+    if len(counts) > 1:
+        raise SettingsError(
+            f"Activations in tiles of {size // x.scale.shape[-1]} were to meet weights in tiles of "
+            f"{size // weight.scale.shape[-1]}",
+            "a sum has one scale on either side",
+            "Give both the same tile_size",
+        )
+    tiles = counts.pop() if counts else 1
+    lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
+    left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
+    sums = torch.stack([_sum(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)], -1)
+    if x.zero_point is not None:
+        zero = _codes_of_zero(x.zero_point, x.qvalue.shape, tiles)
+        part = [_sum(zero[:, n, None].expand(-1, step), right[:, n], x.qtype, weight.qtype) for n in range(tiles)]
+        sums = sums - torch.stack(part, -1)
+    if weight.zero_point is not None:
+        zero = _codes_of_zero(weight.zero_point, weight.qvalue.shape, tiles)
+        part = [_sum(left[:, n], zero[:, n, None].expand(-1, step), x.qtype, weight.qtype) for n in range(tiles)]
+        sums = sums - torch.stack(part, -1)
+    # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
+    scaled = sums.to(x.scale.dtype) * _expanded(x.scale, lead.numel())[:, None, :]
+    scaled = scaled * _expanded(weight.scale, rows)[None]
+    done = scaled.sum(-1) if tiles > 1 else scaled[..., 0]
+    return done.to(x.dtype).reshape(*lead, rows)
+
+
+def _expanded(scale: Tensor, rows: int) -> Tensor:
+    """[rows, tiles or 1] of a scale whose leading axes may be of size 1."""
+    flat = scale.reshape(-1, scale.shape[-1])
+    return flat if flat.shape[0] == rows else flat.expand(rows, -1)
+
+
+def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:
+    """[rows, tiles] of a zero point that may be shared."""
+    wide = broadcast(torch.add, zero_point.new_zeros((*shape[:-1], tiles)), zero_point)
+    return wide.reshape(-1, tiles)
+
+
+def _sum(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
+    """left [M, K] times right [N, K] transposed: int32 of integers, else float32."""
+    rows = qtype(left_type), qtype(right_type)
+    if not all(row.kind == "int" for row in rows):
+        floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
+        return floats[0] @ floats[1].T
+    if left.dtype == right.dtype == torch.int8 and left.is_cuda and left.shape[0] > 16:
+        return torch._int_mm(left.contiguous(), right.T)
+    # float64 holds every integer below 2**53: the sum of 2**37 products of bytes.
+    return (left.double() @ right.double().T).to(torch.int32)

@@ -1,0 +1,183 @@
+"""A quantized tensor: codes, scales and zero points, each scale for a tile of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from .calibration import Method, calibrate, method, scale_and_zero_point
+from .qtypes import QType, from_codes, qtype, to_codes
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowToQuantize:
+    """How a tensor is quantized.
+
+    Attributes:
+        qtype: name of the type.
+        channelwise_axes: axes along which every index has its own scale.
+        tiled_axes: axis to the size of its tiles (int), or to one over their number (float). 1 is a scale for each
+            number, 1.0 one for all.
+        calibration_method: "absmax|minmax|rms|fixed[,numbers]".
+        noise: see `to_codes`.
+
+    Raises:
+        SettingsError: a type or method that does not exist, an axis both tiled and channelwise, or a tile size that the
+            type is not defined for.
+    """
+
+    qtype: str
+    channelwise_axes: tuple[int, ...] = ()
+    tiled_axes: Mapping[int, int | float] = field(default_factory=dict)
+    calibration_method: str = "absmax"
+    noise: Callable[[torch.Size], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        both = set(self.channelwise_axes) & set(self.tiled_axes)
+        if both:
+            raise SettingsError(
+                f"Axis {min(both)} was asked for tiled and channelwise", "it can be one of them", "Leave one out"
+            )
+        row = self.row
+        if row.tile is not None and set(self.tiled_axes.values()) != {row.tile}:
+            raise SettingsError(
+                f"{row.name} was asked for with tiles of {list(self.tiled_axes.values()) or 'no size'}",
+                f"its scales are of {row.tile} numbers each",
+                f"Use tile_size={row.tile}",
+            )
+        method(self.calibration_method)  # refused here, not at first use
+
+    @property
+    def row(self) -> QType:
+        """The type's row."""
+        return qtype(self.qtype)
+
+    @property
+    def method(self) -> Method:
+        """The calibration method, parsed."""
+        return method(self.calibration_method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QArray:
+    """A quantized tensor; what it stands for is (codes - zero_point) * scale.
+
+    Attributes:
+        qvalue: codes, of the tensor's shape. scale: of the same rank, each size a divisor of the tensor's.
+        zero_point: codes of the scale's shape; None if symmetric.
+        dtype: of the tensor that was quantized, and of what is dequantized.
+    """
+
+    qvalue: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    qtype: str
+    dtype: torch.dtype
+
+
+def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
+    """The shape of the scales of a tensor of this shape.
+
+    Raises:
+        SettingsError: a tile size that does not divide its axis.
+    """
+    sizes = _tile_sizes(shape, how)
+    return tuple(
+        size if axis in how.channelwise_axes else size // sizes[axis] if axis in sizes else 1
+        for axis, size in enumerate(shape)
+    )
+
+
+def _tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
+    found = {}
+    for axis, asked in how.tiled_axes.items():
+        size = round(shape[axis] * asked) if isinstance(asked, float) else asked
+        if size <= 0 or shape[axis] % size:
+            raise SettingsError(
+                f"A tensor of {list(shape)} was to be quantized in tiles of {asked} along axis {axis}",
+                f"{shape[axis]} is no multiple of that",
+                "Choose a size that divides it, or leave this layer out of the rule",
+            )
+        found[axis] = size
+    return found
+
+
+def range_of(x: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
+    """The calibration of a tensor: {"absmax"} or {"min", "max"}, shaped like its scales. In float32 for float16."""
+    sizes = _tile_sizes(x.shape, how)
+    split: list[int] = []
+    reduced: list[int] = []
+    for axis, size in enumerate(x.shape):
+        if axis in sizes:
+            split += [size // sizes[axis], sizes[axis]]
+        else:
+            split.append(size)
+        if axis not in how.channelwise_axes:
+            reduced.append(len(split) - 1)
+    return calibrate(_computed_in(x).reshape(split), reduced, scale_shape(x.shape, how), how.method)
+
+
+def quantize(x: Tensor, how: HowToQuantize) -> QArray:
+    """Quantize a tensor with the range that it has itself.
+
+    Raises:
+        SettingsError: no float tensor, or tiles that do not divide it.
+    """
+    if x.dtype not in FLOATS:
+        raise SettingsError(
+            f"A tensor of {str(x.dtype).removeprefix('torch.')} was to be quantized",
+            "only float64, float32, bfloat16 and float16 are",
+            "Leave it out of the rules",
+        )
+    scale, zero_point = scale_and_zero_point(range_of(x, how), how.row)
+    return quantize_with(x, how.qtype, scale, zero_point, how.noise)
+
+
+def quantize_with(
+    x: Tensor,
+    qtype_name: str,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    noise: Callable[[torch.Size], Tensor] | None = None,
+) -> QArray:
+    """Quantize a tensor with scales that are known. Tensors of float16 are divided in float32."""
+    row, values = qtype(qtype_name), _computed_in(x)
+    scale = scale.to(values.dtype)
+    units = broadcast(torch.div, values, scale)
+    if zero_point is not None:
+        units = broadcast(torch.add, units, zero_point.to(units.dtype))
+    codes = to_codes(units, row, noise)
+    return QArray(qvalue=codes, scale=scale, zero_point=zero_point, qtype=row.name, dtype=x.dtype)
+
+
+def dequantize(array: QArray) -> Tensor:
+    """What a quantized tensor stands for, in its dtype."""
+    values = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
+    if array.zero_point is not None:
+        values = broadcast(torch.sub, values, array.zero_point.to(values.dtype))
+    return broadcast(torch.mul, values, array.scale).to(array.dtype)
+
+
+def broadcast(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, small: Tensor) -> Tensor:
+    """An elementwise operation of x and a tensor of the same rank, each number of which is for a tile of x."""
+    wide: list[int] = []
+    narrow: list[int] = []
+    for size, count in zip(x.shape, small.shape, strict=True):
+        if count in (1, size):
+            wide.append(size)
+            narrow.append(count)
+        else:
+            wide += [count, size // count]
+            narrow += [count, 1]
+    return operation(x.reshape(wide), small.reshape(narrow)).reshape(x.shape)
+
+
+def _computed_in(x: Tensor) -> Tensor:
+    """float16 has too few small numbers: scales of ordinary weights would fall under the threshold and become 1."""
+    return x.float() if x.dtype == torch.float16 else x

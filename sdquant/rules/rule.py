@@ -1,0 +1,170 @@
+"""Rules: which layers, and what is done with them. The fields and their meanings are Qwix's (qconfig.py, qt.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import SettingsError
+from .calibration import method
+from .qtypes import qtype
+
+# Qwix's names of operations, and torch's for the same.
+OPERATIONS = {
+    "dot_general": "dot_general", "linear": "dot_general", "matmul": "dot_general", "bmm": "dot_general",
+    "conv_general_dilated": "conv_general_dilated", "conv1d": "conv_general_dilated",
+    "conv2d": "conv_general_dilated", "conv3d": "conv_general_dilated",
+    "einsum": "einsum", "scaled_dot_product_attention": "einsum", "sdpa": "einsum",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationRule:
+    """What is done with the layers that a pattern matches.
+
+    Attributes:
+        module_path: a regular expression for the whole of a module's path, with dots or with slashes between its parts.
+        op_names: operations that the rule is for, by Qwix's names or torch's; none means all.
+        weight_qtype: type of the weights; None leaves the operation as it is.
+        act_qtype: type of the activations; None leaves them as they are.
+        tile_size: how many numbers along the last summed axis share a scale (int), or one over how many such tiles
+            there are (float); None for one scale along the whole of it.
+        act_static_scale: whether the range of activations is found beforehand, in calibration; needs act_qtype.
+        weight_calibration_method, act_calibration_method: "absmax|minmax|rms|fixed[,numbers]".
+        act_batch_axes: axes that ranges found beforehand are averaged over; None means all but the summed one, so that
+            a model is not tied to one sequence length. (Qwix has (0,).)
+
+    Raises:
+        SettingsError: a field with a value that it cannot have.
+    """
+
+    module_path: str = ".*"
+    op_names: tuple[str, ...] = ()
+    weight_qtype: str | None = None
+    act_qtype: str | None = None
+    tile_size: int | float | None = None
+    act_static_scale: bool | None = None
+    weight_calibration_method: str = "absmax"
+    act_calibration_method: str | None = None
+    act_batch_axes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.module_path)
+        except (re.error, TypeError) as error:
+            why = f"it is no regular expression: {error}"
+            raise _refused(self, "module_path", why, 'Use one such as ".*attn.*"') from error
+        object.__setattr__(self, "op_names", tuple(self.op_names))
+        for name in self.op_names:
+            if name not in OPERATIONS:
+                raise _refused(self, "op_names", f"{name!r} is none of {', '.join(OPERATIONS)}", "Use one of them")
+        for name in ("weight_qtype", "act_qtype"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, qtype(str(getattr(self, name))).name)
+        method(self.weight_calibration_method)
+        if self.act_calibration_method is not None:
+            method(self.act_calibration_method)
+        if self.act_static_scale is not None and self.act_qtype is None:
+            raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
+        self._check_tile()
+
+    def _check_tile(self) -> None:
+        size = self.tile_size
+        if size is None:
+            return
+        if (
+            isinstance(size, bool)
+            or not isinstance(size, (int, float))
+            or size <= 0
+            or (isinstance(size, float) and size > 1)
+        ):
+            raise _refused(
+                self, "tile_size", "it is a whole number above 0, or one over a number of tiles", "Use 128, or 0.25"
+            )
+
+    def matches(self, path: str, operation: str | None = None) -> bool:
+        """Whether the rule is for the module at `path` ("blocks.0.attn.to_q") and the operation."""
+        whole = re.compile(self.module_path).fullmatch
+        fits = whole(path) is not None or whole(path.replace(".", "/")) is not None
+        if operation is None or not self.op_names:
+            return fits
+        return fits and OPERATIONS[operation] in {OPERATIONS[name] for name in self.op_names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QtRule(QuantizationRule):
+    """A rule for training.
+
+    Attributes:
+        bwd_qtype: type of gradients; None passes them straight through (quantization-aware training).
+        bwd_calibration_method: of gradients.
+        bwd_weight_grad_tile_size: tiles along the batch in the weight's gradient.
+        disable_channelwise_axes: one scale for a whole tensor, forward and backward.
+        bwd_stochastic_rounding: None, "uniform" or "low_bit_uniform".
+        channelwise_noise_axes: axes that the noise of stochastic rounding differs along.
+    """
+
+    bwd_qtype: str | None = None
+    bwd_calibration_method: str = "absmax"
+    bwd_weight_grad_tile_size: int | float | None = None
+    disable_channelwise_axes: bool = False
+    bwd_stochastic_rounding: str | None = None
+    channelwise_noise_axes: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bwd_qtype is not None:
+            object.__setattr__(self, "bwd_qtype", qtype(str(self.bwd_qtype)).name)
+        method(self.bwd_calibration_method)
+        if self.bwd_stochastic_rounding not in (None, "uniform", "low_bit_uniform"):
+            raise _refused(
+                self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
+            )
+
+
+class Rules:
+    """Rules in order: the first that matches decides. Keeps count of which matched.
+
+    Args:
+        rules: QuantizationRule or QtRule, or mappings of their fields.
+    """
+
+    def __init__(self, rules: Iterable[QuantizationRule | dict[str, Any]]) -> None:
+        self.rules: Sequence[QuantizationRule] = tuple(
+            row if isinstance(row, QuantizationRule) else rule_of(row) for row in rules
+        )
+        self._used = [False] * len(self.rules)
+
+    def of(self, path: str, operation: str | None = None) -> QuantizationRule | None:
+        """The rule for a module and an operation; None leaves it as it is."""
+        for number, row in enumerate(self.rules):
+            if row.matches(path, operation):
+                self._used[number] = True
+                return row
+        return None
+
+    def unused(self) -> tuple[QuantizationRule, ...]:
+        """The rules that have matched nothing yet."""
+        return tuple(row for row, used in zip(self.rules, self._used, strict=True) if not used)
+
+
+def rule_of(values: dict[str, Any]) -> QuantizationRule:
+    """A rule of its fields by name: a QtRule where one of these is only that rule's.
+
+    Raises:
+        SettingsError: a field that no rule has, or a value that it cannot have.
+    """
+    known = {row.name for row in fields(QtRule)}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise SettingsError(
+            f"A rule with {unknown[0]!r} was given", f"its fields are {', '.join(sorted(known))}", "Use one of them"
+        )
+    kind = QuantizationRule if set(values) <= {row.name for row in fields(QuantizationRule)} else QtRule
+    return kind(**values)
+
+
+def _refused(rule: QuantizationRule, name: str, why: str, fix: str) -> SettingsError:
+    return SettingsError(f"A rule with {name}={getattr(rule, name)!r} was given", why, fix)

@@ -1,0 +1,1 @@
+"""Quantization by rules."""
