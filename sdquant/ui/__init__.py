@@ -11,6 +11,7 @@
     review.py   what the matrix and the planner say of a choice of settings
     widgets.py  a widget for each field of the settings;  checks.py: values from the page, checked again
     pieces.py, verdict.py    pieces of the page in HTML;  look.py: colours and fonts
+    access.py   a script in the page: keyboard, screen readers, a server that went away
 
 Only `app.py` and what it imports, and `server.py` when it serves, import gradio; nothing here imports torch at import.
 """

@@ -62,6 +62,17 @@ class Desk:
         """Names of the pipelines that can lend what a lone file lacks."""
         return [entry.name for entry in self.roots.models() if entry.kind == "pipeline"]
 
+    def base_for(self, model: str) -> str | None:
+        """The first pipeline that can lend what this model lacks; the first of all where none can."""
+        bases = self.bases()
+        for base in bases:
+            try:
+                self.target(model, base).components(Settings())
+            except SdquantError:  # of another family, or without a place for it
+                continue
+            return base
+        return next(iter(bases), None)
+
     def is_pipeline(self, name: str) -> bool:
         """Whether the model of this name has all its parts."""
         return any(entry.name == name and entry.kind == "pipeline" for entry in self.roots.models())

@@ -60,7 +60,9 @@ def wire(head: Head, desk: Desk) -> None:
     """What the head does by itself."""
 
     def picked(model: str) -> Any:
-        return gr.update(visible=bool(model) and not desk.is_pipeline(model))
+        if not model or desk.is_pipeline(model):
+            return gr.update(visible=False)
+        return gr.update(visible=True, value=desk.base_for(model))
 
     def again(model: str, base: str) -> tuple[Any, Any]:
         models, bases = desk.models(), desk.bases()

@@ -77,3 +77,13 @@ def test_cancel_is_for_the_page_that_asks() -> None:
     assert stopped == ["second"]
     desk.begin("one", Heard("third"))
     assert stopped == ["second", "first"]
+
+
+def test_the_base_that_a_lone_component_is_lent_by(tmp_path: Path) -> None:
+    """The first pipeline that has a place for it, not the first of all."""
+    desk = Desk(Roots(), tmp_path / "settings.json")
+    assert desk.bases()[:2] == ["digits-flux", "digits-sd"]
+    names = [entry.name for entry in desk.roots.files()]
+    assert "digits-sd/unet" in names
+    assert desk.base_for("digits-sd/unet") == "digits-sd"
+    assert desk.base_for("digits-flux/transformer") == "digits-flux"

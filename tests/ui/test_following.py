@@ -9,8 +9,6 @@ import pytest
 
 import sdquant
 from sdquant.drawing import Stopped
-from sdquant.settings import Settings
-from sdquant.settings import file as settings_file
 from sdquant.ui.desk import Desk
 from sdquant.ui.engine import Job, Progress
 from sdquant.ui.following import Done, follow
@@ -101,22 +99,3 @@ def test_a_second_job_of_a_page_ends_the_first(desk: Desk) -> None:
     desk.cancel("page")
     with pytest.raises(Stopped):
         second.at("drawing")
-
-
-class TestSettingsFile:
-    def test_kept_and_there_again(self, tmp_path: Path) -> None:
-        path = tmp_path / "settings.json"
-        Desk(Roots(), path).keep(Settings({"quant.model": "nf4"}))
-        again = Desk(Roots(), path)
-        assert again.settings == Settings({"quant.model": "nf4"}) and not again.notes
-
-    @pytest.mark.parametrize("text", ["{", "[]", '{"format": "sdquant-settings", "version": 99, "settings": {}}'])
-    def test_what_cannot_be_read_is_set_aside(self, text: str, tmp_path: Path) -> None:
-        path = tmp_path / "settings.json"
-        path.write_text(text)
-        desk = Desk(Roots(), path)
-        assert desk.settings == Settings() and "broken" in desk.notes
-        (kept,) = tmp_path.glob("*broken*")
-        assert kept.read_text() == text
-        desk.keep(Settings({"offload": "model"}))
-        assert settings_file.load(path) == Settings({"offload": "model"})
