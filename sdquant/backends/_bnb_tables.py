@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Quantiles of the normal distribution: table 1 of "QLoRA", https://arxiv.org/abs/2305.14314, appendix E.
-_NF4 = (
+NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
@@ -23,7 +23,7 @@ _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 @cache
 def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
     """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
-    values = _NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
+    values = NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
     table = torch.tensor(values, dtype=torch.float32)
     return (table / table.abs().max()).to(device)
 

@@ -15,14 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..backends._bnb_tables import NF4
 from ..errors import SettingsError
-
-# The 16 levels of 4-bit NormalFloat: QLoRA, arXiv 2305.14314, appendix E.
-NF4_LEVELS = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
 
 # The magnitudes of E2M1, of the OCP Microscaling formats 1.0; bit 3 of a code is the sign.
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -115,7 +109,7 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
         Codes of `row.storage`, shaped like x.
     """
     if row.kind == "nf4":
-        return _nearest(x, NF4_LEVELS)
+        return _nearest(x, NF4)
     if row.kind == "e2m1":
         return _to_e2m1(x)
     low, high = row.limits
@@ -130,7 +124,7 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
 def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:
     """What the codes stand for, in units of the scale, as `dtype`."""
     if row.kind == "nf4":
-        return torch.tensor(NF4_LEVELS, dtype=torch.float32, device=codes.device)[codes.long()].to(dtype)
+        return torch.tensor(NF4, dtype=torch.float32, device=codes.device)[codes.long()].to(dtype)
     if row.kind == "e2m1":
         levels = torch.tensor((*E2M1_LEVELS, *(-one for one in E2M1_LEVELS)), dtype=dtype, device=codes.device)
         return levels[codes.long()]
