@@ -34,7 +34,9 @@ def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, mos
         most: how many to give.
     """
     found: list[Fix] = []
-    for kind in (_another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited):
+    for kind in (
+        _another_offload, _another_runtime, _another_mode, _another_scheme, _as_found, _unlimited, _default_device,
+    ):  # fmt: skip
         fix = next((row for row in kind(values) if _would(values, row, accepts)), None)
         if fix is not None:
             found.append(fix)
@@ -95,6 +97,11 @@ def _as_found(values: Mapping[str, Any]) -> Iterator[Fix]:
 def _unlimited(values: Mapping[str, Any]) -> Iterator[Fix]:
     if values["budget"] is not None:
         yield Fix(text="Use no budget", changes={"budget": None})
+
+
+def _default_device(values: Mapping[str, Any]) -> Iterator[Fix]:
+    if values["device"] is not None:
+        yield Fix(text="Use the default device", changes={"device": None})
 
 
 def _held(values: Mapping[str, Any]) -> dict[str, str]:

@@ -39,6 +39,7 @@ def near(**chosen: Any) -> dict[str, Any]:
         near(quant__model="int8", runtime="library"),
         near(budget="6GB"),
         near(quant__vae="nf5"),
+        near(device="cuda:7"),
     ],
     ids=lambda values: " ".join(f"{n}={v}" for n, v in values.items() if v not in (None, False, (), "auto", "50GB")),
 )

@@ -17,6 +17,7 @@ from ...drawing import Stopped
 from ...errors import SdquantError, SettingsError
 from ...settings import Settings, field_named, fields
 from ...settings import file as settings_file
+from ...settings.fixes import Fix
 from .. import head as heads
 from .. import pieces, verdict, widgets
 from ..engine import Held, Job, Progress
@@ -137,12 +138,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
         before: field to choices, as the page has them. Only others are sent: new choices put an end to what somebody
             is just writing to search the list.
     """
-    try:
-        values = _read(shown)
-        _refuse_places(desk, values)
-        seen = review(desk.target(model, base), values)
-    except SdquantError as error:
-        values, seen = {}, Review(marks={}, error=error)
+    values, seen = _seen(desk, model, base, shown)
     ways = [fix.text for fix in seen.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
     marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
@@ -157,6 +153,22 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
             for row in fields()
         ),
     )
+
+
+def _seen(desk: Desk, model: str, base: str, shown: Sequence[Any]) -> tuple[dict[str, Any], Review]:
+    """The values of the widgets, and what is known of them."""
+    try:
+        values = _read(shown)
+    except SdquantError as error:
+        return {}, Review(marks={}, error=error)
+    try:
+        _refuse_places(desk, values)
+    except SdquantError as error:
+        return values, Review(marks={}, error=error, fixes=(Fix(text="Use no cache folder", changes={"cache": None}),))
+    try:
+        return values, review(desk.target(model, base), values)
+    except SdquantError as error:
+        return values, Review(marks={}, error=error)
 
 
 def _refuse_places(desk: Desk, values: Mapping[str, Any]) -> None:
