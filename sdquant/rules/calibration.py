@@ -92,14 +92,19 @@ def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Met
         low_end = (tiles.amin(axes, keepdim=True) if axes else tiles).clamp(max=0)
         high_end = (tiles.amax(axes, keepdim=True) if axes else tiles).clamp(min=0)
         if numbers:
-            low_end, high_end = low_end * numbers[0], high_end * numbers[0]
+            low_end, high_end = _times(low_end, numbers[0]), _times(high_end, numbers[0])
         return {"min": low_end.reshape(list(shape)), "max": high_end.reshape(list(shape))}
     if how.name == "absmax":
         found = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
-        return {"absmax": (found * numbers[0] if numbers else found).reshape(list(shape))}
+        return {"absmax": (_times(found, numbers[0]) if numbers else found).reshape(list(shape))}
     squares = tiles.square()
     mean = squares.mean(axes, keepdim=True) if axes else squares
-    return {"absmax": (mean.sqrt() * numbers[0]).reshape(list(shape))}
+    return {"absmax": _times(mean.sqrt(), numbers[0]).reshape(list(shape))}
+
+
+def _times(found: Tensor, factor: float) -> Tensor:
+    """A range times a factor, which is rounded to the dtype first, as in JAX; torch would multiply in float32."""
+    return found * found.new_tensor(factor)
 
 
 def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:

@@ -76,7 +76,7 @@ def quantize(
     """Rows of x in tiles: values in units of the scale, scales [rows, tiles], zero points, and what they stand for."""
     rounded = ROUNDINGS[dtype]
     name, *words = method.split(",")
-    numbers = [np.float32(word) for word in words]
+    numbers = [rounded(np.array([np.float32(word)]))[0] for word in words]
     values, scales, zeros, back = (np.zeros(x.shape, np.float32), [], [], np.zeros(x.shape, np.float32))
     tiny = rounded(np.sqrt(np.array([np.finfo(np.float32).tiny])))[0]
     for row, start in itertools.product(range(x.shape[0]), range(0, x.shape[1], tile)):
