@@ -74,7 +74,7 @@ def _next(folder: Path, found: Place) -> list[str]:
     """What is left to do after the copy. The web UI runs the copy in its own Python, which must find the package."""
     python = next((place for name in _PYTHONS if (place := folder / name).exists()), None)
     name = f'"{python}"' if python is not None else "<its Python>"
-    own = f"Install sdquant in the Python that {found.title} runs with: {name} -m pip install sdquant"
+    own = f"Install sdquant in the Python that {found.title} runs with: {name} -m pip install --no-deps sdquant"
     return [own, f"Start {found.title} again", found.then]
 
 

@@ -33,11 +33,6 @@ class Method:
     name: str
     numbers: tuple[float, ...] = ()
 
-    @property
-    def covers_all(self) -> bool:
-        """Whether no number can lie outside the range."""
-        return self.name in ("absmax", "minmax") and (not self.numbers or self.numbers[0] >= 1)
-
 
 def method(text: str) -> Method:
     """Parse "<method>[,<numbers>]".

@@ -16,8 +16,6 @@ from .review import Target
 if TYPE_CHECKING:
     from .roots import Roots
 
-NO_BASE = ""
-
 
 class Desk:
     """Shared by all pages of one server.
