@@ -120,6 +120,26 @@ def test_cancel_a_drawing(person: Person) -> None:
     assert digit(person.draw("a handwritten three")) == 3
 
 
+def test_the_page_answers_while_it_draws(person: Person) -> None:
+    page = person.page
+    person.model("digits-flux")
+    person.draw("a handwritten six", steps=1)  # loads
+    page.locator("#steps input[type=number]").fill("200")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    drawing = page.locator("#status [role=progressbar]")
+    expect(drawing).to_contain_text(re.compile("step [1-9]"))
+    person.tab("Settings")
+    person.set("quant.model", "int8")
+    expect(page.locator("#verdict [data-name=transformer]")).to_contain_text("int8")
+    person.tab("Inspect")
+    person.pick("file", "digits-sd")
+    expect(page.locator("#found .sq-card").first).to_contain_text("digits-sd")
+    person.tab("Generate")
+    expect(drawing).to_be_visible()  # all that was before its end
+    page.locator("#cancel").click()
+    expect(page.locator("#status .sq-info")).to_contain_text("Cancelled")
+
+
 def test_inspect_broken_and_hostile_files(person: Person, running: Served) -> None:
     source = next((demo.path("digits-sd") / "unet").glob("*.safetensors")).read_bytes()
     (running.models / "cut.safetensors").write_bytes(source[: len(source) // 2])
