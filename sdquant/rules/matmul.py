@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..errors import SettingsError
 from .qarray import QArray, broadcast, dequantize
-from .qtypes import from_codes, qtype
+from .qtypes import qtype
+from .rounding import from_codes
 
 # With smaller tiles along the sum, scaling every partial sum costs more than scaling the input does.
 LEAST_TILE = 128

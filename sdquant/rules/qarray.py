@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from .calibration import Method, calibrate, method, scale_and_zero_point
-from .qtypes import QType, from_codes, qtype, to_codes
+from .calibration import calibrate, scale_and_zero_point
+from .method import Method, method
+from .qtypes import QType, qtype
+from .rounding import from_codes, to_codes
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

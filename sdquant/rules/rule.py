@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import SettingsError
-from .calibration import method
+from .method import method
 from .qtypes import qtype
 
 # Qwix's names of operations, and torch's for the same.

@@ -9,7 +9,8 @@ import torch
 from sdquant.errors import SettingsError
 from sdquant.rules.matmul import linear
 from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, range_of, scale_shape
-from sdquant.rules.qtypes import QTYPES, from_codes, qtype
+from sdquant.rules.qtypes import QTYPES, qtype
+from sdquant.rules.rounding import from_codes
 
 from . import reference
 
