@@ -80,6 +80,11 @@ class QuantizationRule:
 
     def _check_tile(self) -> None:
         size = self.tile_size
+        for name in ("weight_qtype", "act_qtype"):
+            tile = qtype(getattr(self, name)).tile if getattr(self, name) is not None else None
+            if tile is not None and size != tile:
+                why = f"its scales are of {tile} numbers each, and tile_size is {size}"
+                raise _refused(self, name, why, f"Use tile_size={tile}")
         if size is None:
             return
         if (
