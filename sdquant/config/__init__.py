@@ -1,0 +1,21 @@
+"""One file: a YAML config that `generate` and `train` read, with key=value overrides.
+
+    row.py       what a row of the table of keys is
+    keys/        the table: a key is a row
+    kinds.py     kinds of values, and how the text of an override is read
+    scalars.py   what a word of YAML stands for
+    yamlfile.py  a YAML file as plain values; the one importer of yaml
+    config.py    Config: the values, frozen
+    loading.py   load: defaults, file, overrides
+
+Importing this imports neither torch nor yaml.
+"""
+
+from __future__ import annotations
+
+from .config import Config
+from .keys import key, keys
+from .loading import load
+from .row import Key
+
+__all__ = ["Config", "Key", "key", "keys", "load"]
