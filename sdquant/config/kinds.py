@@ -141,7 +141,7 @@ KINDS: Mapping[str, Kind] = {
         Kind(name="bool", said="true or false", example="true", read=_bool, parse=_truth),
         Kind(name="switch", said="on, off or a text", example="on", read=_switch, parse=_truth),
         Kind(name="size", said="a number of bytes, or a text such as 6GB", example="6GB", read=_size, parse=_scalar),
-        Kind(name="names", said="a list of texts", example="\"['mid_block']\"", read=_names, parse=_literal),
+        Kind(name="names", said="a list of texts", example="\"['name']\"", read=_names, parse=_literal),
         Kind(
             name="mappings", said="a list of mappings", example="'[{\"weight_qtype\": \"int8\"}]'",
             read=_mappings, parse=_literal,
@@ -165,7 +165,8 @@ def told(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a file has it: JSON, which is YAML too. Floats have a point, without which YAML 1.1 has no exponent."""
+    """A value as a file has it: JSON, which is YAML too. Floats have a point, without which
+    YAML 1.1 has no exponent."""
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):

@@ -13,7 +13,7 @@ _INT = re.compile(r"[-+]?[0-9]{1,400}", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 
 
-def resolved(text: str) -> None | bool | int | float | str:
+def resolved(text: str) -> bool | int | float | str | None:
     """The value of a plain scalar."""
     if text in _NULL:
         return None

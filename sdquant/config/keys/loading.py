@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...offload import parse_budget, parse_size
 from ...request import Request
@@ -29,7 +31,13 @@ _FIELDS = (
     ("allow_incompatible", "bool", COMMANDS),
     ("allow_pickle", "bool", COMMANDS),
 )
-_CHECKS = {"budget": parse_budget, "cache_limit": lambda value: parse_size(value, "A cache_limit")}
+
+
+def _cache_limit(value: int | str) -> int:
+    return parse_size(value, "A cache_limit")
+
+
+_CHECKS: Mapping[str, Callable[[Any], object]] = {"budget": parse_budget, "cache_limit": _cache_limit}
 
 
 def keys() -> tuple[Key, ...]:
