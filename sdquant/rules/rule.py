@@ -124,6 +124,14 @@ class QtRule(QuantizationRule):
             )
 
 
+def to_dict(rule: QuantizationRule) -> dict[str, Any]:
+    """The fields of a rule that are not as by default, as JSON values; `rule_of` is the inverse."""
+    values = {row.name: getattr(rule, row.name) for row in fields(rule) if getattr(rule, row.name) != row.default}
+    if isinstance(rule, QtRule) and not set(values) - {row.name for row in fields(QuantizationRule)}:
+        values["bwd_calibration_method"] = rule.bwd_calibration_method  # so that it stays a QtRule
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 class Rules:
     """Rules in order: the first that matches decides. Keeps count of which matched.
 
