@@ -7,6 +7,8 @@
     yamlfile.py  a YAML file as plain values; the one importer of yaml
     config.py    Config: the values, frozen
     loading.py   load: defaults, file, overrides
+    quantization.py  what the keys of quantization come to: a scheme, rules, or nothing
+    topology.py  over how many devices work counts as spread
 
 Importing this imports neither torch nor yaml.
 """
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 from .config import Config
 from .keys import key, keys
-from .loading import load
+from .loading import load, shards_of
+from .quantization import Quantization, quantization_of
 from .row import Key
+from .topology import Shards
 
-__all__ = ["Config", "Key", "key", "keys", "load"]
+__all__ = ["Config", "Key", "Quantization", "Shards", "key", "keys", "load", "quantization_of", "shards_of"]

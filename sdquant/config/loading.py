@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
-from . import yamlfile
+from . import topology, yamlfile
 from .config import Config
 from .keys import did_you_mean, key, keys
 from .kinds import KINDS
+from .quantization import quantization_of
 from .row import COMMANDS, Key
+
+if TYPE_CHECKING:
+    from .topology import Shards
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +37,8 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         command: of row.COMMANDS.
 
     Raises:
-        SettingsError: there is no such file, or a key or value that cannot be. BadFileError: it is no such YAML.
+        SettingsError: there is no such file, a key or value that cannot be, or keys that contradict each other.
+        UnknownQuantError: no such preset or scheme. BadFileError: it is no such YAML.
     """
     if command not in COMMANDS:
         raise SettingsError(f"The command {command!r} was asked for", f"it is one of {', '.join(COMMANDS)}", "Use one")
@@ -51,6 +57,20 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
     config = Config(values, source=source, command=command, given=given)
     _tell_unused(config)
     return config
+
+
+def shards_of(config: Config) -> Shards:
+    """In how many parts ranges are found; logged. Asks torch for accelerators if nothing else tells.
+
+    Raises:
+        SettingsError: an environment that torchrun has not made.
+    """
+    return topology.resolve(
+        config.compile_topology_num_slices,
+        config.quantization_local_shard_count,
+        environment=os.environ,
+        accelerators=topology.visible_accelerators,
+    )
 
 
 def _of_file(name: str, value: Any, where: str) -> Any:
@@ -131,18 +151,20 @@ def _said(row: Key) -> str:
 
 
 def _near(value: Any, choices: Sequence[str]) -> str:
-    import difflib
-
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else "Use one of them"
 
 
 def _tell_unused(config: Config) -> None:
-    names = [name for name, by in config.given.items() if by == FILE and config.command not in key(name).commands]
-    if names:
-        log.info("%s does not use these keys of %s: %s", config.command, config.source, ", ".join(names))
-
-
-def defaults() -> Mapping[str, Any]:
-    """Every key's default."""
-    return {row.name: row.default for row in keys()}
+    """Refuse an override without an effect; name such keys of the file in the log."""
+    others = [
+        name
+        for name in config.given
+        if config.command not in key(name).commands and config[name] != checked(key(name), key(name).default, name)
+    ]
+    if others:
+        log.info("%s does not use these keys of %s: %s", config.command, config.source, ", ".join(others))
+    for name, reason in quantization_of(config).unused.items():
+        if config.given.get(name) == OVERRIDE:
+            raise SettingsError(f"{name} was set", f"it has no effect here: {reason}", "Leave it out")
+        log.warning("%s of %s has no effect here: %s", name, config.source, reason)
