@@ -9,12 +9,16 @@
     loading.py   load: defaults, file, overrides
     quantization.py  what the keys of quantization come to: a scheme, rules, or nothing
     topology.py  over how many devices work counts as spread
+    asked.py     what a config asks `load_model` for
+    pictures.py  draw what a config says
+    examples/    configs for the shipped models
 
 Importing this imports neither torch nor yaml.
 """
 
 from __future__ import annotations
 
+from .asked import request_of, size_of
 from .config import Config
 from .keys import key, keys
 from .loading import load, shards_of
@@ -22,4 +26,16 @@ from .quantization import Quantization, quantization_of
 from .row import Key
 from .topology import Shards
 
-__all__ = ["Config", "Key", "Quantization", "Shards", "key", "keys", "load", "quantization_of", "shards_of"]
+__all__ = [
+    "Config",
+    "Key",
+    "Quantization",
+    "Shards",
+    "key",
+    "keys",
+    "load",
+    "quantization_of",
+    "request_of",
+    "shards_of",
+    "size_of",
+]

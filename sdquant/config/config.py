@@ -73,12 +73,13 @@ class Config:
         return {name: _thawed(value) for name, value in self._values.items()}
 
     def to_yaml(self) -> str:
-        """A file that gives the same values: one key a line, each with its help."""
+        """A file that gives the same values: the keys of the command, one a line, each with its help."""
         from .keys import key
 
         lines = []
         for name, value in self._values.items():
-            lines += [f"# {key(name).help}", f"{name}: {shown(_thawed(value))}"]
+            if not self.command or self.command in key(name).commands:
+                lines += [f"# {key(name).help}", f"{name}: {shown(_thawed(value))}"]
         return "\n".join(lines) + "\n"
 
 

@@ -144,9 +144,9 @@ def _said(row: Key) -> str:
     """What a key's values are."""
     text = KINDS[row.kind].said
     if row.least is not None and row.most is not None:
-        text += f" from {row.least:.0f} to {row.most:.0f}"
+        text += f" from {row.least} to {row.most}"
     elif row.least is not None:
-        text += f", at least {row.least:g}"
+        text += f", at least {row.least}"
     return text + (", or null" if row.default is None else "")
 
 

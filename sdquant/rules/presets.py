@@ -9,7 +9,7 @@ Ours keep convolutions at 8 bits, where 4 would leave a scale to thousands of nu
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ..errors import SettingsError, UnknownQuantError
 from .method import method
@@ -135,9 +135,17 @@ def preset_rules(name: str, choices: Choices | None = None) -> tuple[Quantizatio
         UnknownQuantError: there is no such preset. SettingsError: a choice that it cannot have.
     """
     row, chosen = preset(name), choices or Choices()
-    for part in row.parts:
+    parts = [one for part in row.parts for one in _split(part, chosen)]
+    for part in parts:
         _check(row, part, chosen)
-    return tuple(_rule(row, part, chosen) for part in row.parts)
+    return tuple(_rule(row, part, chosen) for part in parts)
+
+
+def _split(part: Part, chosen: Choices) -> tuple[Part, ...]:
+    """The part; where tiles are asked for, those of its operations that have tiles apart from those that have none."""
+    if chosen.tile_size is None or not set(CONV) < set(part.ops):
+        return (part,)
+    return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)
 
 
 def _rule(row: Preset, part: Part, chosen: Choices) -> QuantizationRule:
