@@ -308,6 +308,11 @@ class Backend(ABC):
         """What was asked for when a weight of this description was encoded, where the description says it all."""
         return None
 
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        """A float weight quantized as one of this description was, without the parts that do not come from the weight;
+        None where the description does not say how."""
+        return None
+
     def computes(self, packed: PackedSpec) -> bool:
         """Whether the products with such a weight are `linear` and `convolve`, and not those with the float weight."""
         return False

@@ -101,24 +101,29 @@ class RulesBackend(Backend):
         from ..rules.packed import weight_of
         from ..rules.qarray import dequantize
 
-        shape, rule = packed.spec.shape, _rule(packed)
+        shape, rule = packed.spec.shape, _rule_of(packed.spec)
         step = max(1, CHUNK // max(1, math.prod(shape[1:])))
         for start in range(0, shape[0], step):
             rows = slice(start, min(start + step, shape[0]))
             out[rows].copy_(dequantize(weight_of(packed, rule, rows)))
 
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed:
+        from ..rules.packed import encode
+
+        return encode(weight, _rule_of(packed))
+
     def computes(self, packed: PackedSpec) -> bool:
         return "act_qtype" in packed.details
 
     def linear(self, packed: Packed, x: Tensor) -> Tensor:
-        rule = _rule(packed)
+        rule = _rule_of(packed.spec)
         from ..rules import matmul
         from ..rules.packed import activations_of, weight_of
 
         return matmul.linear(activations_of(packed, rule, x, conv=False), weight_of(packed, rule))
 
     def convolve(self, packed: Packed, x: Tensor, geometry: Geometry) -> Tensor:
-        rule = _rule(packed)
+        rule = _rule_of(packed.spec)
         from ..rules.convolution import convolve
         from ..rules.packed import activations_of, weight_of
 
@@ -159,12 +164,12 @@ def _one(spec: QuantSpec) -> RuleSpec:
     return RuleSpec(spec.scheme, spec.options, spec.embeddings, rule)
 
 
-def _rule(packed: Packed) -> QuantizationRule:
-    return _rule_of(json.dumps(packed.spec.details, sort_keys=True))
+def _rule_of(packed: PackedSpec) -> QuantizationRule:
+    return _parsed(json.dumps(packed.details, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _rule_of(details: str) -> QuantizationRule:
+def _parsed(details: str) -> QuantizationRule:
     """A layer asks at every step."""
     from ..rules.layout import ACT_SHAPE
     from ..rules.rule import rule_of

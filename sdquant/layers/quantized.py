@@ -114,6 +114,29 @@ class QuantizedLayer(nn.Module):
             self._parameters[name] = nn.Parameter(moved, requires_grad=False)
         return self
 
+    def set_part(self, name: str, value: Tensor) -> None:
+        """Put a tensor in the place of a part of the packed weight."""
+        self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+        weight = state_dict.get(f"{prefix}weight")
+        if isinstance(weight, Tensor) and f"{prefix}{PREFIX}{self.part_names[0]}" not in state_dict:
+            packed = None
+            if weight.shape == torch.Size(self.spec.shape):  # else torch says that it lacks the packed parts
+                packed = self._backend.encode_as(weight.detach(), self.spec)
+            if packed is not None:
+                del state_dict[f"{prefix}weight"]
+                for name, part in packed.parts.items():
+                    own = self._parameters[PREFIX + name]
+                    assert own is not None
+                    self.set_part(name, part if own.is_meta else part.to(own.device))
+                    state_dict[f"{prefix}{PREFIX}{name}"] = part
+                if LIKE in self._parameters:
+                    self._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
+                    state_dict.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         return f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}"
 
