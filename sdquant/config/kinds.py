@@ -165,16 +165,24 @@ def told(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a file has it: JSON, which is YAML too. Floats have a point, without which
+    """A value as a file has it: JSON, nearly, which is YAML too. Floats have a point, without which
     YAML 1.1 has no exponent."""
-    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, str):
+        # What is not printable YAML takes for a line break, or does not allow.
+        letters = json.dumps(value, ensure_ascii=False)
+        return "".join(one if one.isprintable() else _escaped(ord(one)) for one in letters)
+    if isinstance(value, (bool, int)) or value is None:
+        return json.dumps(value)
     if isinstance(value, float):
         text = repr(value)
         return text if "." in text or "e" not in text else text.replace("e", ".0e")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{shown(str(name))}: {shown(one)}" for name, one in value.items()) + "}"
     return "[" + ", ".join(shown(one) for one in value) + "]"
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 def _short(text: str) -> str:
