@@ -187,6 +187,8 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 def _convolved(layer: Any, x: Tensor) -> Tensor:
     if not layer._backend.computes(layer.spec):
         return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
+    if x.ndim == layer.weight.ndim - 1:  # one sample without a batch
+        return _convolved(layer, x[None])[0]
     padding = layer.padding
     if layer.padding_mode != "zeros":
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
