@@ -26,9 +26,12 @@ PRODUCTS = ("einsum", "matmul", "bmm", "scaled_dot_product_attention", "sdpa")
 
 
 def covers(asked: str, operation: str) -> bool:
-    """Whether a name in op_names means an operation: the same one, or one of the two is Qwix's name for several."""
+    """Whether a name in op_names means an operation: the same one, or one of the two is Qwix's name for several.
+
+    "einsum" is Qwix's name for attention too where a rule says it, and torch's function where it is the operation.
+    """
     asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
-    return asked == operation or asked == OPERATIONS[operation] or OPERATIONS[asked] == operation
+    return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
 
 
 @dataclass(frozen=True, kw_only=True)
