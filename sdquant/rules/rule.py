@@ -18,6 +18,20 @@ OPERATIONS = {
     "conv2d": "conv_general_dilated", "conv3d": "conv_general_dilated",
     "einsum": "einsum", "scaled_dot_product_attention": "einsum", "sdpa": "einsum",
 }  # fmt: skip
+_ALIASES = {"bmm": "matmul", "sdpa": "scaled_dot_product_attention"}
+# Products of two activations. Only rules that name them quantize them: a rule for all operations, or for Qwix's
+# dot_general, is about weights, and what a picture loses by quantized attention is not to come as a surprise.
+# A rule that names only these is for no weight.
+PRODUCTS = ("einsum", "matmul", "bmm", "scaled_dot_product_attention", "sdpa")
+
+
+def covers(asked: str, operation: str) -> bool:
+    """Whether a name in op_names means an operation: the same one, or one of the two is Qwix's name for several.
+
+    "einsum" is Qwix's name for attention too where a rule says it, and torch's function where it is the operation.
+    """
+    asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
+    return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +120,12 @@ class QuantizationRule:
         fits = whole(path) is not None or whole(path.replace(".", "/")) is not None
         if operation is None or not self.op_names:
             return fits
-        return fits and OPERATIONS[operation] in {OPERATIONS[name] for name in self.op_names}
+        return fits and any(covers(name, operation) for name in self.op_names)
+
+    @property
+    def products(self) -> bool:
+        """Whether the rule quantizes products of two activations: it names one, and has a type for activations."""
+        return self.act_qtype is not None and any(name in PRODUCTS for name in self.op_names)
 
 
 @dataclass(frozen=True, kw_only=True)
