@@ -88,17 +88,18 @@ def test_presets_for_training() -> None:
     )
 
 
-def test_shards_become_tiles_of_the_weights_gradient() -> None:
-    def tiles(*words: str, shards: int) -> list[float | None]:
+def test_shards_are_those_of_the_weights_gradient() -> None:
+    def parts(*words: str, shards: int) -> list[int | None]:
         made = asked(QWIX, *words, command="train", shards=shards).rules or ()
-        return [row.bwd_weight_grad_tile_size for row in made if isinstance(row, QtRule)]
+        return [row.bwd_weight_grad_shards for row in made if isinstance(row, QtRule)]
 
-    assert tiles("quantization=fp8_full", shards=4) == [0.25, 0.25]
-    assert tiles("quantization=fp8_full", shards=1) == [None, None]
-    assert tiles("quantization=fp8_full", shards=0) == [None, None]
-    assert tiles("quantization=int8", shards=4) == [None]  # no gradient is quantized
-    own = "rules=[{'weight_qtype': 'int8', 'bwd_qtype': 'int8', 'bwd_weight_grad_tile_size': 8}]"
-    assert tiles(own, shards=4) == [8]
+    assert parts("quantization=fp8_full", shards=4) == [4, 4]
+    assert parts("quantization=fp8_full", shards=1) == [None, None]
+    assert parts("quantization=fp8_full", shards=0) == [0, 0]
+    assert parts("quantization=int8", shards=4) == [None]  # no gradient is quantized
+    own = "rules=[{'weight_qtype': 'int8', 'bwd_qtype': 'int8', 'bwd_weight_grad_%s': 8}]"
+    assert parts(own % "tile_size", shards=4) == [None]
+    assert parts(own % "shards", shards=4) == [8]
 
 
 def test_the_calibration_methods_and_the_path_are_for_all_presets() -> None:

@@ -33,8 +33,7 @@ def never() -> int:
 def test_what_they_come_to(slices: int, count: int, environment: Mapping[str, str], found: int, parts: int) -> None:
     made = resolve(slices, count, environment=environment, accelerators=never)
     assert (made.num_slices, made.count, made.parts) == (found, parts, parts)
-    assert made.quantize_weight_gradient
-    assert made.weight_grad_tile_size == (None if parts == 1 else 1 / parts)
+    assert made.of_weight_gradient == (None if parts == 1 else parts)
 
 
 @pytest.mark.parametrize(("number", "slices"), [(0, 1), (1, 1), (4, 4)])
@@ -44,7 +43,7 @@ def test_accelerators_where_nothing_else_tells(number: int, slices: int) -> None
 
 def test_no_shards_leave_the_weights_gradient_as_it_is() -> None:
     made = resolve(2, 0, environment={}, accelerators=never)
-    assert (made.count, made.parts, made.quantize_weight_gradient, made.weight_grad_tile_size) == (0, 1, False, None)
+    assert (made.count, made.parts, made.of_weight_gradient) == (0, 1, 0)
 
 
 @pytest.mark.parametrize(
