@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .. import backends
 from ..backends.base import Backend, Packed, PackedSpec
 from ..rows import take
+from .packed_tensor import LayerWeight
 from .scratch import scratch
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
@@ -43,13 +44,19 @@ def kind_of(module: nn.Module) -> str | None:
 class QuantizedLayer(nn.Module):
     """What the quantized layers share. Comes before the `torch.nn` class in their bases.
 
-    `weight` is a tensor on the meta device: it has the shape and dtype of the float weight, which is what code that
-    peeks at it wants to know (T5 casts its activations to `wo.weight.dtype`), and no values, so that code that would
-    use them fails loudly. `dequantize()` gives the values.
+    `weight` is a tensor that decodes itself where it is used; see `packed_tensor`. `dequantize()` gives the values.
+
+    The classes make quantized layers by `quantized_layer` alone. Called like the `torch.nn` class, they make a layer of
+    that class: PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`, and both are to be floats.
     """
 
     spec: PackedSpec
     _backend: Backend
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return next(base for base, made in _LAYERS.items() if issubclass(cls, made))(*args, **kwargs)
+        return super().__new__(cls)
 
     def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
         """Take over everything but the weight from `original`, and the weight from `packed`."""
@@ -75,7 +82,7 @@ class QuantizedLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":  # see the class
-            return torch.empty(self.spec.shape, dtype=self.compute_dtype, device="meta")
+            return LayerWeight(self.packed, self.compute_dtype)
         return super().__getattr__(name)
 
     @property

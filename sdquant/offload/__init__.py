@@ -130,18 +130,27 @@ def apply(
 
     target = torch.device(device)
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
-    try:
-        importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
-        for part in parts.values():
-            part.__dict__[_HANDLE] = handle
-            handle.undo.callback(part.__dict__.pop, _HANDLE, None)
-        if mode != "none":
-            from ..memory import give_back
 
-            give_back()
-    except BaseException:
-        handle.remove()
-        raise
+    def engage() -> None:
+        handle.total = weight_bytes(*parts.values())
+        handle.counters.resident = 0
+        try:
+            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
+            for part in parts.values():
+                part.__dict__[_HANDLE] = handle
+                handle.undo.callback(part.__dict__.pop, _HANDLE, None)
+            if mode != "none":
+                from ..memory import give_back
+                from .changes import follow
+
+                follow(model, parts, handle)
+                give_back()
+        except BaseException:
+            handle.remove()
+            raise
+
+    handle.engage = engage
+    engage()
     return handle
 
 
