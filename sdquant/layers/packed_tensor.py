@@ -32,7 +32,7 @@ class PackedTensor(Tensor):
 
     packed: Packed
     way_out: ClassVar[str] = (
-        "Leave the LoRA beside the weights (load_lora_weights without fuse_lora), or load the model without quantization"
+        "Leave the LoRA beside the weights (do not fuse or merge it), or load the model without quantization"
     )
 
     @staticmethod
