@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +154,15 @@ def apply(
     handle.engage = engage
     engage()
     return handle
+
+
+@contextmanager
+def suspended(*parts: nn.Module) -> Iterator[None]:
+    """These components' weights in ordinary memory, whatever their offload modes; see `OffloadHandle.suspended`."""
+    with ExitStack() as stack:
+        for handle in {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}.values():
+            stack.enter_context(handle.suspended())
+        yield
 
 
 _HANDLE = "_sdquant_offload"  # on each component: the handle that is active
