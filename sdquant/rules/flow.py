@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
 from .qt.layers import QtLayer
@@ -58,6 +59,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
     if inputs:
         with torch.no_grad():
             quantized(*inputs)
+    prepare(quantized)
     return quantized
 
 
