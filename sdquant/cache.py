@@ -61,7 +61,7 @@ class Cache:
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},
             "files": [self._digest(file, progress=progress) for file in src.files],
-            "quant": str(part.spec),
+            "quant": part.spec.described(),
             "weights": sorted(weight.name for weight in part.weights),
             "dtype": dtype,
             "device": machine.device_kind(device),  # kernels of a GPU may round otherwise

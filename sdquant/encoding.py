@@ -29,7 +29,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         BadFileError: it has values that are NaN or infinite, or larger than the scheme's scales can say. A codec takes
             the largest value of each block, so that one such value shows in a scale.
     """
-    packed = backends.get(spec.scheme.backend).encode(weight, spec)
+    packed = backends.get(spec.scheme.backend).encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
         if part.dtype in _FLOATS:
             require_finite(name, part, spec)

@@ -22,19 +22,25 @@ def has_layout(packed: Packed) -> bool:
     spec = packed.spec
     row = backends.scheme(spec.scheme)
     backend = backends.get(row.backend)
+    said = backend.spec_of(spec)
+    if said is not None:
+        return _is_of(packed, said)
     values = [
         (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
         for name, option in row.options.items()
     ]
     for chosen in itertools.product(*values):
-        asked = QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))
-        try:
-            layout = backend.layout(asked, spec.shape, spec.dtype)
-        except Unfit:
-            continue
-        if forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}:
+        if _is_of(packed, QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))):
             return True
     return False
+
+
+def _is_of(packed: Packed, asked: QuantSpec) -> bool:
+    try:
+        layout = backends.get(asked.scheme.backend).layout(asked, packed.spec.shape, packed.spec.dtype)
+    except Unfit:
+        return False
+    return forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}
 
 
 def _both(default: bool | int | str | None) -> tuple[bool | int | str | None, ...]:

@@ -67,6 +67,7 @@ def load_model(
     progress: bool = True,
     parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
     variant: str | None = None,
+    quant_stats: str | Path | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
@@ -78,6 +79,9 @@ def load_model(
         mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
         components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
         skip: modules to leave as they are, by a part of their path or a pattern with `*`.
+        rules: instead of quant: what is done with which layers, the first rule that matches one decides. A list of
+            `rules.QuantizationRule` or of mappings of its fields, or a YAML or JSON file. quant_stats: file of
+            `sdquant calibrate`, for rules with act_static_scale.
         base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
             which lacks configs and tokenizers. Of what the file holds, base needs no weights.
         runtime: "library" or "plain"; default the library's modules where it has some.
@@ -107,7 +111,7 @@ def load_model(
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
-        variant=variant,
+        variant=variant, quant_stats=quant_stats,
     )  # fmt: skip
     return load(asked)
 

@@ -14,6 +14,8 @@ from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
+from .rules.rule import to_dict
+from .rules.spec import RulesSpec
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ def make(request: Request, detected: Detected, *, device: str, versions: Mapping
             _did_you_mean(unknown[0], tuple(sources)),
         )
     parts = tuple(_component(name, src, asked_for(name, request), request, versions) for name, src in sources.items())
-    warnings = [*detected.warnings, *_without_effect(request, parts)]
+    warnings = [*detected.warnings, *_without_effect(request, parts), *_unused_rules(request, parts, sources)]
     if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
         reasons = Counter(reason for part in parts for reason in part.kept.values())
         most = f": {reasons.most_common(1)[0][0]}" if reasons else ""
@@ -288,6 +290,21 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         if not any(skipped(name, (pattern,)) for name in kept):
             lines.append(f"skip={pattern!r} matches no layer that would be quantized: it has no effect")
     return lines
+
+
+def _unused_rules(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
+    """The rules that match no weight of the components that they were given for."""
+    if request.rules is None:
+        return []
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    spec = None
+    for part in parts:
+        if isinstance(part.spec, RulesSpec):
+            spec = part.spec
+            seen += [(name, info.shape) for name, info in sources[part.name].tensors.items() if len(info.shape) > 1]
+    if spec is None:
+        return []
+    return [f"the rule {to_dict(row)} matches no layer: it has no effect" for row in spec.unused(seen)]
 
 
 def _did_you_mean(name: str, known: tuple[str, ...]) -> str:

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 from . import backends, machine
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES, parse_budget, parse_size
+from .rules.spec import RulesSpec
+from .rules.text import rules_of
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
+    from .rules.rule import QuantizationRule
 
 OFFLOADS = tuple(row.name for row in MODES)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
+RULES = "rules"
 
 # A scheme for all chosen components, or one for each; None means "as found on disk".
 Quant = str | Mapping[str, str | None] | None
@@ -59,7 +63,18 @@ class Request:
     skip: tuple[str, ...] = field(
         default=(), metadata=_about("modules to leave as they are: a part of their path, or a pattern with *")
     )
-    rules: Any = field(default=None, metadata=_about("quantization rules", setting=False))
+    rules: tuple[QuantizationRule, ...] | None = field(
+        default=None,
+        metadata=_about("rules, for quant=rules: a YAML or JSON file, or JSON text", metavar="FILE", setting=False),
+    )
+    quant_stats: str | None = field(
+        default=None,
+        metadata=_about(
+            "ranges of activations that `sdquant calibrate` found, for rules with act_static_scale",
+            metavar="FILE",
+            setting=False,
+        ),
+    )
     base: str | None = field(
         default=None,
         metadata=_about(
@@ -124,7 +139,7 @@ class Request:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
             machine.device_kind(_text("device", self.device))
-        for name in ("base", "cache", "variant"):
+        for name in ("base", "cache", "variant", "quant_stats"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         parse_size(self.cache_limit, "A cache_limit")
@@ -141,8 +156,6 @@ class Request:
                 "only balanced offload keeps to a budget",
                 "Use offload='balanced', or leave the budget out",
             )
-        if self.rules is not None:
-            raise SettingsError("rules were given", "this version has no rule backend", "Use quant= and skip=")
         if isinstance(self.quant, Mapping):
             for name in self.quant:
                 _text("a component of quant", name)
@@ -155,10 +168,38 @@ class Request:
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
         """
-        if self.quant is None:
+        if self.quant is None and self.rules is None:
+            self._refuse_statistics()
             return {}
-        each = self.quant if isinstance(self.quant, Mapping) else {"*": self.quant}
-        return {name: _spec(text) for name, text in each.items() if text is not None}
+        quant = RULES if self.quant is None else self.quant
+        each = quant if isinstance(quant, Mapping) else {"*": quant}
+        specs = {name: _spec(text) for name, text in each.items() if text is not None}
+        if self.rules is None:
+            self._refuse_statistics()
+            return specs
+        if not any(spec is not None and spec.scheme.name == RULES for spec in specs.values()):
+            raise SettingsError(
+                f"rules were given with quant={self.quant!r}", "they are for quant='rules'", "Leave one of the two out"
+            )
+        return {name: self._with_rules(spec) for name, spec in specs.items()}
+
+    def _with_rules(self, spec: QuantSpec | None) -> QuantSpec | None:
+        if spec is None or spec.scheme.name != RULES:
+            return spec
+        if spec.options:
+            raise SettingsError(
+                f"rules were given with quant={str(spec)!r}",
+                "its options are one rule for all layers",
+                "Leave the options out, or the rules",
+            )
+        assert self.rules is not None
+        return RulesSpec(spec.scheme, rules=self.rules, statistics=self.quant_stats)
+
+    def _refuse_statistics(self) -> None:
+        if self.quant_stats is not None:
+            raise SettingsError(
+                f"quant_stats={self.quant_stats!r} was given", "only rules use ranges found beforehand", "Give rules="
+            )
 
     @property
     def budget_bytes(self) -> int | None:
@@ -235,6 +276,8 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "dtype": _torch_name,
     "device": _torch_name,
     "base": _folder,
+    "quant_stats": _folder,
+    "rules": rules_of,
     "components": _tuple,
     "cache": _switch,
     "skip": _skips,

@@ -68,7 +68,7 @@ def select(
             kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
         else:
             try:
-                layout = backend.layout(spec, shape, dtype)
+                layout = backend.layout(spec.of(name, shape), shape, dtype)
             except Unfit as reason:
                 kept[name] = str(reason)
                 continue

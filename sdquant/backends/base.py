@@ -73,6 +73,7 @@ class Scheme:
         library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
             for these and for "embedding".
         on_the_fly: whether float weights can be quantized to it while or after loading.
+        least_bits: of any weight in it, where that is less than `bits`.
         options: what the user may choose, by name.
         aliases: other names that mean this scheme.
     """
@@ -87,6 +88,7 @@ class Scheme:
     on_the_fly: bool = True
     options: Mapping[str, Option] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    least_bits: float | None = None
 
     def kinds(self, runtime: str) -> frozenset[str]:
         """The kinds of layer that `runtime` can run in this scheme."""
@@ -109,6 +111,18 @@ class QuantSpec:
     def __getitem__(self, name: str) -> Any:
         """The value of option `name`: as asked, else its default."""
         return dict(self.options).get(name, self.scheme.options[name].default)
+
+    def of(self, name: str, shape: tuple[int, ...]) -> QuantSpec:
+        """What is asked for one weight, by its name and shape: the same for all, but where rules differ by layer.
+
+        Raises:
+            Unfit: nothing is; its text says why.
+        """
+        return self
+
+    def described(self) -> str:
+        """All that the bits of what is encoded depend on, as a text."""
+        return str(self)
 
     def __str__(self) -> str:
         words = [self.scheme.name]
@@ -236,6 +250,18 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """How a convolution moves over its input, a number for each of its dimensions. The input is padded already where
+    that is not with zeros.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Requirement:
     """The package behind a backend: distribution name, least version that works, sdquant's extra that installs it."""
 
@@ -277,6 +303,27 @@ class Backend(ABC):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """Decode into `out` ([*packed.spec.shape], any float dtype). Override where a fresh tensor can be saved."""
         out.copy_(self.decode(packed, out.dtype))
+
+    def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
+        """What was asked for when a weight of this description was encoded, where the description says it all."""
+        return None
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed | None:
+        """A float weight quantized as one of this description was, without the parts that do not come from the weight;
+        None where the description does not say how."""
+        return None
+
+    def computes(self, packed: PackedSpec) -> bool:
+        """Whether the products with such a weight are `linear` and `convolve`, and not those with the float weight."""
+        return False
+
+    def linear(self, packed: Packed, x: Tensor) -> Tensor:
+        """x [..., in] times the transposed weight: [..., out] in x's dtype, without a bias."""
+        raise NotImplementedError(f"{self.name} computes with float weights")
+
+    def convolve(self, packed: Packed, x: Tensor, geometry: Geometry) -> Tensor:
+        """x [b, in, ...] convolved with the weight: [b, out, ...] in x's dtype, without a bias."""
+        raise NotImplementedError(f"{self.name} computes with float weights")
 
     def by_row(self, packed: Packed) -> bool:
         """Whether every part holds the weight's rows one after the other, or is one number for all of them.

@@ -17,7 +17,7 @@ from ..request import Request, request
 
 _SHORT = {"quant": "-q"}
 _ONE = {"parts": "part"}  # flags that are given once for each
-_NO_FLAG = ("path", "rules", "progress")
+_NO_FLAG = ("path", "progress")
 
 
 def add_request_flags(
@@ -77,7 +77,7 @@ def help_of(name: str) -> str:
 
 def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     """The Request of parsed flags; `fixed` overrides."""
-    names = {row.name for row in dataclasses.fields(Request)} - {"path", "rules"}
+    names = {row.name for row in dataclasses.fields(Request)} - {"path"}
     values = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     values |= fixed
     if isinstance(values.get("quant"), list):

@@ -89,7 +89,8 @@ def found_in(
         )
         # Before anything of that size is allocated: the codes of so many weights cannot take less than their bits.
         size = sum(tensors[key].nbytes for key in keys.values())
-        if size * 8 < math.prod(spec.shape) * backends.scheme(spec.scheme).bits:
+        row = backends.scheme(spec.scheme)
+        if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
             raise _damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
     return found
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import backends
-from ..backends.base import Backend, Packed, PackedSpec
+from ..backends.base import Backend, Geometry, Packed, PackedSpec
 from ..rows import take
 from .scratch import scratch
 
@@ -114,6 +114,29 @@ class QuantizedLayer(nn.Module):
             self._parameters[name] = nn.Parameter(moved, requires_grad=False)
         return self
 
+    def set_part(self, name: str, value: Tensor) -> None:
+        """Put a tensor in the place of a part of the packed weight."""
+        self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+        weight = state_dict.get(f"{prefix}weight")
+        if isinstance(weight, Tensor) and f"{prefix}{PREFIX}{self.part_names[0]}" not in state_dict:
+            packed = None
+            if weight.shape == torch.Size(self.spec.shape):  # else torch says that it lacks the packed parts
+                packed = self._backend.encode_as(weight.detach(), self.spec)
+            if packed is not None:
+                del state_dict[f"{prefix}weight"]
+                for name, part in packed.parts.items():
+                    own = self._parameters[PREFIX + name]
+                    assert own is not None
+                    self.set_part(name, part if own.is_meta else part.to(own.device))
+                    state_dict[f"{prefix}{PREFIX}{name}"] = part
+                if LIKE in self._parameters:
+                    self._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
+                    state_dict.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         return f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}"
 
@@ -122,28 +145,30 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._float_weight(x), self._bias(x))
+        if not self._backend.computes(self.spec):
+            return F.linear(x, self._float_weight(x), self._bias(x))
+        return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
 
 class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
     """[b, in, l] -> [b, out, l']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
+        return _convolved(self, x)
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
+        return _convolved(self, x)
 
 
 class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self._conv_forward(x, self._float_weight(x), self._bias(x)))
+        return _convolved(self, x)
 
 
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
@@ -157,6 +182,46 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
         table = scratch(self.spec.shape, dtype, packed.device)
         self._backend.decode_into(packed, table)
         return F.embedding(indices, table)
+
+
+def _convolved(layer: Any, x: Tensor) -> Tensor:
+    if not layer._backend.computes(layer.spec):
+        return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = (0,) * len(layer.stride)
+    geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
+    y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
+    return _with_bias(y, layer._bias(x), len(layer.stride))
+
+
+def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
+    """`after`: how many dimensions follow that of the outputs."""
+    return y if bias is None else y + bias.view(-1, *(1,) * after)
+
+
+class Computed(torch.autograd.Function):
+    """A product that the backend computes with the codes; its gradient is that of the product with the float weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLayer, geometry: Geometry | None) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.form = layer, geometry, (x.shape, x.dtype)
+        backend, packed = layer._backend, layer.packed
+        return backend.linear(packed, x) if geometry is None else backend.convolve(packed, x, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (shape, dtype) = grads, ctx.form
+        weight = ctx.layer.dequantize(dtype)
+        if ctx.geometry is None:
+            return grad @ weight, None, None
+        with torch.enable_grad():  # the gradient of a convolution does not depend on its input
+            x = torch.zeros(shape, dtype=dtype, device=grad.device, requires_grad=True)
+            how = ctx.geometry
+            conv = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
+            y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
+        return torch.autograd.grad(y, x, grad)[0], None, None
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {

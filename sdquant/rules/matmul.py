@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
+from . import integers
 from .qarray import QArray, broadcast, dequantize
 from .qtypes import qtype
 from .rounding import from_codes
@@ -19,7 +20,7 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
     """x [..., K] times weight [N, K] transposed: [..., N].
 
     Both quantized, to integers or float8, in tiles of LEAST_TILE at least (or none): the codes are multiplied, integers
-    in exact int32 sums, and the sums scaled. Else both are dequantized first, and the product is that of floats.
+    in exact sums, and the sums scaled. Else both are dequantized first, and the product is that of floats.
 
     Raises:
         SettingsError: both have zero points, or tiles of different sizes.
@@ -28,13 +29,18 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
         left = dequantize(x) if isinstance(x, QArray) else x
         right = dequantize(weight) if isinstance(weight, QArray) else weight
         return left @ right.to(left.dtype).T
+    refuse_two_zero_points(x, weight)
+    return _of_codes(x, weight)
+
+
+def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
+    """Raises SettingsError if both have zero points."""
     if x.zero_point is not None and weight.zero_point is not None:
         raise SettingsError(
             "Activations and weights were both to be quantized with a zero point",
             "the product would need sums that nobody has",
             'Use "absmax" for one of them',
         )
-    return _of_codes(x, weight)
 
 
 def _scales_after(array: QArray) -> bool:
@@ -56,14 +62,18 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
     tiles = counts.pop() if counts else 1
     lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
     left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
-    sums = torch.stack([_sum(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)], -1)
+    sums = torch.stack([sums_of_codes(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)], -1)
     if x.zero_point is not None:
         zero = _codes_of_zero(x.zero_point, x.qvalue.shape, tiles)
-        part = [_sum(zero[:, n, None].expand(-1, step), right[:, n], x.qtype, weight.qtype) for n in range(tiles)]
+        part = [
+            sums_of_codes(zero[:, n, None].expand(-1, step), right[:, n], x.qtype, weight.qtype) for n in range(tiles)
+        ]
         sums = sums - torch.stack(part, -1)
     if weight.zero_point is not None:
         zero = _codes_of_zero(weight.zero_point, weight.qvalue.shape, tiles)
-        part = [_sum(left[:, n], zero[:, n, None].expand(-1, step), x.qtype, weight.qtype) for n in range(tiles)]
+        part = [
+            sums_of_codes(left[:, n], zero[:, n, None].expand(-1, step), x.qtype, weight.qtype) for n in range(tiles)
+        ]
         sums = sums - torch.stack(part, -1)
     # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
     scaled = sums.to(x.scale.dtype) * _expanded(x.scale, lead.numel())[:, None, :]
@@ -84,13 +94,11 @@ def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:
     return wide.reshape(-1, tiles)
 
 
-def _sum(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
-    """left [M, K] times right [N, K] transposed: int32 of integers, else float32."""
+def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
+    """left [M, K] times right [N, K] transposed: exact integers of integers, else float32."""
     rows = qtype(left_type), qtype(right_type)
-    if not all(row.kind == "int" for row in rows):
-        floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
+    if all(row.kind == "int" for row in rows):
+        return integers.product(left, right)
+    floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
+    with torch.autocast(left.device.type, enabled=False):
         return floats[0] @ floats[1].T
-    if left.dtype == right.dtype == torch.int8 and left.is_cuda and left.shape[0] > 16:
-        return torch._int_mm(left.contiguous(), right.T)
-    # float64 holds every integer below 2**53: the sum of 2**37 products of bytes.
-    return (left.double() @ right.double().T).to(torch.int32)

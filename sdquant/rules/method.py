@@ -21,6 +21,11 @@ class Method:
     name: str
     numbers: tuple[float, ...] = ()
 
+    @property
+    def asymmetric(self) -> bool:
+        """Whether what it finds needs a zero point."""
+        return self.name == "minmax" or (self.name == "fixed" and sum(self.numbers) != 0)
+
 
 def method(text: str) -> Method:
     """Parse "<method>[,<numbers>]".

@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import SettingsError
 from .calibration import calibrate, scale_and_zero_point
-from .method import Method, method
-from .qtypes import QType, qtype
+from .how import HowToQuantize, scale_shape, tile_sizes
+from .qtypes import qtype
 from .rounding import from_codes, to_codes
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HowToQuantize:
-    """How a tensor is quantized.
-
-    Attributes:
-        qtype: name of the type.
-        channelwise_axes: axes along which every index has its own scale.
-        tiled_axes: axis to the size of its tiles (int), or to one over their number (float). 1 is a scale for each
-            number, 1.0 one for all.
-        calibration_method: "absmax|minmax|rms|fixed[,numbers]".
-        noise: see `to_codes`.
-
-    Raises:
-        SettingsError: a type or method that does not exist, an axis both tiled and channelwise, or a tile size that the
-            type is not defined for.
-    """
-
-    qtype: str
-    channelwise_axes: tuple[int, ...] = ()
-    tiled_axes: Mapping[int, int | float] = field(default_factory=dict)
-    calibration_method: str = "absmax"
-    noise: Callable[[torch.Size], Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        both = set(self.channelwise_axes) & set(self.tiled_axes)
-        if both:
-            raise SettingsError(
-                f"Axis {min(both)} was asked for tiled and channelwise", "it can be one of them", "Leave one out"
-            )
-        row = self.row
-        if row.tile is not None and set(self.tiled_axes.values()) != {row.tile}:
-            raise SettingsError(
-                f"{row.name} was asked for with tiles of {list(self.tiled_axes.values()) or 'no size'}",
-                f"its scales are of {row.tile} numbers each",
-                f"Use tile_size={row.tile}",
-            )
-        method(self.calibration_method)  # refused here, not at first use
-
-    @property
-    def row(self) -> QType:
-        """The type's row."""
-        return qtype(self.qtype)
-
-    @property
-    def method(self) -> Method:
-        """The calibration method, parsed."""
-        return method(self.calibration_method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,36 +34,9 @@ class QArray:
     dtype: torch.dtype
 
 
-def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
-    """The shape of the scales of a tensor of this shape.
-
-    Raises:
-        SettingsError: a tile size that does not divide its axis.
-    """
-    sizes = _tile_sizes(shape, how)
-    return tuple(
-        size if axis in how.channelwise_axes else size // sizes[axis] if axis in sizes else 1
-        for axis, size in enumerate(shape)
-    )
-
-
-def _tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
-    found = {}
-    for axis, asked in how.tiled_axes.items():
-        size = round(shape[axis] * asked) if isinstance(asked, float) else asked
-        if size <= 0 or shape[axis] % size:
-            raise SettingsError(
-                f"A tensor of {list(shape)} was to be quantized in tiles of {asked} along axis {axis}",
-                f"{shape[axis]} is no multiple of that",
-                "Choose a size that divides it, or leave this layer out of the rule",
-            )
-        found[axis] = size
-    return found
-
-
 def range_of(x: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
     """The calibration of a tensor: {"absmax"} or {"min", "max"}, shaped like its scales. In float32 for float16."""
-    sizes = _tile_sizes(x.shape, how)
+    sizes = tile_sizes(x.shape, how)
     split: list[int] = []
     reduced: list[int] = []
     for axis, size in enumerate(x.shape):

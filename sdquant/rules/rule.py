@@ -66,9 +66,17 @@ class QuantizationRule:
         method(self.weight_calibration_method)
         if self.act_calibration_method is not None:
             method(self.act_calibration_method)
+        self._check_zero_points()
         if self.act_static_scale is not None and self.act_qtype is None:
             raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
         self._check_tile()
+
+    def _check_zero_points(self) -> None:
+        for kind, text in (("weight", self.weight_calibration_method), ("act", self.act_calibration_method)):
+            name = getattr(self, f"{kind}_qtype")
+            if name is not None and text is not None and method(text).asymmetric and not qtype(name).asymmetric:
+                why = f"{text} finds ranges that are not symmetric, and {name} has no zero point"
+                raise _refused(self, f"{kind}_qtype", why, 'Use "absmax", or int4, int8 or int16')
 
     def _check_tile(self) -> None:
         size = self.tile_size
@@ -122,6 +130,14 @@ class QtRule(QuantizationRule):
             raise _refused(
                 self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
             )
+
+
+def to_dict(rule: QuantizationRule) -> dict[str, Any]:
+    """The fields of a rule that are not as by default, as JSON values; `rule_of` is the inverse."""
+    values = {row.name: getattr(rule, row.name) for row in fields(rule) if getattr(rule, row.name) != row.default}
+    if isinstance(rule, QtRule) and not set(values) - {row.name for row in fields(QuantizationRule)}:
+        values["bwd_calibration_method"] = rule.bwd_calibration_method  # so that it stays a QtRule
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 class Rules:

@@ -1,0 +1,180 @@
+"""Quantization by rules, with Qwix's numerics: a type, tiles and a calibration method for each layer, and integer or
+float8 products where activations have a type as well. See `sdquant.rules`."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ..errors import SettingsError
+from .base import Backend, Geometry, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..rules.rule import QuantizationRule
+    from ..rules.spec import RuleSpec
+
+# The rows of `sdquant.rules.qtypes`; a test holds them together.
+TYPES = (
+    "int2", "int3", "int4", "int5", "int6", "int7", "int8", "int16",
+    "float8_e4m3fn", "float8_e5m2", "nf4", "mxfp8", "mxfp4", "nvfp4",
+)  # fmt: skip
+CHUNK = 1 << 18  # weights decoded at a time
+
+_OPTIONS = {
+    "weight_qtype": Option(default="int8", help="type of the weights", choices=TYPES),
+    "act_qtype": Option(default=None, help="type of the activations", choices=(None, *TYPES)),
+    "tile_size": Option(default=0, help="how many inputs share a scale; 0 for all of them"),
+    "weight_calibration_method": Option(
+        default="absmax", help="how the range of weights is found", choices=("absmax", "minmax")
+    ),
+}
+
+
+class RulesBackend(Backend):
+    """Weights quantized as a rule says.
+
+    Parts, for a weight of [out, ...]:
+        qvalue: int8, int16 and float8: codes of the weight's shape. Fewer bits: uint8 [out, bytes of a row], see
+            `rules.packing`; codes of integers have half their range added.
+        scale: [out or 1, tiles or 1, 1...], in the weight's dtype (float32 for float16). Scales that a format keeps as
+            powers of two are float8_e8m0fnu, nvfp4's float8_e4m3fn.
+        zero_point: codes of the scale's shape, where the range is not symmetric.
+        act_scale, act_zero_point: of activations, where their range was found beforehand.
+    """
+
+    name: ClassVar[str] = "rules"
+    title: ClassVar[str] = "Rules"
+    requires: ClassVar[Requirement | None] = None
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        Scheme(
+            name="rules",
+            backend="rules",
+            bits=8,
+            least_bits=2,
+            summary="types by layer, as rules say; Qwix's numerics",
+            options=_OPTIONS,
+        ),
+    )
+
+    def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
+        from ..rules.layout import layout
+
+        one = _one(spec)
+        return layout(one.rule, shape, dtype, one.act_shape)
+
+    def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
+        from ..rules import packed
+        from ..rules.spec import operation_of
+        from ..rules.static import read_statistics, static_range
+
+        shape, one = tuple(weight.shape), _one(spec)
+        self.layout(one, shape, str(weight.dtype).removeprefix("torch."))  # raises Unfit
+        static = None
+        if one.rule.act_static_scale:
+            known = {} if one.statistics is None else read_statistics(one.statistics)
+            static = static_range(known, one.path, operation_of(shape), one.rule)
+        return packed.encode(weight, one.rule, static)
+
+    def spec_of(self, packed: PackedSpec) -> QuantSpec | None:
+        from ..rules.layout import ACT_SHAPE
+        from ..rules.rule import rule_of
+        from ..rules.spec import RuleSpec
+
+        said = dict(packed.details)
+        act_shape = said.pop(ACT_SHAPE, None)
+        return RuleSpec(self.schemes[0], rule=rule_of(said), act_shape=None if act_shape is None else tuple(act_shape))
+
+    def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
+        self.decode_into(packed, out)
+        return out
+
+    def decode_into(self, packed: Packed, out: Tensor) -> None:
+        """In the dtype of the scales, then cast. A few rows at a time, for the sake of memory."""
+        from ..rules.packed import weight_of
+        from ..rules.qarray import dequantize
+
+        shape, rule = packed.spec.shape, _rule_of(packed.spec)
+        step = max(1, CHUNK // max(1, math.prod(shape[1:])))
+        for start in range(0, shape[0], step):
+            rows = slice(start, min(start + step, shape[0]))
+            out[rows].copy_(dequantize(weight_of(packed, rule, rows)))
+
+    def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed:
+        from ..rules.packed import encode
+
+        return encode(weight, _rule_of(packed))
+
+    def computes(self, packed: PackedSpec) -> bool:
+        return "act_qtype" in packed.details
+
+    def linear(self, packed: Packed, x: Tensor) -> Tensor:
+        rule = _rule_of(packed.spec)
+        from ..rules import matmul
+        from ..rules.packed import activations_of, weight_of
+
+        return matmul.linear(activations_of(packed, rule, x, conv=False), weight_of(packed, rule))
+
+    def convolve(self, packed: Packed, x: Tensor, geometry: Geometry) -> Tensor:
+        rule = _rule_of(packed.spec)
+        from ..rules.convolution import convolve
+        from ..rules.packed import activations_of, weight_of
+
+        return convolve(
+            activations_of(packed, rule, x, conv=True),
+            weight_of(packed, rule),
+            stride=geometry.stride,
+            padding=geometry.padding,
+            dilation=geometry.dilation,
+            groups=geometry.groups,
+        )
+
+    def by_row(self, packed: Packed) -> bool:
+        count = packed.spec.shape[0]
+        return all(part.numel() == 1 or len(part) == count for part in packed.parts.values())
+
+    def key(self, name: str, part: str, spec: PackedSpec) -> str:
+        try:
+            self.spec_of(spec)
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        return f"{name}.{part}"
+
+
+def _one(spec: QuantSpec) -> RuleSpec:
+    """A spec as one rule: that of a weight, or what the scheme's options say."""
+    from ..rules.rule import QuantizationRule
+    from ..rules.spec import RuleSpec
+
+    if isinstance(spec, RuleSpec):
+        return spec
+    rule = QuantizationRule(
+        weight_qtype=spec["weight_qtype"],
+        act_qtype=spec["act_qtype"],
+        tile_size=spec["tile_size"] or None,
+        weight_calibration_method=spec["weight_calibration_method"],
+    )
+    return RuleSpec(spec.scheme, spec.options, spec.embeddings, rule)
+
+
+def _rule_of(packed: PackedSpec) -> QuantizationRule:
+    return _parsed(json.dumps(packed.details, sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(details: str) -> QuantizationRule:
+    """A layer asks at every step."""
+    from ..rules.layout import ACT_SHAPE
+    from ..rules.rule import rule_of
+
+    return rule_of({name: value for name, value in json.loads(details).items() if name != ACT_SHAPE})
+
+
+BACKEND = RulesBackend()

@@ -1,0 +1,70 @@
+"""`quantize_model(model, provider)`: a copy of a model with layers as the provider makes them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConflictError, IncompatibleError
+from ..layers import QuantizedLayer, kind_of, packed_of
+from .rule import to_dict
+from .spec import operation_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .providers import Provider
+    from .rule import QuantizationRule
+
+log = logging.getLogger(__name__)
+
+
+def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
+    """A copy of `model` whose linear and convolution layers are as the rules of `provider` say.
+
+    A model on the meta device gives a template, which allocates nothing: `quantize_params` says what belongs into it.
+
+    Args:
+        model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
+            copied.
+        inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
+
+    Returns:
+        The copy, of the same class. Rules that matched nothing are logged; see `provider.get_unused_rules`.
+
+    Raises:
+        ConflictError: a layer is quantized already. IncompatibleError: no rule matched anything.
+        SettingsError: a rule cannot hold a weight that it matches.
+    """
+    made: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        row = _rule_for(module, path, provider)
+        if row is not None:
+            made[id(module)] = provider.layer(module, row, path)
+    if not made:
+        raise IncompatibleError(
+            f"A {type(model).__name__} was to be quantized by {len(provider.rules.rules)} rules",
+            "none of them is for a layer of it",
+            "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
+        )
+    quantized = copy.deepcopy(model, made)
+    for row in provider.rules.unused():
+        log.warning("A rule matched nothing: %s", to_dict(row))
+    if inputs:
+        with torch.no_grad():
+            quantized(*inputs)
+    return quantized
+
+
+def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationRule | None:
+    if isinstance(module, QuantizedLayer) or packed_of(module) is not None:
+        raise ConflictError(
+            f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
+        )
+    if kind_of(module) not in ("linear", "conv"):
+        return None
+    row = provider.rules.of(path, operation_of(tuple(module.weight.shape)))  # type: ignore[arg-type]
+    return row if row is not None and row.weight_qtype is not None else None

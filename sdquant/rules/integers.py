@@ -1,0 +1,57 @@
+"""Exact products of integer codes, by the fastest kernel that is exact on this machine."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+# cuBLAS takes these multiples only, and more rows than 16.
+CUDA_MULTIPLE, CUDA_LEAST_ROWS = 8, 17
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left [M, K] times right [N, K] transposed, of int8 or int16 codes: exact sums, int32 of int8 and else int64.
+
+    int8 goes through `torch._int_mm`, which is 10 to 20 times as fast on a CPU as float64 (measured with 1 to 1024
+    rows, K of 512 and 4096); what it cannot do goes through float64, which holds every integer below 2**53.
+    """
+    if left.dtype == right.dtype == torch.int8:
+        if left.numel() and right.numel():
+            if left.is_cuda:
+                return _on_cuda(left, right)
+            if left.device.type == "cpu" and _exact_on_cpu():
+                # Both in rows: with other strides torch falls back to a loop that is thousands of times slower.
+                return torch._int_mm(left.contiguous(), right.contiguous().T)
+        return _in_float64(left, right).to(torch.int32)
+    return _in_float64(left, right)
+
+
+def _in_float64(left: Tensor, right: Tensor) -> Tensor:
+    return (left.double() @ right.double().T).to(torch.int64)
+
+
+def _on_cuda(left: Tensor, right: Tensor) -> Tensor:
+    rows, columns = left.shape[0], right.shape[0]
+    inner = -left.shape[1] % CUDA_MULTIPLE
+    left = torch.nn.functional.pad(left, (0, inner, 0, max(CUDA_LEAST_ROWS - rows, 0)))
+    right = torch.nn.functional.pad(right, (0, inner, 0, -columns % CUDA_MULTIPLE))
+    return torch._int_mm(left.contiguous(), right.contiguous().T)[:rows, :columns]
+
+
+@cache
+def _exact_on_cpu() -> bool:
+    """Whether the CPU's kernel adds without saturating: one without VNNI may add pairs of products in 16 bits."""
+    for rows, columns, size in ((1, 5, 129), (33, 64, 256)):
+        signs = torch.arange(size) % 3 > 0
+        left = torch.where(signs, -128, 127).to(torch.int8).expand(rows, -1).contiguous()
+        right = torch.where(signs, -128, 127).to(torch.int8).expand(columns, -1).contiguous()
+        for other in (right, -128 * torch.ones_like(right), 127 * torch.ones_like(right)):
+            try:
+                found = torch._int_mm(left, other.T)
+            except RuntimeError:  # a build of torch without it
+                return False
+            if not torch.equal(found.long(), _in_float64(left, other)):
+                return False
+    return True

@@ -1,0 +1,207 @@
+"""`quantize_params`: float weights as a template wants them, all at once or a few at a time (Qwix's ptq.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..components import missing, set_tensor
+from ..errors import SettingsError
+from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
+from .layout import ACT_SHAPE
+from .packed import encode
+from .providers import how_of, rule_of_layer
+from .spec import operation_of
+from .static import operand, static_range
+
+_TOGETHER = "Check that the weights and the template belong together"
+
+
+class ParamTypeError(SettingsError, TypeError):
+    """A parameter that is no tensor, or of another size."""
+
+
+class UnknownParamError(SettingsError, ValueError):
+    """A parameter, or statistics, that the template has no place for."""
+
+
+class MissingStatisticsError(SettingsError, ValueError):
+    """A layer whose input calibration has not seen."""
+
+
+def quantize_params(
+    fp_params: Mapping[str, Tensor],
+    template: nn.Module,
+    quant_stats: Mapping[str, Tensor] | None = None,
+    allow_extra_params: bool = False,
+) -> dict[str, Tensor]:
+    """Float parameters, quantized as the template's layers say. The model is not run.
+
+    Subset by subset gives the same bits as all at once.
+
+    Args:
+        fp_params: by the names of the float model's state dict; all of it or a part.
+        template: of `quantize_model(model, PtqProvider(rules))`, on the meta device or not. It is not changed.
+        quant_stats: of calibration. The static ranges of all layers that it names are in the result, too.
+        allow_extra_params: leave out parameters that the template has no place for, instead of raising.
+
+    Returns:
+        Tensors by the names of the template's state dict: `template.load_state_dict(..., strict=False, assign=True)`
+        or `assign`.
+
+    Raises:
+        ParamTypeError (a TypeError): a value is no tensor, or not of the template's size.
+        UnknownParamError (a ValueError): the template has no such parameter.
+        MissingStatisticsError (a ValueError): statistics of a layer that saw no data.
+    """
+    known = template.state_dict(keep_vars=True)
+    made: dict[str, Tensor] = {}
+    for name, value in fp_params.items():
+        if not isinstance(value, Tensor):
+            raise ParamTypeError(
+                f"The parameter {name!r} was to be quantized", f"it is no tensor but {type(value)}", "Give a state dict"
+            )
+        layer = _layer(template, name)
+        if layer is not None:
+            made |= _quantized(name, value, layer)
+        elif name in known:
+            if value.shape != known[name].shape:
+                raise _misfit(name, value, tuple(known[name].shape))
+            made[name] = value
+        elif not allow_extra_params:
+            raise UnknownParamError(
+                f"The parameter {name!r} was to be quantized", "it is not found in the template", _TOGETHER
+            )
+    return made | _static(template, quant_stats or {}, allow_extra_params)
+
+
+def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Put what `quantize_params` gave into the template, without a copy."""
+    for name, value in params.items():
+        path, _, short = name.rpartition(".")
+        module = template.get_submodule(path)
+        if isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
+            part = short.removeprefix(PREFIX)
+            module.set_part(part, value)
+            if part == "act_scale":
+                module.spec = replace(module.spec, details={**module.spec.details, ACT_SHAPE: list(value.shape)})
+        else:
+            set_tensor(template, (name,), value)
+
+
+def load_params(
+    template: nn.Module, files: Iterable[str | Path], quant_stats: Mapping[str, Tensor] | None = None
+) -> None:
+    """Quantize a checkpoint into a template, tensor by tensor from disk: one float weight is in memory at a time.
+
+    Args:
+        files: safetensors files, which together hold the float model's parameters.
+
+    Raises:
+        SettingsError: as of `quantize_params`; or a parameter is in none of the files. BadFileError: a damaged file.
+    """
+    from ..formats.safetensors import SafetensorsFile
+
+    for file in files:
+        opened = SafetensorsFile(Path(file))
+        try:
+            for name in opened.tensors:
+                assign(template, quantize_params({name: opened.get(name)}, template))
+        finally:
+            opened.close()
+    assign(template, quantize_params({}, template, quant_stats))
+    require_complete(template)
+
+
+def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]:
+    """The parameters of the float model that neither the template has values for nor `params` names (of the result of
+    `quantize_params`), and static ranges as "<path>.<operation>0_lhs"."""
+    given, names = set(params), []
+    for name in missing(template):
+        path, _, short = name.rpartition(".")
+        if name in given or short == LIKE:
+            continue
+        layer = template.get_submodule(path)
+        if not isinstance(layer, QuantizedLayer) or not short.startswith(PREFIX):
+            names.append(name)
+        elif short.startswith(PREFIX + "act_"):
+            names.append(operand(path, operation_of(layer.spec.shape)))
+        else:
+            names.append(f"{path}.weight")
+    return list(dict.fromkeys(names))
+
+
+def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
+    """Raise SettingsError if something is missing; see `missing_params`."""
+    names = missing_params(template, params)
+    if names:
+        raise SettingsError(
+            "A template was to be filled",
+            f"{len(names)} of its parameters or static ranges are missing, the first is {names[0]!r}",
+            "Give the rest of the state dict, or quant_stats",
+        )
+
+
+def _layer(template: nn.Module, name: str) -> QuantizedLayer | None:
+    """The quantized layer whose float weight is called `name`."""
+    path, _, short = name.rpartition(".")
+    if short != "weight":
+        return None
+    try:
+        module = template.get_submodule(path)
+    except AttributeError:  # no such module
+        return None
+    return module if isinstance(module, QuantizedLayer) else None
+
+
+def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Tensor]:
+    path = name.removesuffix("weight")
+    if value.numel() != torch.Size(layer.spec.shape).numel():
+        raise _misfit(name, value, layer.spec.shape)
+    packed = encode(value.detach().reshape(layer.spec.shape), rule_of_layer(layer))
+    made = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
+    if LIKE in layer._parameters:
+        made[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
+    return made
+
+
+def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: bool) -> dict[str, Tensor]:
+    made: dict[str, Tensor] = {}
+    for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
+        path = prefix.rpartition(".")[0]
+        try:
+            layer = template.get_submodule(path)
+        except AttributeError:
+            layer = None
+        if not isinstance(layer, QuantizedLayer) or not rule_of_layer(layer).act_static_scale:
+            if allow_extra:
+                continue
+            raise UnknownParamError(
+                f"quant_stats of {prefix!r} were given", "the template has no static range there", _TOGETHER
+            )
+        try:
+            found = static_range(statistics, path, operation_of(layer.spec.shape), rule_of_layer(layer))
+        except SettingsError as error:
+            raise MissingStatisticsError(error.what, error.why, error.fix) from None
+        made[f"{path}.{PREFIX}act_scale"] = found.scale
+        if found.zero_point is not None:
+            made[f"{path}.{PREFIX}act_zero_point"] = found.zero_point
+    return made
+
+
+def _misfit(name: str, value: Tensor, wanted: tuple[int, ...]) -> ParamTypeError:
+    return ParamTypeError(
+        f"The parameter {name!r} was to be quantized",
+        f"it is {list(value.shape)}, and the template wants {list(wanted)}",
+        _TOGETHER,
+    )
+
+
+__all__ = [
+    "MissingStatisticsError", "ParamTypeError", "UnknownParamError", "assign", "how_of", "load_params",
+    "missing_params", "quantize_params", "require_complete",
+]  # fmt: skip

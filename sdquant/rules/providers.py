@@ -1,0 +1,107 @@
+"""What `quantize_model` puts in the place of a layer: here quantized weights, for inference (Qwix's PtqProvider)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .. import backends
+from ..backends.base import Packed, PackedSpec, Unfit
+from ..encoding import require_finite
+from ..errors import SettingsError
+from ..layers import QuantizedLayer, quantized_layer
+from .layout import ACT_SHAPE, layout, weight_how
+from .packed import encode
+from .rule import QuantizationRule, Rules, to_dict
+from .spec import operation_of
+from .static import static_range
+
+if TYPE_CHECKING:
+    from .how import HowToQuantize
+
+SCHEME = "rules"
+
+
+class Provider(Protocol):
+    """What `quantize_model` needs."""
+
+    rules: Rules
+
+    def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> nn.Module:
+        """The layer in place of a float one, `module`, at `path`, for which `rule` is."""
+
+
+class PtqProvider:
+    """Quantized weights, and activations quantized at run time.
+
+    Args:
+        rules: QuantizationRule, or mappings of their fields; the first that matches a layer decides.
+        quant_stats: of calibration, for rules with act_static_scale where the model has its weights already. A
+            template on the meta device gets them in `quantize_params`.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[QuantizationRule | dict[str, Any]] | Rules,
+        quant_stats: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.rules = rules if isinstance(rules, Rules) else Rules(rules)
+        self._statistics = quant_stats
+
+    def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> QuantizedLayer:
+        """A layer of `module`'s kind with a packed weight; on the meta device one whose parts have no values yet.
+
+        Raises:
+            SettingsError: the rule cannot hold this weight, or there are no statistics of its input.
+            BadFileError: the weight has values that are not finite.
+        """
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        spec = backends.QuantSpec(backends.scheme(SCHEME))
+        try:
+            packed = template(weight, rule) if weight.is_meta else self._packed(weight.data, rule, path)
+        except Unfit as reason:
+            what = f"The layer {path!r} was to be quantized by a rule for {rule.module_path!r}"
+            raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
+        if not weight.is_meta:
+            require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
+        made = quantized_layer(module, packed)
+        if weight.is_meta:
+            for parameter in made.parameters():
+                parameter.how = how_of(made)  # type: ignore[attr-defined]
+        return made
+
+    def _packed(self, weight: Tensor, rule: QuantizationRule, path: str) -> Packed:
+        static = None
+        if rule.act_static_scale:
+            static = static_range(self._statistics or {}, path, operation_of(tuple(weight.shape)), rule)
+        return encode(weight, rule, static)
+
+    def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
+        """The rules that have matched nothing."""
+        return self.rules.unused()
+
+
+def template(weight: Tensor, rule: QuantizationRule) -> Packed:
+    """The packed form of a weight on the meta device: parts of the right forms, without values."""
+    shape, dtype = tuple(weight.shape), str(weight.dtype).removeprefix("torch.")
+    parts = {
+        name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
+        for name, part in layout(rule, shape, dtype).items()
+    }
+    return Packed(spec=PackedSpec(scheme=SCHEME, shape=shape, dtype=dtype, details=to_dict(rule)), parts=parts)
+
+
+def rule_of_layer(layer: QuantizedLayer) -> QuantizationRule:
+    """The rule that a quantized layer was made by."""
+    from .rule import rule_of
+
+    return rule_of({name: value for name, value in layer.spec.details.items() if name != ACT_SHAPE})
+
+
+def how_of(layer: QuantizedLayer) -> HowToQuantize:
+    """How the weight of a quantized layer is, or is to be, quantized."""
+    return weight_how(rule_of_layer(layer), layer.spec.shape)

@@ -1,0 +1,79 @@
+"""Rules as a `QuantSpec`: what is asked for each weight is what the first matching rule says. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..backends.base import QuantSpec, Unfit
+from .rule import OPERATIONS, QuantizationRule, to_dict
+
+NO_RULE = "no rule is for it"
+LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
+
+# Operations on two activations: rules that name only these are for no weight.
+PRODUCTS = frozenset(name for name, same in OPERATIONS.items() if same == "einsum") | {"matmul", "bmm"}
+
+
+@dataclass(frozen=True)
+class RuleSpec(QuantSpec):
+    """One rule, for one weight.
+
+    Attributes:
+        path: of its module. statistics: see `RulesSpec`.
+        act_shape: of the static range of its activations, where it is known.
+    """
+
+    rule: QuantizationRule = QuantizationRule()  # noqa: RUF009  # frozen
+    path: str = ""
+    statistics: str | None = None
+    act_shape: tuple[int, ...] | None = None
+
+    def described(self) -> str:
+        return json.dumps([str(self), to_dict(self.rule)], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class RulesSpec(QuantSpec):
+    """Several rules.
+
+    Attributes:
+        rules: in order; the first that matches a weight decides.
+        statistics: path of the file with the ranges of activations, for rules with act_static_scale.
+    """
+
+    rules: tuple[QuantizationRule, ...] = ()
+    statistics: str | None = None
+
+    def of(self, name: str, shape: tuple[int, ...]) -> RuleSpec:
+        """The first rule that matches a weight called "<path>.weight"."""
+        path, operation = name.removesuffix(".weight"), operation_of(shape)
+        found = first(self.rules, path, operation)
+        if found is None:
+            raise Unfit(NO_RULE)
+        if found.weight_qtype is None:
+            raise Unfit(LEFT)
+        return RuleSpec(self.scheme, self.options, self.embeddings, found, path, self.statistics)
+
+    def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
+        """The rules for weights that are the first to match none of these, given by name and shape."""
+        used = {id(first(self.rules, name.removesuffix(".weight"), operation_of(shape))) for name, shape in weights}
+        return tuple(row for row in self.rules if id(row) not in used and not _only_products(row))
+
+    def described(self) -> str:
+        return json.dumps([str(self), [to_dict(row) for row in self.rules], self.statistics], sort_keys=True)
+
+
+def operation_of(shape: tuple[int, ...]) -> str:
+    """The operation that a weight of this shape is for: "linear", or "conv1d" to "conv3d"."""
+    return "linear" if len(shape) == 2 else f"conv{len(shape) - 2}d"
+
+
+def first(rules: Iterable[QuantizationRule], path: str, operation: str) -> QuantizationRule | None:
+    """The first rule that matches a module and an operation."""
+    return next((row for row in rules if row.matches(path, operation)), None)
+
+
+def _only_products(rule: QuantizationRule) -> bool:
+    return bool(rule.op_names) and set(rule.op_names) <= PRODUCTS
