@@ -113,7 +113,7 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     helpers = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     helpers = [part.eval().requires_grad_(False).to(device) for part in helpers if part is not main_part(pipe)]
     latents = _latents(pipe, examples, side, device, settings.progress)
-    conditions = _conditions(pipe, prompts, settings)
+    conditions = _conditions(pipe, prompts, side, settings)
     for part in helpers:
         part.to("cpu")
     captions = tuple(tuple(number[caption] for caption in example.captions) for example in examples)
@@ -137,7 +137,7 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     return torch.cat(made)
 
 
-def _conditions(pipe: Any, prompts: Sequence[str], settings: Settings) -> families.Conditions:
+def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> families.Conditions:
     """The text states of all prompts: float32, on the CPU."""
     from tqdm import tqdm
 
@@ -146,7 +146,7 @@ def _conditions(pipe: Any, prompts: Sequence[str], settings: Settings) -> famili
     for begin in tqdm(
         range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
     ):
-        some = families.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length)
+        some = families.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length, side)
         for name, states in some.items():
             made.setdefault(name, []).append(states.float().cpu())
     return {name: torch.cat(parts) for name, parts in made.items()}

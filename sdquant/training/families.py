@@ -23,14 +23,14 @@ class Family:
     Attributes:
         flow: whether it learns by flow matching; if not, by its scheduler's prediction type.
         shift: whether the pipeline takes the VAE's shift_factor off its latents.
-        encode: pipeline, prompts, further arguments of its `encode_prompt` -> conditions.
+        encode: pipeline, prompts, side of the pictures, further arguments of its `encode_prompt` -> conditions.
         call: network, noisy latents [b, c, h, w], time [b] (a whole number of the scheduler's, or 0 to 1 in a flow),
             conditions of the batch, guidance [b] -> the answer [b, c, h, w].
     """
 
     flow: bool
     shift: bool
-    encode: Callable[[Any, list[str], dict[str, Any]], Conditions]
+    encode: Callable[[Any, list[str], int, dict[str, Any]], Conditions]
     call: Callable[[Any, Tensor, Tensor, Conditions, Tensor], Tensor]
 
 
@@ -52,8 +52,12 @@ def of(pipe: Any) -> Family:
     return FAMILIES[name]
 
 
-def encode(pipe: Any, prompts: list[str], length: int) -> Conditions:
-    """The text states of prompts. `length`: tokens of the long text encoder; 0 for the pipeline's default.
+def encode(pipe: Any, prompts: list[str], length: int, side: int) -> Conditions:
+    """The text states of prompts.
+
+    Args:
+        length: tokens of the long text encoder; 0 for the pipeline's default.
+        side: of the pictures in pixels, which some networks are told.
 
     Raises:
         SettingsError: a length for a pipeline that has one of its own.
@@ -66,10 +70,10 @@ def encode(pipe: Any, prompts: list[str], length: int) -> Conditions:
             )
         values["max_sequence_length"] = length
     with torch.no_grad():
-        return FAMILIES[type(pipe).__name__].encode(pipe, prompts, values)
+        return FAMILIES[type(pipe).__name__].encode(pipe, prompts, side, values)
 
 
-def _sd(pipe: Any, prompts: list[str], values: dict[str, Any]) -> Conditions:
+def _sd(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
     states, _ = pipe.encode_prompt(
         prompts, device=pipe.text_encoder.device, num_images_per_prompt=1, do_classifier_free_guidance=False, **values
     )
@@ -81,23 +85,26 @@ def _call_sd(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: T
     return answer
 
 
-def _sdxl(pipe: Any, prompts: list[str], values: dict[str, Any]) -> Conditions:
+def _sdxl(pipe: Any, prompts: list[str], side: int, values: dict[str, Any]) -> Conditions:
+    """The network is told that the picture was of this size and not cropped. Where the pipeline is guided away from
+    zeros, these are the states of the empty prompt."""
     states, _, pooled, _ = pipe.encode_prompt(
         prompts, device=pipe.text_encoder_2.device, do_classifier_free_guidance=False, **values
     )
-    return {"states": states, "pooled": pooled}
+    if pipe.config.force_zeros_for_empty_prompt:
+        asked = torch.tensor([bool(prompt) for prompt in prompts], device=states.device)
+        states, pooled = states * asked[:, None, None], pooled * asked[:, None]
+    ids = torch.tensor([side, side, 0, 0, side, side], dtype=states.dtype).expand(len(prompts), -1)
+    return {"states": states, "pooled": pooled, "ids": ids}
 
 
 def _call_sdxl(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: Tensor) -> Tensor:
-    factor = 8  # pixels of a latent; the size that SDXL is told is the picture's, uncropped
-    height, width = noisy.shape[-2] * factor, noisy.shape[-1] * factor
-    ids = noisy.new_tensor([height, width, 0, 0, height, width]).expand(len(noisy), -1)
-    added = {"text_embeds": conditions["pooled"], "time_ids": ids}
+    added = {"text_embeds": conditions["pooled"], "time_ids": conditions["ids"]}
     answer: Tensor = net(noisy, time, conditions["states"], added_cond_kwargs=added, return_dict=False)[0]
     return answer
 
 
-def _flux(pipe: Any, prompts: list[str], values: dict[str, Any]) -> Conditions:
+def _flux(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
     states, pooled, _ = pipe.encode_prompt(prompts, device=pipe.text_encoder_2.device, **values)
     return {"states": states, "pooled": pooled}
 
@@ -125,7 +132,7 @@ def _call_flux(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, gu
     return pixel_shuffle(answer.transpose(1, 2).unflatten(2, (rows, columns)), 2)
 
 
-def _sd3(pipe: Any, prompts: list[str], values: dict[str, Any]) -> Conditions:
+def _sd3(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
     states, _, pooled, _ = pipe.encode_prompt(
         prompts, None, None, device=pipe.text_encoder.device, do_classifier_free_guidance=False, **values
     )
