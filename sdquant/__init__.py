@@ -30,7 +30,7 @@ from .errors import (
 from .integrations import plug_in as _plug_in
 
 if TYPE_CHECKING:
-    from . import backends, compat, demo
+    from . import backends, compat, demo, rules
     from .compat import check
     from .detection import Detected, detect, suffix_hint
     from .integrations.config import Config
@@ -57,7 +57,7 @@ _LAZY = {
     "suffix_hint": "detection",
     "verify": "verification",
 }
-_MODULES = ("backends", "compat", "demo")
+_MODULES = ("backends", "compat", "demo", "rules")
 
 __all__ = [
     "BackendUnavailableError",
@@ -85,6 +85,7 @@ __all__ = [
     "load_model",
     "plan",
     "quantize",
+    "rules",
     "save",
     "suffix_hint",
     "verify",

@@ -53,7 +53,7 @@ class QuantizedLayer(nn.Module):
 
     def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
         """Take over everything but the weight from `original`, and the weight from `packed`."""
-        self.__dict__.update(_own(original))
+        self.__dict__.update(settings_of(original))
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             getattr(self, name).update(getattr(original, name))
         self._parameters.pop("weight", None)
@@ -258,7 +258,7 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     base = next(base for base, made in _LAYERS.items() if isinstance(layer, made))
     floats = base.__new__(base)
     nn.Module.__init__(floats)
-    floats.__dict__.update({k: v for k, v in _own(layer).items() if k not in ("spec", "part_names")})
+    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names")})
     floats.training = layer.training
     dtype = dtype or layer.compute_dtype
     floats.register_parameter("weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
@@ -268,8 +268,8 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     return floats
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
-    """What a layer knows beside what every module does: its sizes and settings."""
+def settings_of(module: nn.Module) -> dict[str, Any]:
+    """What a layer knows beside what every module does: its sizes and settings, by attribute."""
     hidden = ("_reversed_padding_repeated_twice",)  # a convolution's, for padding that is not zeros
     return {k: v for k, v in module.__dict__.items() if not k.startswith("_") or k in hidden}
 

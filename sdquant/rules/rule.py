@@ -67,6 +67,7 @@ class QuantizationRule:
         if self.act_calibration_method is not None:
             method(self.act_calibration_method)
         self._check_zero_points()
+        self._check_formats()
         if self.act_static_scale is not None and self.act_qtype is None:
             raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
         self._check_tile()
@@ -78,8 +79,15 @@ class QuantizationRule:
                 why = f"{text} finds ranges that are not symmetric, and {name} has no zero point"
                 raise _refused(self, f"{kind}_qtype", why, 'Use "absmax", or int4, int8 or int16')
 
-    def _check_tile(self) -> None:
-        size = self.tile_size
+    def _check_formats(self) -> None:
+        for name in ("weight_qtype", "act_qtype"):
+            tile = qtype(getattr(self, name)).tile if getattr(self, name) is not None else None
+            if tile is not None and self.tile_size != tile:
+                why = f"its scales are of {tile} numbers each, and tile_size is {self.tile_size}"
+                raise _refused(self, name, why, f"Use tile_size={tile}")
+
+    def _check_tile(self, name: str = "tile_size") -> None:
+        size = getattr(self, name)
         if size is None:
             return
         if (
@@ -89,7 +97,7 @@ class QuantizationRule:
             or (isinstance(size, float) and size > 1)
         ):
             raise _refused(
-                self, "tile_size", "it is a whole number above 0, or one over a number of tiles", "Use 128, or 0.25"
+                self, name, "it is a whole number above 0, or one over a number of tiles", "Use 128, or 0.25"
             )
 
     def matches(self, path: str, operation: str | None = None) -> bool:
@@ -108,7 +116,10 @@ class QtRule(QuantizationRule):
     Attributes:
         bwd_qtype: type of gradients; None passes them straight through (quantization-aware training).
         bwd_calibration_method: of gradients.
-        bwd_weight_grad_tile_size: tiles along the batch in the weight's gradient.
+        bwd_weight_grad_tile_size: tiles in the sum of the weight's gradient, along the axis before the last of a linear
+            layer's input (the rows of [rows, in], the tokens of [batch, tokens, in]).
+        bwd_weight_grad_shards: into how many parts, each with scales of its own, the batch is cut in the weight's
+            gradient: MaxDiffusion's quantization_local_shard_count. 0 leaves that gradient unquantized.
         disable_channelwise_axes: one scale for a whole tensor, forward and backward.
         bwd_stochastic_rounding: None, "uniform" or "low_bit_uniform".
         channelwise_noise_axes: axes that the noise of stochastic rounding differs along.
@@ -117,6 +128,7 @@ class QtRule(QuantizationRule):
     bwd_qtype: str | None = None
     bwd_calibration_method: str = "absmax"
     bwd_weight_grad_tile_size: int | float | None = None
+    bwd_weight_grad_shards: int | None = None
     disable_channelwise_axes: bool = False
     bwd_stochastic_rounding: str | None = None
     channelwise_noise_axes: tuple[int, ...] = (0,)
@@ -130,6 +142,14 @@ class QtRule(QuantizationRule):
             raise _refused(
                 self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
             )
+        object.__setattr__(self, "channelwise_noise_axes", tuple(self.channelwise_noise_axes))
+        self._check_tile("bwd_weight_grad_tile_size")
+        shards = self.bwd_weight_grad_shards
+        if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 0):
+            raise _refused(self, "bwd_weight_grad_shards", "it is a number of parts", "Use 0, 1 or more")
+        if shards is not None and self.bwd_weight_grad_tile_size is not None:
+            why = "bwd_weight_grad_tile_size cuts the same sum"
+            raise _refused(self, "bwd_weight_grad_shards", why, "Leave one of them out")
 
 
 def to_dict(rule: QuantizationRule) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def rules_of(value: Any) -> tuple[QuantizationRule, ...] | None:
         value = _read(Path(os.path.expanduser(os.fspath(value))))
     elif isinstance(value, str):
         value = _json(value, "rules")
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         value = value.get("rules", [value])
     if isinstance(value, QuantizationRule):
         value = [value]

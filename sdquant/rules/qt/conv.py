@@ -1,0 +1,225 @@
+"""The convolution of quantized operands, and its gradients. Qwix 0.1.8, core/conv_general_qt.py.
+
+As there, gradients without a bwd_qtype are those of the dequantized operands and are not clipped to ranges, other than
+in linear layers. More than there: gradients have stochastic rounding and shards, weights can have tiles, and operands
+and gradients can have zero points.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import SettingsError
+from .. import integers
+from ..convolution import Window, as_floats, as_integers, convolve, patches, sums
+from ..qarray import QArray, dequantize
+from ..qtypes import qtype
+from . import gradient
+from .residual import Keeper, Operand, units, usable, without_zero_point
+
+if TYPE_CHECKING:
+    from ..rule import QtRule
+
+Arguments = tuple[Any, Any, Any, int]  # torch's stride, padding, dilation and groups
+
+
+def qt_convolve(
+    x: Tensor,
+    weight: Tensor,
+    arguments: Arguments,
+    rule: QtRule,
+    of_x: Operand,
+    of_weight: Operand,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """x [batch, channels, *space] with weight [out, channels / groups, *kernel], without a bias.
+
+    Gradients, with rule.bwd_qtype: g is multiplied by the scales of the other operand, quantized (for x a scale for
+    each sample, for the weight one for each output channel), and multiplied with the other's codes.
+
+    Args:
+        generator: of stochastic rounding; None is torch's own.
+    """
+    done = _Conv.apply(x, weight, arguments, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
+    assert isinstance(done, Tensor)
+    return done
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        arguments: Arguments,
+        rule: QtRule,
+        of_x: Operand,
+        of_weight: Operand,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        codes_x, codes_weight = of_x.quantized(x), of_weight.quantized(weight)
+        keeper = Keeper()
+        straight = rule.bwd_qtype is None
+        for name, codes, original, needed, as_codes in (
+            ("x", codes_x, x, ctx.needs_input_grad[1], usable(codes_x, None) and rule.bwd_weight_grad_shards != 0),
+            ("weight", codes_weight, weight, ctx.needs_input_grad[0], usable(codes_weight, 1)),
+        ):
+            keeper.keep(name, (codes if straight or as_codes else original) if needed else None)
+        ctx.save_for_backward(*keeper.tensors)
+        ctx.keeper, ctx.rule, ctx.generator = keeper, rule, generator
+        ctx.shapes = x.shape, weight.shape
+        stride, padding, dilation, groups = arguments
+        ctx.window = Window.of(weight.shape, stride, padding, dilation, groups)
+        return convolve(codes_x, codes_weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        saved, rule, window = ctx.saved_tensors, ctx.rule, ctx.window
+        of_x = of_weight = None
+        with torch.autocast(g.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                of_x = _for_x(g, ctx.keeper.get("weight", saved), ctx.shapes, window, rule, ctx.generator)
+            if ctx.needs_input_grad[1]:
+                of_weight = _for_weight(g, ctx.keeper.get("x", saved), ctx.shapes, window, rule, ctx.generator)
+        return of_x, of_weight, None, None, None, None, None
+
+
+Shapes = tuple[torch.Size, torch.Size]  # of x and of the weight
+
+
+def _for_x(
+    g: Tensor, weight: Tensor | QArray, shapes: Shapes, window: Window, rule: QtRule, generator: torch.Generator | None
+) -> Tensor:
+    if rule.bwd_qtype is None:
+        return _float_for_x(g, _float(weight), shapes, window)
+    dtype, noise = g.dtype, gradient.noise_of(rule, g, generator)
+    if isinstance(weight, QArray):
+        g = g * weight.scale.reshape(1, -1, *[1] * window.space)
+    codes = without_zero_point(gradient.quantized(g, rule, (0,), dtype=dtype, noise=noise))
+    if not isinstance(weight, QArray) or not _has_sums(codes, weight):
+        return _float_for_x(dequantize(codes), _float(_units(weight)), shapes, window)
+    unit = units(weight)
+    found = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
+    return (found.to(codes.scale.dtype) * codes.scale).to(dtype)
+
+
+def _for_weight(
+    g: Tensor, x: Tensor | QArray, shapes: Shapes, window: Window, rule: QtRule, generator: torch.Generator | None
+) -> Tensor:
+    shards = rule.bwd_weight_grad_shards
+    if rule.bwd_qtype is None or shards == 0:
+        return _float_for_weight(g, _float(x), shapes, window)
+    dtype = g.dtype
+    if isinstance(x, QArray):
+        g = g * x.scale
+    unit = _units(x)
+    parts = []
+    for rows in _shards(len(g), shards or 1):
+        part = g[rows]
+        noise = gradient.noise_of(rule, part, generator)
+        codes = without_zero_point(gradient.quantized(part, rule, (1,), dtype=dtype, noise=noise))
+        if not isinstance(unit, QArray) or not _has_sums(codes, unit):
+            parts.append(_float_for_weight(dequantize(codes), _float(unit)[rows], shapes, window))
+            continue
+        found = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
+        scale = codes.scale.reshape(-1, 1, *[1] * window.space)
+        parts.append((found.to(scale.dtype) * scale).to(dtype))
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+def _shards(batch: int, count: int) -> list[slice]:
+    if batch % count:
+        raise SettingsError(
+            f"The gradient of a convolution's weight was to be summed in {count} shards (bwd_weight_grad_shards, or "
+            "MaxDiffusion's quantization_local_shard_count)",
+            f"its batch of {batch} is no multiple of that",
+            "Choose a number that divides the batch",
+        )
+    step = batch // count
+    return [slice(start, start + step) for start in range(0, batch, step)]
+
+
+def _units(operand: Tensor | QArray) -> Tensor | QArray:
+    return units(operand) if isinstance(operand, QArray) else operand
+
+
+def _float(operand: Tensor | QArray) -> Tensor:
+    return dequantize(operand) if isinstance(operand, QArray) else operand
+
+
+def _has_sums(*arrays: QArray) -> bool:
+    """Whether sums of codes say anything: not of indices into a table."""
+    return all(qtype(array.qtype).kind in ("int", "float") for array in arrays)
+
+
+def _float_for_x(g: Tensor, weight: Tensor, shapes: Shapes, window: Window) -> Tensor:
+    """The gradient of the input, of float operands."""
+    x = g.new_zeros(()).expand(_padded(shapes[0], window))
+    done = _backward(g, x, weight.to(g.dtype), window, 0)
+    return F.pad(done, [-size for size in window.around])
+
+
+def _float_for_weight(g: Tensor, x: Tensor, shapes: Shapes, window: Window) -> Tensor:
+    """The gradient of the weight, of float operands."""
+    weight = g.new_zeros(()).expand(shapes[1])
+    return _backward(g, F.pad(x.to(g.dtype), window.around), weight, window, 1)
+
+
+def _padded(shape: torch.Size, window: Window) -> list[int]:
+    space = [size + low + high for size, (low, high) in zip(shape[2:], window.edges, strict=True)]
+    return [*shape[:2], *space]
+
+
+def _backward(g: Tensor, x: Tensor, weight: Tensor, window: Window, which: int) -> Tensor:
+    none = [0] * window.space
+    wanted = [which == 0, which == 1, False]
+    done = torch.ops.aten.convolution_backward(
+        g, x, weight, None, window.stride, none, window.dilation, False, none, window.groups, wanted
+    )[which]
+    assert isinstance(done, Tensor)
+    return done
+
+
+def _sums_for_x(g: Tensor, taps: Tensor, types: tuple[str, str], shapes: Shapes, window: Window) -> Tensor:
+    """Codes of g [batch, out, *places] with those of a weight: [batch, channels, *space]; exact if both are integers.
+
+    Of integers, the convolution of g, with zeros between its numbers where the stride was larger than 1, with the
+    kernel turned around.
+    """
+    integer = all(qtype(name).kind == "int" for name in types)
+    if not integer or window.groups > 1:
+        left, right = as_floats(g, taps, types)
+        done = _float_for_x(left, right, shapes, window)
+        return as_integers(done) if integer else done
+    sizes = [(size - 1) * step + 1 for size, step in zip(g.shape[2:], window.stride, strict=True)]
+    apart = g.new_zeros([*g.shape[:2], *sizes])
+    apart[(slice(None), slice(None), *(slice(None, None, step) for step in window.stride))] = g
+    edges = []
+    for axis, ((low, _), gap) in enumerate(zip(window.edges, window.dilation, strict=True)):
+        reach = (taps.shape[2 + axis] - 1) * gap
+        edges.append((reach - low, shapes[0][2 + axis] + low - apart.shape[2 + axis]))
+    turned = taps.flip(tuple(range(2, taps.ndim))).transpose(0, 1)
+    return sums(apart, turned, types, Window((1,) * window.space, tuple(edges), window.dilation, 1))
+
+
+def _sums_for_weight(g: Tensor, codes: Tensor, types: tuple[str, str], shapes: Shapes, window: Window) -> Tensor:
+    """Codes of g [batch, out, *places] with those of the input: [out, channels / groups, *kernel]; exact if both are
+    integers."""
+    integer = all(qtype(name).kind == "int" for name in types)
+    if not integer or window.groups > 1:
+        left, right = as_floats(g, codes, types)
+        done = _float_for_weight(left, right, shapes, window)
+        return as_integers(done) if integer else done
+    kernel, total, start = shapes[1][2:], torch.zeros((), dtype=torch.int64, device=g.device), 0
+    for part in patches(codes, kernel, window):
+        places = g.narrow(2, start, part.shape[1])
+        start += part.shape[1]
+        flat = part.reshape(places.numel() // places.shape[1], -1)
+        total = total + integers.product(places.transpose(0, 1).flatten(1), flat.T)
+    return total.reshape(len(total), *kernel, -1).movedim(-1, 1)
