@@ -73,7 +73,7 @@ class Encoded:
     def batch(self, settings: Settings, positions: Sequence[int], *, flow: bool) -> Batch:
         """The examples at these positions of the training; see `chance`."""
         rows, prompts, noise, time, guidance = [], [], [], [], []
-        low, high = settings.train_guidance
+        low, high = settings.guidance_min, settings.guidance_max
         for position in positions:
             row = chance.item_at(settings.seed, position, len(self.latents))
             generator = chance.generator(settings.seed, "example", position)
@@ -146,7 +146,7 @@ def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings
     for begin in tqdm(
         range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
     ):
-        some = families.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length, side)
+        some = families.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
         for name, states in some.items():
             made.setdefault(name, []).append(states.float().cpu())
     return {name: torch.cat(parts) for name, parts in made.items()}

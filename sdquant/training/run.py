@@ -15,20 +15,19 @@ import copy
 import logging
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..request import DTYPES
-from . import checkpoints, data, encoded, families, network, objectives, record, samples
+from . import checkpoints, data, encoded, families, model, network, objectives, record, samples
 from .interrupts import Interrupts
+from .settings import settings_of
 
 if TYPE_CHECKING:
-    from ..formats.source import Source
+    from ..config import Config
     from . import loop
     from .settings import Settings
 
@@ -45,10 +44,12 @@ class Summary:
         model: folder of the trained pipeline, or of the LoRA.
         steps: all that are done. begun: those that were done when this session began.
         examples: pictures in the data. weights: numbers that were trained.
+        first: whether this is the first of the processes, which writes and speaks.
         first_loss: of the first step. loss: the running mean at the end. seconds: of this session.
         pictures: the curve and the sheets.
     """
 
+    first: bool
     folder: str
     model: str
     steps: int
@@ -67,23 +68,23 @@ class Summary:
         return asdict(self)
 
 
-def train(settings: Settings) -> Summary:
-    """Train as asked.
+def train(config: Config, *, progress: bool = False) -> Summary:
+    """Train as a config asks.
 
     Raises:
         SdquantError: one of its kinds: data or model cannot be trained on, a checkpoint cannot be gone on from, the
             loss is not finite, there is no room. KeyboardInterrupt, or what SIGTERM does: after a checkpoint.
     """
     begin = time.perf_counter()
+    settings = settings_of(config, progress=progress)
     checkpoint = checkpoints.choose(settings.folder / "checkpoints", settings.resume)
     rows = data.examples(settings)
     with _accelerator(settings) as accelerator, Interrupts() as interrupts:
-        pipe, dtype = _loaded(settings)
-        original = _main(pipe)
-        family = families.of(pipe)
-        objective = objectives.of(pipe, family, _teacher(settings, original, accelerator.device))
+        whole = model.load(settings)
+        pipe = whole.pipe
+        objective = objectives.of(pipe, families.of(pipe), _teacher(settings, whole.net, accelerator.device))
         made = encoded.encode(pipe, rows, settings, accelerator.device)
-        net = network.trainable(original, settings)
+        net = network.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
         job = loop.prepare(accelerator, settings, net, objective, made)
@@ -93,7 +94,7 @@ def train(settings: Settings) -> Summary:
         begun, count = job.step, sum(row.numel() for row in job.learning)
         first = accelerator.is_main_process
         if first:
-            _write_text(settings.folder / "config.yml", settings.text())
+            _write_text(settings.folder / "config.yml", config.to_yaml())
         kept = record.Log(settings.folder / "log.jsonl", job.step) if first else None
         try:
             with _bar(settings, job, shown=first) as told:
@@ -105,9 +106,9 @@ def train(settings: Settings) -> Summary:
             _draw_curve(settings, kept.lines)
         if not done:
             _stop(settings, job.step, interrupts)
-        model = _finish(job, pipe, original, dtype) if first else _place(settings)
+        target = _finish(job, whole) if first else _place(settings)
         accelerator.wait_for_everyone()
-        return _summary(job, kept, model, begun=begun, weights=count, seconds=time.perf_counter() - begin)
+        return _summary(job, kept, target, begun=begun, weights=count, seconds=time.perf_counter() - begin)
 
 
 @contextmanager
@@ -117,12 +118,18 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
     from accelerate.state import AcceleratorState
 
     made = Accelerator(
+        cpu=settings.device == "cpu",
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         step_scheduler_with_optimizer=False,  # or it would step once for each process
     )
     known = ("NO", "MULTI_CPU", "MULTI_GPU")
     try:
+        if settings.device not in (None, made.device.type):
+            raise SettingsError(
+                f"device={settings.device} was given", f"accelerate trains on {made.device} here",
+                "Leave it out, or use cpu",
+            )  # fmt: skip
         if made.distributed_type.value not in known:
             raise SettingsError(
                 f"A training with accelerate's {made.distributed_type.value} was asked for",
@@ -134,65 +141,17 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
         AcceleratorState._reset_state()
 
 
-def _loaded(settings: Settings) -> tuple[Any, Any]:
-    """The pipeline in float32, and the dtype that its network has on disk.
-
-    Raises:
-        SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
-    """
-    from .. import demo
-    from ..components import dtype_named
-    from ..detection import MAIN
-    from ..loader import load_model
-    from ..preparation import prepare
-    from ..request import request
-    from ..weights import quantized
-
-    path = settings.pretrained_model_name_or_path
-    if path in demo.MODELS and not Path(path).exists():
-        path = str(demo.path(path))
-    seen = prepare(request(path)).detected
-    main = next((name for name in MAIN if name in seen.sources), None)
-    if main is None or not seen.parts:
-        raise SettingsError(f"{path} was to be trained", "it is no whole pipeline", "Give a pipeline's folder")
-    asked: dict[str, Any] = {"components": (main,)} if settings.quantization else {}
-    pipe = load_model(
-        path, settings.quantization or None, dtype="float32", device="cpu", progress=settings.progress, **asked
-    )
-    if not settings.lora_rank and any(True for _ in quantized(_main(pipe))):
-        raise SettingsError(
-            f"{path} was to be trained", "its weights are quantized, and only a LoRA on them can be trained",
-            "Set lora_rank, or give the model with float weights",
-        )  # fmt: skip
-    return pipe, dtype_named(_dtype(seen.sources[main]))
-
-
-def _dtype(src: Source) -> str:
-    """The float dtype with the most bytes in a component's files."""
-    sizes: Counter[str] = Counter({"float32": 0})
-    for info in src.plain.values():
-        if info.dtype in DTYPES:
-            sizes[info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0]
-
-
-def _main(pipe: Any) -> Any:
-    from ..components import main_part
-
-    return main_part(pipe)
-
-
 def _teacher(settings: Settings, original: Any, device: Any) -> Any:
     """The network as it is now, or as it is without quantization; None where nothing is learnt from it."""
     if not settings.distillation:
         return None
-    if not settings.quantization:
+    if settings.model.quant is None:
         teacher = copy.deepcopy(original)
     else:
-        from ..loader import load_model
+        from ..components import main_part
+        from ..loader import load
 
-        whole = load_model(settings.pretrained_model_name_or_path, dtype="float32", device="cpu", progress=False)
-        teacher = _main(whole)
+        teacher = main_part(load(replace(settings.model, quant=None, components=None, skip=())))
     return teacher.eval().requires_grad_(False).to(device)
 
 
@@ -282,24 +241,22 @@ def _place(settings: Settings) -> Path:
     return settings.folder / ("lora" if settings.lora_rank else "model")
 
 
-def _finish(job: loop.Job, pipe: Any, original: Any, dtype: Any) -> Path:
+def _finish(job: loop.Job, whole: model.Model) -> Path:
     """The last sheet of pictures, and the trained model."""
     from ..components import quiet
-    from ..detection import MAIN
     from ..saving import save
 
-    target, net = _place(job.settings), job.bare.to("cpu")
+    target, net, pipe = _place(job.settings), job.bare.to("cpu"), whole.pipe
     if job.ema is not None:
         job.ema.to("cpu")
         job.ema.copy_to(job.learning)
-    job.net.eval()
     _draw_samples(job, pipe, net)
     if job.settings.lora_rank:
         return network.save_lora(pipe, net, target)
-    name = next(name for name in MAIN if name in pipe.components)
+    whole.restore()
     with quiet():  # diffusers tells of modules to keep in float32 and names none
-        setattr(pipe, name, network.finished(original, net, dtype))
-        pipe.to(dtype)
+        setattr(pipe, whole.main, network.finished(whole.net, net, whole.dtype))
+        pipe.to(whole.dtype)
     return save(pipe, target, overwrite=True)
 
 
@@ -311,14 +268,15 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _summary(
-    job: loop.Job, kept: record.Log | None, model: Path, *, begun: int, weights: int, seconds: float
+    job: loop.Job, kept: record.Log | None, target: Path, *, begun: int, weights: int, seconds: float
 ) -> Summary:
     lines = kept.lines if kept is not None else record.read(job.settings.folder / "log.jsonl")
     losses = [line.loss for line in lines]
     folder = job.settings.folder
     return Summary(
+        first=job.accelerator.is_main_process,
         folder=str(folder),
-        model=str(model),
+        model=str(target),
         steps=job.step,
         begun=begun,
         examples=len(job.data.latents),

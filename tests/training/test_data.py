@@ -104,12 +104,12 @@ def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., Set
     ("values", "said"),
     [
         ({"learning_rate": -1}, "at least 0"),
-        ({"lr_scheduler": "cosin"}, "'cosine'"),
+        ({"lr_scheduler": "cosin"}, "Did you mean cosine"),
         ({"cond_dropout": 1.5}, "from 0 to 1"),
         ({"run_name": "../x"}, "one folder"),
         ({"quantization": "nf4"}, "only a LoRA"),
-        ({"rules": ({"weight_qtype": "int4"},), "lora_rank": 4}, "base is frozen"),
-        ({"train_guidance": (1.0,)}, "two numbers"),
+        ({"quantization": "int8", "use_qwix_quantization": True, "lora_rank": 4}, "network is frozen"),
+        ({"guidance_min": 4.0}, "the first is larger"),
     ],
 )
 def test_settings_that_cannot_be(values: dict[str, object], said: str, settings: Callable[..., Settings]) -> None:

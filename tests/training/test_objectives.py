@@ -158,7 +158,7 @@ def test_an_example_does_not_depend_on_its_batch(settings: Callable[..., Setting
 
 def test_what_is_drawn(settings: Callable[..., Settings]) -> None:
     """Shares over 2000 examples, which a fair coin misses by more than this once in 10**4."""
-    many = _encoded().batch(settings(cond_dropout=0.25, train_guidance=(1.0, 4.0)), range(2000), flow=False)
+    many = _encoded().batch(settings(cond_dropout=0.25, guidance_min=1.0, guidance_max=4.0), range(2000), flow=False)
     prompts = many.conditions["states"][:, 0]
     assert abs((prompts == 0).float().mean() - 0.25) < 0.04
     assert abs((prompts == 1).float().mean() - 0.375) < 0.045

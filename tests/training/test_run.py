@@ -17,15 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import writing
+from sdquant import cli, config, writing
 from sdquant.errors import BadFileError, DiskSpaceError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
 
-from .conftest import SHORT, Short
-
 if TYPE_CHECKING:
     from sdquant.training.settings import Settings
+
+    from .conftest import Short
 
 UNET = "model/unet/diffusion_pytorch_model.safetensors"
 
@@ -60,7 +60,7 @@ def test_what_is_written(short: Short, tmp_path: Path, sd: Path) -> None:
 
 
 def test_resumed_is_bit_identical(short: Short, tmp_path: Path) -> None:
-    same = {"ema": 0.9, "gradient_accumulation_steps": 2, "lr_scheduler": "linear"}
+    same: dict[str, Any] = {"ema": 0.9, "gradient_accumulation_steps": 2, "lr_scheduler": "linear"}
     short(run_name="whole", checkpoint_every=0, **same)
     short(run_name="broken", checkpoint_every=2, **same)
     broken = tmp_path / "broken"
@@ -103,7 +103,7 @@ def test_the_loss_goes_down(short: Short, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_names_the_step(short: Short, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"Step [2-4] was trained.*last checkpoint is that of step"):
-        short(learning_rate=1e30, max_grad_norm=0, warmup_steps_fraction=0.0, checkpoint_every=1)
+        short(learning_rate=1.0e30, max_grad_norm=0, warmup_steps_fraction=0.0, checkpoint_every=1)
     assert not (tmp_path / "run/model").exists()
 
 
@@ -122,39 +122,95 @@ def test_precision_and_distillation(short: Short, tmp_path: Path) -> None:
     assert exact.first_loss == 0
 
 
-CLI = """
-import sys
-from sdquant.training import loop
-step = loop._step
-def slow(job, stop):
-    print("step", flush=True)
-    return step(job, stop)
-loop._step = slow
-from sdquant.training.run import train
-from sdquant.training.settings import Settings
-train(Settings(**eval(sys.argv[1])))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_after_a_step(number: signal.Signals, data: Path, short: Short, tmp_path: Path) -> None:
-    values = {**SHORT, "train_data_dir": str(data), "output_dir": str(tmp_path), "max_train_steps": 10_000}
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_interrupted_after_a_step(
+    number: signal.Signals, code: int, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    log = tmp_path / "run/log.jsonl"
     made = subprocess.Popen(
-        [sys.executable, "-c", CLI, repr(values)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "sdquant", "train", str(written(max_train_steps=10_000))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert made.stdout is not None
-    for _ in range(3):
-        assert made.stdout.readline() == "step\n"
+    while made.poll() is None and not (log.exists() and len(read(log)) > 2):
+        time.sleep(0.02)
     made.send_signal(number)
-    _, err = made.communicate(timeout=60)
-    assert made.returncode == -number, err
-    assert "resume=latest" in err
+    out, err = made.communicate(timeout=60)
+    assert (made.returncode, out) == (code, ""), err
+    assert "go on with resume=latest" in err and "Traceback" not in err
     (kept,) = checkpoints.found(tmp_path / "run/checkpoints")
-    assert kept.step == _lines(tmp_path / "run")[-1]["step"] >= 3
+    assert kept.step == read(log)[-1].step >= 3
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints", "config.yml", "log.jsonl", "loss.png"
     ]  # fmt: skip
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], written: Callable[..., Path], tmp_path: Path) -> None:
+    file = str(written(run_name="one"))
+    assert cli.main(["train", file, "max_train_steps=1", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["steps"], done["examples"], done["folder"]) == (1, 4, str(tmp_path / "one"))
+    assert config.load(tmp_path / "one/config.yml", command="train").max_train_steps == 1
+    assert cli.main(["train", file, "max_train_steps=2", "resume=latest"]) == 0
+    table = capsys.readouterr().out
+    assert "2, the first 1 before" in table and "one/loss.png" in table
+    assert cli.main(["train", file]) == 2
+    assert "resume=latest" in capsys.readouterr().err
+
+
+RULES = {"use_qwix_quantization": True, "rules": [{"weight_qtype": "int4", "act_qtype": "int8"}]}
+
+
+def test_quantized_training(short: Short, tmp_path: Path) -> None:
+    """The network is trained with its weights in int4; what is written are floats, for the same rules."""
+    exact = short(run_name="exact", distillation=True, max_train_steps=1)
+    done = short(distillation=True, max_train_steps=3, checkpoint_every=2, **RULES)
+    assert exact.first_loss == 0 and done.first_loss > 1e-3  # how far int4 is off, which the teacher is not
+    state = load_file(tmp_path / "run" / UNET)
+    assert {row.dtype for row in state.values()} == {torch.bfloat16}
+    model = sdquant.load_model(tmp_path / "run/model", rules=RULES["rules"], progress=False)
+    assert {weight.scheme for part in model.sdquant.plan.components for weight in part.weights} == {"rules"}
+
+
+def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path) -> None:
+    rule = {"weight_qtype": "int8", "act_qtype": "int8", "bwd_qtype": "int8", "bwd_stochastic_rounding": "uniform"}
+    rules = {"use_qwix_quantization": True, "rules": [{"module_path": ".*attn.*", **rule}], "components": ["unet"]}
+    short(run_name="whole", max_train_steps=3, checkpoint_every=0, **rules)
+    short(run_name="broken", max_train_steps=2, lr_scheduler="constant", checkpoint_every=0, **rules)
+    with pytest.raises(SettingsError, match="lr_scheduler"):
+        short(run_name="broken", max_train_steps=3, resume="latest", **rules)
+    writing.remove(tmp_path / "broken")
+    short(run_name="broken", max_train_steps=3, checkpoint_every=2, **rules)
+    writing.remove(tmp_path / "broken/checkpoints/step-3")
+    assert short(run_name="broken", max_train_steps=3, resume="latest", **rules).begun == 2
+    assert _same(*(tmp_path / run / "checkpoints/step-3/trained.safetensors" for run in ("whole", "broken")))
+
+
+def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
+    """Its file is small, changes the pipeline that it is loaded into, and only its weights are in checkpoints."""
+    done = short(lora_rank=2, lora_dropout=0.1, checkpoint_every=2, learning_rate=1e-2)
+    (file,) = (tmp_path / "run/lora").iterdir()
+    assert done.model == str(tmp_path / "run/lora") and file.name == "pytorch_lora_weights.safetensors"
+    rows = load_file(file)
+    assert sum(row.numel() for row in rows.values()) == done.weights and all("lora" in name for name in rows)
+    kept = load_file(tmp_path / "run/checkpoints/step-4/trained.safetensors")
+    assert sum(row.numel() for row in kept.values()) == done.weights
+    pipe = sdquant.load_model(sd, dtype="float32", progress=False)
+    x, t, states = torch.randn(1, 4, 8, 8), 3, torch.randn(1, 16, pipe.unet.config.cross_attention_dim)
+    with torch.no_grad():
+        before = pipe.unet(x, t, states).sample
+        pipe.load_lora_weights(tmp_path / "run/lora")
+        assert not torch.equal(pipe.unet(x, t, states).sample, before)
+    writing.remove(tmp_path / "run/checkpoints/step-4")
+    writing.remove(tmp_path / "run/lora")
+    again = short(lora_rank=2, lora_dropout=0.1, checkpoint_every=2, learning_rate=1e-2, resume="latest")
+    assert (
+        again.begun == 2
+        and _same(file, file)
+        and all(torch.equal(rows[name], row) for name, row in load_file(file).items())
+    )
 
 
 def test_time_is_of_this_session(short: Short) -> None:
