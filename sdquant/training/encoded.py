@@ -6,13 +6,15 @@ A picture's latent is the mean that its VAE gives, not a sample around it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..components import main_part
 from ..errors import SettingsError
 from . import chance, families
 
@@ -29,6 +31,7 @@ class Batch:
         clean, noise: [b, c, h, w].
         time: [b], a number from 0 to 1 drawn evenly; in a flow, the logistic of a normal one.
         guidance: [b], of networks that have it as an input.
+        conditions: text states. teaching: those that a teacher gets.
     """
 
     clean: Tensor
@@ -36,6 +39,7 @@ class Batch:
     time: Tensor
     guidance: Tensor
     conditions: families.Conditions
+    teaching: families.Conditions
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -45,6 +49,7 @@ class Batch:
             time=self.time.to(device),
             guidance=self.guidance.to(device),
             conditions={name: states.to(device) for name, states in self.conditions.items()},
+            teaching={name: states.to(device) for name, states in self.teaching.items()},
         )
 
 
@@ -55,13 +60,16 @@ class Encoded:
     Attributes:
         latents: float32 [n, c, h, w], on the CPU.
         prompts: all captions, each once; the first is the empty one. captions: of each example, numbers of prompts.
-        conditions: text states of the prompts.
+        conditions: text states of the prompts. teaching: those that a teacher gets, where they are others.
+        side: of the pictures in pixels.
     """
 
     latents: Tensor
     prompts: tuple[str, ...]
     captions: tuple[tuple[int, ...], ...]
     conditions: families.Conditions
+    teaching: families.Conditions
+    side: int
 
     def digest(self) -> str:
         """A hash of the captions and latents, rounded so that another machine's last bits do not count."""
@@ -92,6 +100,7 @@ class Encoded:
             time=torch.stack(time),
             guidance=torch.stack(guidance),
             conditions={name: table[prompts] for name, table in self.conditions.items()},
+            teaching={name: table[prompts] for name, table in self.teaching.items()},
         )
 
 
@@ -101,7 +110,6 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     Raises:
         SettingsError: a resolution that the model cannot have. BadFileError: a picture that cannot be read.
     """
-    from ..components import main_part
     from ..drawing import native_size
 
     side = settings.resolution or native_size(pipe)
@@ -110,14 +118,33 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
         raise SettingsError(f"resolution={side} was given", f"it is no multiple of {step}", "Use one that is")
     prompts = ("", *sorted({caption for example in examples for caption in example.captions} - {""}))
     number = {prompt: place for place, prompt in enumerate(prompts)}
-    helpers = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    helpers = [part.eval().requires_grad_(False).to(device) for part in helpers if part is not main_part(pipe)]
-    latents = _latents(pipe, examples, side, device, settings.progress)
-    conditions = _conditions(pipe, prompts, side, settings)
-    for part in helpers:
-        part.to("cpu")
+    with _on(pipe, device):
+        latents = _latents(pipe, examples, side, device, settings.progress)
+        conditions = _conditions(pipe, prompts, side, settings)
     captions = tuple(tuple(number[caption] for caption in example.captions) for example in examples)
-    return Encoded(latents=latents, prompts=prompts, captions=captions, conditions=conditions)
+    return Encoded(
+        latents=latents, prompts=prompts, captions=captions, conditions=conditions, teaching=conditions, side=side
+    )
+
+
+def with_teacher(data: Encoded, pipe: Any, settings: Settings, device: torch.device) -> Encoded:
+    """The same, with the text states that the encoders of a teacher's pipeline give."""
+    with _on(pipe, device):
+        return replace(data, teaching=_conditions(pipe, data.prompts, data.side, settings))
+
+
+@contextmanager
+def _on(pipe: Any, device: torch.device) -> Iterator[None]:
+    """The pipeline's VAE and text encoders on a device, and on the CPU afterwards."""
+    main = main_part(pipe)
+    helpers = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module) and part is not main]
+    for part in helpers:
+        part.eval().requires_grad_(False).to(device)
+    try:
+        yield
+    finally:
+        for part in helpers:
+            part.to("cpu")
 
 
 def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.device, progress: bool) -> Tensor:

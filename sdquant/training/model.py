@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,17 @@ class Model:
         """Put the components back that were quantized by rules: what is written is the float model."""
         for name, part in self.floats.items():
             setattr(self.pipe, name, part)
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """While this lasts, the components that were quantized by rules are as they were."""
+        now = {name: getattr(self.pipe, name) for name in self.floats}
+        self.restore()
+        try:
+            yield
+        finally:
+            for name, part in now.items():
+                setattr(self.pipe, name, part)
 
 
 def load(settings: Settings) -> Model:

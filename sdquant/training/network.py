@@ -43,7 +43,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     """
     from ..rules.flow import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
-    from ..rules.static import read_statistics
+    from ..rules.statistics_file import read_statistics
 
     others = [
         re.escape(path)

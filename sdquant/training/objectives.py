@@ -43,7 +43,7 @@ class Objective:
         noisy, time, target = self.question(batch)
         if self.teacher is not None:
             with torch.no_grad():
-                target = self.family.call(self.teacher, noisy, time, batch.conditions, batch.guidance)
+                target = self.family.call(self.teacher, noisy, time, batch.teaching, batch.guidance)
         answer = self.family.call(net, noisy, time, batch.conditions, batch.guidance)
         return (answer.float() - target.float()).square().mean()
 

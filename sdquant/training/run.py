@@ -82,8 +82,10 @@ def train(config: Config, *, progress: bool = False) -> Summary:
     with _accelerator(settings) as accelerator, Interrupts() as interrupts:
         whole = model.load(settings)
         pipe = whole.pipe
-        objective = objectives.of(pipe, families.of(pipe), _teacher(settings, whole.net, accelerator.device))
+        family = families.of(pipe)
         made = encoded.encode(pipe, rows, settings, accelerator.device)
+        made, teacher = _taught(settings, whole, made, accelerator.device)
+        objective = objectives.of(pipe, family, teacher)
         net = network.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
@@ -141,18 +143,21 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
         AcceleratorState._reset_state()
 
 
-def _teacher(settings: Settings, original: Any, device: Any) -> Any:
-    """The network as it is now, or as it is without quantization; None where nothing is learnt from it."""
+def _taught(settings: Settings, whole: model.Model, made: encoded.Encoded, device: Any) -> tuple[encoded.Encoded, Any]:
+    """The network without quantization as a teacher, and the data with what it is told; None where there is none."""
     if not settings.distillation:
-        return None
-    if settings.model.quant is None:
-        teacher = copy.deepcopy(original)
-    else:
-        from ..components import main_part
+        return made, None
+    if settings.model.quant is not None:
         from ..loader import load
 
-        teacher = main_part(load(replace(settings.model, quant=None, components=None, skip=())))
-    return teacher.eval().requires_grad_(False).to(device)
+        pipe = load(replace(settings.model, quant=None, components=None, skip=()))
+        made, teacher = encoded.with_teacher(made, pipe, settings, device), getattr(pipe, whole.main)
+    else:
+        teacher = copy.deepcopy(whole.net)
+        if whole.floats:
+            with whole.as_it_was():
+                made = encoded.with_teacher(made, whole.pipe, settings, device)
+    return made, teacher.eval().requires_grad_(False).to(device)
 
 
 def _require_space(job: loop.Job) -> None:

@@ -28,7 +28,12 @@ def _batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     clean, noise = (torch.randn(3, 4, 2, 2, generator=generator) for _ in range(2))
     return Batch(
-        clean=clean, noise=noise, time=torch.tensor([0.0, 0.4217, 0.9999]), guidance=torch.ones(3), conditions={}
+        clean=clean,
+        noise=noise,
+        time=torch.tensor([0.0, 0.4217, 0.9999]),
+        guidance=torch.ones(3),
+        conditions={},
+        teaching={},
     )
 
 
@@ -136,6 +141,8 @@ def _encoded(count: int = 5) -> Encoded:
         prompts=("", "a", "b"),
         captions=((1, 2),) * count,
         conditions={"states": torch.arange(3).float()[:, None]},
+        teaching={},
+        side=8,
     )
 
 
