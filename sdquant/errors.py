@@ -13,7 +13,8 @@
     ├── BudgetError                the model cannot run within the memory budget
     ├── DiskSpaceError             there is no room for what is to be written
     ├── DistributedError           another of the processes that work together has ended
-    └── SettingsError              a setting or argument with a value it cannot have
+    ├── SettingsError              a setting or argument with a value it cannot have
+    └── TrainingError              a training that cannot go on
 
 Each says what was asked, why it cannot be done, and how to get on: `.what`, `.why`, `.fix`. Its text is those three.
 """
@@ -93,3 +94,7 @@ class DistributedError(SdquantError):
 
 class SettingsError(SdquantError):
     """A setting or argument has a value it cannot have."""
+
+
+class TrainingError(SdquantError):
+    """A training that cannot go on: its loss is not finite any more."""

@@ -33,6 +33,7 @@ def covers(asked: str, operation: str) -> bool:
     asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
     return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
 
+
 # Fields that are lists, of what, and how they are written; and those that are true or false.
 _LISTS: Mapping[str, tuple[type, str, str]] = {
     "op_names": (str, "names of operations", '["linear", "conv2d"]'),
