@@ -26,7 +26,8 @@ from .errors import SdquantError
 
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "install-extension", "matrix", "doctor",
+    "demo", "generate", "train", "compare", "inspect", "plan", "quantize", "calibrate", "ui", "install-extension",
+    "matrix", "doctor",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine, planner
+from . import adapters, compat, machine, planner
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import request
 
@@ -63,6 +63,7 @@ def quantize(
         name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
     }
     for name in specs:
+        adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
     plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
     if not any(plans.values()):
@@ -84,6 +85,7 @@ def quantize(
                 device=device,
                 tick=bar.update,
             )
+    adapters.prepare_pipeline(model)
     return model
 
 

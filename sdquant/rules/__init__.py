@@ -30,6 +30,7 @@ The flow:
     providers.py     PtqProvider
     flow.py          quantize_model
     params.py        quantize_params
+    qt/              QtProvider: training with quantization in the loop; ranges over batches
 
 Bit for bit as in Qwix 0.1.8 on the CPU in float32 and bfloat16, where XLA divides as IEEE says. Better here: scales of
 float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static ranges do not tie a model
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .params import assign, load_params, missing_params, quantize_params, require_complete
     from .providers import PtqProvider
     from .qarray import QArray, dequantize, quantize
+    from .qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
     from .rule import QtRule, QuantizationRule
 
 # Looked up when they are first used: the planner reads rules without torch.
@@ -54,12 +56,17 @@ _LAZY = {
     "HowToQuantize": "how",
     "PtqProvider": "providers",
     "QArray": "qarray",
+    "QtProvider": "qt",
     "QtRule": "rule",
     "QuantizationRule": "rule",
     "assign": "params",
+    "collecting": "qt",
     "dequantize": "qarray",
     "load_params": "params",
+    "load_quant_stats": "qt",
+    "merge_quant_stats": "qt",
     "missing_params": "params",
+    "quant_stats": "qt",
     "quantize": "qarray",
     "quantize_model": "flow",
     "quantize_params": "params",
@@ -70,12 +77,17 @@ __all__ = [
     "HowToQuantize",
     "PtqProvider",
     "QArray",
+    "QtProvider",
     "QtRule",
     "QuantizationRule",
     "assign",
+    "collecting",
     "dequantize",
     "load_params",
+    "load_quant_stats",
+    "merge_quant_stats",
     "missing_params",
+    "quant_stats",
     "quantize",
     "quantize_model",
     "quantize_params",

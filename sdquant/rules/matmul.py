@@ -25,7 +25,7 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
     Raises:
         SettingsError: both have zero points, or tiles of different sizes.
     """
-    if not (isinstance(x, QArray) and isinstance(weight, QArray) and _scales_after(x) and _scales_after(weight)):
+    if not (isinstance(x, QArray) and isinstance(weight, QArray) and scales_after(x) and scales_after(weight)):
         left = dequantize(x) if isinstance(x, QArray) else x
         right = dequantize(weight) if isinstance(weight, QArray) else weight
         return left @ right.to(left.dtype).T
@@ -43,7 +43,7 @@ def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
         )
 
 
-def _scales_after(array: QArray) -> bool:
+def scales_after(array: QArray) -> bool:
     """Whether its scales can be applied to sums of codes."""
     size, count = array.qvalue.shape[-1], array.scale.shape[-1]
     return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)

@@ -18,10 +18,13 @@ from sdquant.layers import QuantizedLayer
 from sdquant.rules import (
     HowToQuantize,
     PtqProvider,
+    QtProvider,
     QuantizationRule,
     assign,
+    collecting,
     load_params,
     missing_params,
+    quant_stats,
     quantize_model,
     quantize_params,
     require_complete,
@@ -240,3 +243,47 @@ def test_a_plan_says_which_rules_match_nothing_and_what_stays(tmp_path: Any) -> 
     assert [line for line in plan.warnings if "nowhere" in line]
     with pytest.raises(SettingsError, match="quant='rules'"):
         sdquant.plan(path("digits-sd"), "nf4", rules=rules)
+
+
+STATIC = QuantizationRule(weight_qtype="int8", act_qtype="int8", act_static_scale=True)
+
+
+def test_from_calibration_to_static_ranges(case: Case) -> None:
+    """Collected in a QtProvider's model; then by `quantize_params`, by the provider, and from the model itself."""
+    training = quantize_model(case.model, QtProvider([STATIC]))
+    with torch.no_grad(), collecting(training):
+        case.run(training)
+    statistics = quant_stats(training)
+    first = training.get_submodule(next(p for p, m in case.template.named_modules() if isinstance(m, QuantizedLayer)))
+    assert first.weight.data_ptr() != case.model.get_submodule(first.path).weight.data_ptr()
+
+    static = quantize_model(case.model, PtqProvider([STATIC], quant_stats=statistics))
+    wanted = case.run(static)
+    assert torch.equal(case.run(training), wanted)  # the ranges of one batch are its own: so far as dynamic
+    assert torch.equal(case.run(quantize_model(training, PtqProvider([STATIC]))), wanted)
+
+    template = quantize_model(_empty(case), PtqProvider([STATIC]))
+    assign(template, quantize_params(case.model.state_dict(), template))
+    assert all(name.endswith("_lhs") for name in missing_params(template)) and missing_params(template)
+    with pytest.raises(SettingsError, match="_lhs"):
+        require_complete(template)
+    assign(template, quantize_params({}, template, statistics))
+    require_complete(template)
+    assert torch.equal(case.run(template), wanted)
+
+
+def test_a_layer_that_saw_no_data_is_named(case: Case) -> None:
+    training = quantize_model(case.model, QtProvider([STATIC]))
+    with pytest.raises(SettingsError, match="not initialized for"):
+        quantize_model(training, PtqProvider([STATIC]))
+    template = quantize_model(case.model, QtProvider([STATIC]))
+    with pytest.raises(ValueError, match="not initialized for"):
+        quantize_params({}, quantize_model(_empty(case), PtqProvider([STATIC])), quant_stats(template))
+    with pytest.raises(ValueError, match="no static range"):
+        quantize_params({}, case.template, quant_stats(template))
+
+
+def _empty(case: Case) -> nn.Module:
+    with torch.device("meta"):
+        made: nn.Module = type(case.model).from_config(case.model.config).to(torch.bfloat16)
+    return made

@@ -67,6 +67,17 @@ class QtLayer(nn.Module):
             made.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
         return made
 
+    def float_layer(self) -> nn.Module:
+        """The `torch.nn` layer that this one stands for, with the same parameters."""
+        base = next(base for base, made in LAYERS.items() if isinstance(self, made))
+        floats = base.__new__(base)
+        nn.Module.__init__(floats)
+        own = ("rule", "path", "generator", "statistics")
+        floats.__dict__.update({name: value for name, value in settings_of(self).items() if name not in own})
+        floats._parameters.update(self._parameters)
+        floats.training = self.training
+        return floats
+
     def _float(self) -> tuple[Tensor, Tensor | None]:
         """The float weight and bias."""
         weight = self._parameters["weight"]

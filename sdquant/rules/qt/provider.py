@@ -30,6 +30,8 @@ class QtProvider:
         Raises:
             SettingsError: the rule cannot be for this layer.
         """
+        if isinstance(module, QtLayer):
+            module = module.float_layer()
         kind = next(made for base, made in LAYERS.items() if isinstance(module, base))
         return kind.of(module, as_qt(rule), path)
 
