@@ -17,11 +17,13 @@ from .errors import (
     BudgetError,
     ConflictError,
     DiskSpaceError,
+    DistributedError,
     IncompatibleError,
     MissingComponentError,
     RefusedFileError,
     SdquantError,
     SettingsError,
+    TrainingError,
     UnknownOffloadError,
     UnknownQuantError,
     UnsupportedFileError,
@@ -29,7 +31,7 @@ from .errors import (
 from .integrations import plug_in as _plug_in
 
 if TYPE_CHECKING:
-    from . import backends, compat, demo
+    from . import backends, compat, demo, lora, rules
     from .compat import check
     from .detection import Detected, detect, suffix_hint
     from .integrations.config import Config
@@ -56,7 +58,7 @@ _LAZY = {
     "suffix_hint": "detection",
     "verify": "verification",
 }
-_MODULES = ("backends", "compat", "demo")
+_MODULES = ("backends", "compat", "demo", "lora", "rules")
 
 __all__ = [
     "BackendUnavailableError",
@@ -66,12 +68,14 @@ __all__ = [
     "ConflictError",
     "Detected",
     "DiskSpaceError",
+    "DistributedError",
     "IncompatibleError",
     "MissingComponentError",
     "Plan",
     "RefusedFileError",
     "SdquantError",
     "SettingsError",
+    "TrainingError",
     "UnknownOffloadError",
     "UnknownQuantError",
     "UnsupportedFileError",
@@ -81,8 +85,10 @@ __all__ = [
     "demo",
     "detect",
     "load_model",
+    "lora",
     "plan",
     "quantize",
+    "rules",
     "save",
     "suffix_hint",
     "verify",

@@ -21,11 +21,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import __version__
+from .commands._config import ConfigParser
 from .errors import SdquantError
 
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "compare", "inspect", "plan", "quantize", "ui", "install-extension", "matrix", "doctor",
+    "demo", "generate", "train", "compare", "inspect", "plan", "quantize", "calibrate", "ui", "install-extension",
+    "matrix", "doctor",
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"sdquant {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="show the log, other libraries' remarks, tracebacks")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=ConfigParser)
     for name in COMMANDS:
         module = importlib.import_module(f".commands.{name.replace('-', '_')}", __package__)
         summary = (module.__doc__ or "").splitlines()[0]

@@ -26,6 +26,7 @@ def draw(
     seeds: Sequence[int],
     steps: int,
     guidance: float | None = None,
+    negative: str = "",
     width: int | None = None,
     height: int | None = None,
     batch: int = 10,
@@ -37,6 +38,7 @@ def draw(
     The noise does not depend on `batch`; sums in the networks may round differently in batches of another size.
 
     Args:
+        negative: what not to draw, for all images.
         batch: images drawn at once.
         on_step: called with the steps done and the steps in all of all batches: before the first step, and after each.
             The steps in all change at the first one where the scheduler takes more than it was asked for. What it
@@ -44,13 +46,16 @@ def draw(
 
     Raises:
         Stopped: `on_step` raised it.
-        SettingsError: the model is a component alone, which takes no prompt, a prompt that is no text, steps or seeds
-            that are no such numbers, or a size that the model cannot draw.
+        SettingsError: the model is a component alone, which takes no prompt, or has no use for a negative one; a prompt
+            that is no text, steps or seeds that are no such numbers, or a size that the model cannot draw.
     """
     import torch
     from tqdm import tqdm
 
     _refuse(pipe, prompts, seeds, steps)
+    known = set(inspect.signature(type(pipe).__call__).parameters)
+    if negative:
+        _refuse_negative(pipe, known, guidance)
     side = native_size(pipe)
     values: dict[str, Any] = {"height": height or side, "width": width or side, "num_inference_steps": steps}
     if guidance is not None:
@@ -63,12 +68,14 @@ def draw(
     ) as bar:
         count = _Steps(steps, len(chunks), bar, on_step)
         values["callback_on_step_end"] = count
-        known = set(inspect.signature(type(pipe).__call__).parameters)
         values = {name: value for name, value in values.items() if name in known}
         for number, chunk in enumerate(chunks):
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[chunk]]
             try:
-                made = pipe(prompt=list(prompts[chunk]), generator=generators, **values)
+                asked: dict[str, Any] = {"prompt": list(prompts[chunk])}
+                if negative:
+                    asked["negative_prompt"] = [negative] * len(asked["prompt"])
+                made = pipe(**asked, generator=generators, **values)
             except BaseException as error:
                 pipe.maybe_free_model_hooks()  # which the pipeline itself does at its end only
                 if error is count.raised or not isinstance(error, ValueError) or "divisible" not in str(error):
@@ -153,6 +160,18 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int)
             raise SettingsError(
                 f"{value!r} was given for {name}", f"it is a whole number from {least} to 2**63 - 1", "Use one"
             )
+
+
+def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None:
+    """Refuse a negative prompt where it would have no effect."""
+    what = f"A negative prompt was given to a {type(pipe).__name__}"
+    # Pipelines that have `true_cfg_scale` use one with it alone, and are not given it here.
+    if "negative_prompt" not in known or "true_cfg_scale" in known:
+        raise SettingsError(what, "it has no use for one", "Leave it out")
+    if guidance is not None and guidance <= 1:
+        raise SettingsError(
+            what, f"with a guidance of {guidance:g} it has no effect", "Use more than 1, or leave it out"
+        )
 
 
 def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:

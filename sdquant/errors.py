@@ -12,7 +12,9 @@
     ├── MissingComponentError      a part of the pipeline is nowhere to be found
     ├── BudgetError                the model cannot run within the memory budget
     ├── DiskSpaceError             there is no room for what is to be written
-    └── SettingsError              a setting or argument with a value it cannot have
+    ├── DistributedError           another of the processes that work together has ended
+    ├── SettingsError              a setting or argument with a value it cannot have
+    └── TrainingError              a training that cannot go on
 
 Each says what was asked, why it cannot be done, and how to get on: `.what`, `.why`, `.fix`. Its text is those three.
 """
@@ -86,5 +88,13 @@ class DiskSpaceError(SdquantError):
     """There is no room where a file was to be written."""
 
 
+class DistributedError(SdquantError):
+    """Another of the processes that work together has ended, or does not answer."""
+
+
 class SettingsError(SdquantError):
     """A setting or argument has a value it cannot have."""
+
+
+class TrainingError(SdquantError):
+    """A training that cannot go on: its loss is not finite any more."""

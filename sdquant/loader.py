@@ -137,10 +137,11 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
     whole = _assemble(made, parts)
-    from . import offload
+    from . import adapters, offload
     from .memory import trim
 
     trim()
+    adapters.prepare_pipeline(whole)
     handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)
     whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
     return whole

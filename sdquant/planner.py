@@ -165,12 +165,18 @@ def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
     """Whether a quantization (or none at all) was asked for this component, and which."""
     specs = request.specs()
     if name in specs:
-        return True, specs[name]
-    if "*" not in specs:
+        found = specs[name]
+    elif "*" not in specs or not _chosen(name, request):
         return False, None
-    wanted = request.components if request.components is not None else None
-    chosen = name in wanted if wanted is not None else name == "model" or bool(QUANTIZED_BY_DEFAULT.match(name))
-    return (True, specs["*"]) if chosen else (False, None)
+    else:
+        found = specs["*"]
+    return True, None if found is None else found.of_component("" if name == "model" else name)
+
+
+def _chosen(name: str, request: Request) -> bool:
+    if request.components is not None:
+        return name in request.components
+    return name == "model" or bool(QUANTIZED_BY_DEFAULT.match(name))
 
 
 def _component(

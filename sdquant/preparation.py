@@ -14,6 +14,8 @@ from .backends.gguf import READ_DTYPE
 from .errors import BackendUnavailableError
 from .gathering import CHECKPOINT, lender, look, whole_of, with_base
 from .request import Request, request
+from .rules.ranges import require_ranges
+from .rules.spec import RulesSpec
 
 
 def plan(
@@ -54,7 +56,12 @@ def prepare(asked: Request) -> planner.Plan:
         check(scheme, "found", runtime="plain" if plain_only else asked.runtime)
     asked = with_dtype(asked, seen)
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
-    return planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)
+    made = planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)
+    for part in made.components:
+        if isinstance(part.spec, RulesSpec):
+            shapes = made.detected.sources["." if part.name == "model" else part.name].tensors
+            require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
+    return made
 
 
 def device_of(asked: Request, here: machine.Machine) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine, planner
-from .errors import ConflictError, IncompatibleError
+from . import adapters, compat, machine, planner
+from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import request
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 def quantize(
     model: Any,
-    quant: str | Mapping[str, str],
+    quant: str | Mapping[str, str] | None = None,
     *,
+    rules: Any = None,
+    quant_stats: str | Path | None = None,
     components: tuple[str, ...] | list[str] | str | None = None,
     skip: tuple[str, ...] | list[str] | str = (),
     runtime: str | None = None,
@@ -29,8 +32,9 @@ def quantize(
     """Quantize a diffusers pipeline or one of its components in place, one weight at a time, each freed as it goes.
 
     Args:
-        model: pipeline or module. The others as for `load_model`; `device` is where the arithmetic happens (default:
-            where the weights are).
+        model: pipeline or module.
+        quant, rules, quant_stats, components, skip, runtime, allow_incompatible: as for `load_model`.
+        device: where the arithmetic happens (default: where the weights are).
 
     Returns:
         The same object.
@@ -40,7 +44,13 @@ def quantize(
     """
     from .components import is_pipeline, weight_parts
 
-    asked = request("the loaded model", quant=quant, components=components, skip=skip, runtime=runtime, mode="post")
+    if quant is None and rules is None:
+        raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
+    asked = request(
+        "the loaded model",
+        quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
+        mode="post",
+    )  # fmt: skip
     here = machine.probe()
     for spec in asked.specs().values():
         if spec is not None:
@@ -53,11 +63,12 @@ def quantize(
         name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
     }
     for name in specs:
+        adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
     plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
     if not any(plans.values()):
         raise IncompatibleError(
-            f"{quant} was asked for",
+            f"{quant or 'Quantization by rules'} was asked for",
             "the model has no weight that would be quantized",
             "Choose other components, or skip fewer layers",
         )
@@ -74,6 +85,7 @@ def quantize(
                 device=device,
                 tick=bar.update,
             )
+    adapters.prepare_pipeline(model)
     return model
 
 

@@ -120,6 +120,10 @@ class QuantSpec:
         """
         return self
 
+    def of_component(self, name: str) -> QuantSpec:
+        """The same for the component of this name."""
+        return self
+
     def described(self) -> str:
         """All that the bits of what is encoded depend on, as a text."""
         return str(self)

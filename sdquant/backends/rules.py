@@ -70,13 +70,14 @@ class RulesBackend(Backend):
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         from ..rules import packed
         from ..rules.spec import operation_of
-        from ..rules.static import read_statistics, static_range
+        from ..rules.static import static_range
+        from ..rules.statistics_file import of_component, read_statistics
 
         shape, one = tuple(weight.shape), _one(spec)
         self.layout(one, shape, str(weight.dtype).removeprefix("torch."))  # raises Unfit
         static = None
         if one.rule.act_static_scale:
-            known = {} if one.statistics is None else read_statistics(one.statistics)
+            known = {} if one.statistics is None else of_component(read_statistics(one.statistics), one.component)
             static = static_range(known, one.path, operation_of(shape), one.rule)
         return packed.encode(weight, one.rule, static)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import demo
+from ..demo import place as place
 from ..errors import SettingsError
 from ..readable import size as size
 from ..request import Request, request
@@ -102,13 +102,6 @@ def quant_of(words: list[str]) -> str | dict[str, str]:
             )
         each[name] = scheme
     return each["*"] if set(each) == {"*"} else each
-
-
-def place(path: str) -> str:
-    """The path as given, or the shipped model of that name where no such file exists."""
-    if path in demo.MODELS and not Path(path).exists():
-        return str(demo.path(path))
-    return path
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..errors import SettingsError
 from ..pictures import SUFFIXES, save
-from . import _shared
+from . import _config, _shared
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+# Flags that a config has another name for.
+_KEYS = (
+    ("steps", "num_inference_steps"),
+    ("guidance", "guidance_scale"),
+    ("seed", "seed"),
+    ("width", "width"),
+    ("height", "height"),
+    ("count", "count"),
+    ("out", "output_dir"),
+    ("rules", "rules"),
+    ("quant_stats", "quant_stats"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model's flags, and those of the drawing."""
+    """The model's flags, and those of the drawing; or a config file."""
     _shared.add_request_flags(parser)
     _shared.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
     parser.add_argument("--count", type=_shared.positive, default=1, help="how many images, with seeds from --seed on")
+    if isinstance(parser, _config.ConfigParser):
+        parser.use_config("generate", instead=_config.flags_to_keys(_KEYS))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from ..drawing import draw
     from ..loader import load
 
+    if "config_of" in args:
+        config = _config.read(args)
+        return 0 if config is None else _run_config(config, args)
     _shared.refuse_target(args.out, SUFFIXES)
     pipe = load(_shared.request_of(args))
     images = draw(
@@ -38,4 +61,20 @@ def run(args: argparse.Namespace) -> int:
         path = args.out if args.count == 1 else args.out.with_stem(f"{args.out.stem}-{args.seed + number}")
         save(image, path)
         print(path)
+    return 0
+
+
+def _run_config(config: Config, args: argparse.Namespace) -> int:
+    """The same as a config says: pictures and the whole config go into output_dir/run_name."""
+    from ..config.pictures import draw_config
+
+    if "prompt" not in config.given:
+        raise SettingsError("prompt is not set", "it is what to draw", 'Set it in the file, or add prompt="a text"')
+    folder = Path(config.output_dir).expanduser() / config.run_name
+    _shared.refuse_target(folder / "config.yml")
+    made = draw_config(config, folder, progress=args.progress)
+    if args.json:
+        _shared.print_json(made.to_dict())
+    else:
+        print("\n".join(made.pictures))
     return 0

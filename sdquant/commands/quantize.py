@@ -7,13 +7,14 @@ from pathlib import Path
 
 from .. import backends
 from ..errors import SettingsError
+from ..request import RULES
 from . import _shared
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
-    "allow_pickle", "parts", "variant",
+    "allow_pickle", "parts", "variant", "rules", "quant_stats",
 )  # fmt: skip
-_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant")
+_LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant", "rules", "quant_stats")
 _DEFAULTS = {"mode": "auto"}
 
 
@@ -46,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
         why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
         raise SettingsError("A model was to be quantized", why, f"Run: sdquant quantize {args.path} OUT --quant nf4")
     out = args.out or args.target
-    if not args.quant:
-        raise SettingsError("A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4")
-    quant = _shared.quant_of(args.quant)
+    if not args.quant and args.rules is None:
+        raise SettingsError(
+            "A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4, or --rules FILE"
+        )
+    quant = _shared.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
     _shared.refuse_target(out)
     gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]

@@ -25,3 +25,8 @@ def path(name: str) -> Path:
             f"The shipped model {name!r} was asked for", f"{folder} is not there", "Install sdquant again, or train it"
         )
     return folder
+
+
+def place(name: str) -> str:
+    """A path as given, or that of the shipped model of this name where no such file exists."""
+    return str(path(name)) if name in MODELS and not Path(name).exists() else name

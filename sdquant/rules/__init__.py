@@ -1,15 +1,101 @@
 """Quantization by rules: which layer gets which type, with the names and numerics of Qwix.
 
+    rules = [
+        QuantizationRule(module_path=".*attn.*", weight_qtype="int4", tile_size=32),
+        QuantizationRule(weight_qtype="int8", act_qtype="int8"),
+    ]
+    pipe = sdquant.load_model("some-model", rules=rules)
+
+What rules say:
+
     rule.py          QuantizationRule and QtRule; the first that matches a layer decides
     qtypes.py        the types, one row each: bounds, storage
     method.py        how a range is to be found, as rules write it
+    text.py          rules as mappings, JSON, YAML
+    how.py           how one tensor is quantized; the shape of its scales
+    layout.py        what a rule means for a layer's weight and input; the parts of a packed weight
+    spec.py          rules as what a loader is asked for
+
+The arithmetic:
+
     rounding.py      rounding into the types, and back
     calibration.py   the range of a tensor, and the scale that follows from it
     qarray.py        a quantized tensor with its scales; quantize and dequantize
-    matmul.py        products of quantized tensors, in integers where both are
+    matmul.py, convolution.py, integers.py   products of quantized tensors, in integers where both are
+    packing.py, packed.py   codes as bytes; a quantized weight as plain parts (`backends.rules` stores these)
+    static.py        ranges of activations found beforehand
+
+The flow:
+
+    providers.py     PtqProvider
+    flow.py          quantize_model
+    params.py        quantize_params
+    qt/              QtProvider: training with quantization in the loop; ranges over batches
 
 Bit for bit as in Qwix 0.1.8 on the CPU in float32 and bfloat16, where XLA divides as IEEE says. Better here: scales of
-float16 are computed in float32, where Qwix takes those of ordinary weights for zero.
-
-Not yet: the provider and the flow (`quantize_model`, `quantize_params`), static ranges, training, YAML.
+float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static ranges do not tie a model
+to one sequence length.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .flow import quantize_model
+    from .how import HowToQuantize
+    from .params import assign, load_params, missing_params, quantize_params, require_complete
+    from .providers import PtqProvider
+    from .qarray import QArray, dequantize, quantize
+    from .qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
+    from .rule import QtRule, QuantizationRule
+
+# Looked up when they are first used: the planner reads rules without torch.
+_LAZY = {
+    "HowToQuantize": "how",
+    "PtqProvider": "providers",
+    "QArray": "qarray",
+    "QtProvider": "qt",
+    "QtRule": "rule",
+    "QuantizationRule": "rule",
+    "assign": "params",
+    "collecting": "qt",
+    "dequantize": "qarray",
+    "load_params": "params",
+    "load_quant_stats": "qt",
+    "merge_quant_stats": "qt",
+    "missing_params": "params",
+    "quant_stats": "qt",
+    "quantize": "qarray",
+    "quantize_model": "flow",
+    "quantize_params": "params",
+    "require_complete": "params",
+}
+
+__all__ = [
+    "HowToQuantize",
+    "PtqProvider",
+    "QArray",
+    "QtProvider",
+    "QtRule",
+    "QuantizationRule",
+    "assign",
+    "collecting",
+    "dequantize",
+    "load_params",
+    "load_quant_stats",
+    "merge_quant_stats",
+    "missing_params",
+    "quant_stats",
+    "quantize",
+    "quantize_model",
+    "quantize_params",
+    "require_complete",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ zero points.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -44,28 +45,61 @@ def convolve(
     Raises:
         SettingsError: both have zero points.
     """
-    space = (weight.qvalue if isinstance(weight, QArray) else weight).dim() - 2
+    shape = weight.qvalue.shape if isinstance(weight, QArray) else weight.shape
+    window = Window.of(shape, stride, padding, dilation, groups)
     if not (isinstance(x, QArray) and isinstance(weight, QArray) and _scales_after(x) and _scales_after(weight)):
         left = dequantize(x) if isinstance(x, QArray) else x
         right = dequantize(weight) if isinstance(weight, QArray) else weight
-        return CONVOLUTIONS[space](left, right.to(left.dtype), None, stride, padding, dilation, groups)
+        return CONVOLUTIONS[window.space](left, right.to(left.dtype), None, stride, padding, dilation, groups)
     refuse_two_zero_points(x, weight)
-    kernel = weight.qvalue.shape[2:]
-    steps, spread = _each(stride, space), _each(dilation, space)
-    edges = _edges(padding, kernel, spread)
-
-    def sums(codes: Tensor, taps: Tensor) -> Tensor:
-        return _sums(codes, taps, (x.qtype, weight.qtype), steps, edges, spread, groups)
-
-    found = sums(x.qvalue, weight.qvalue)
+    types, rest = (x.qtype, weight.qtype), [1] * window.space
+    found = sums(x.qvalue, weight.qvalue, types, window)
     if x.zero_point is not None:
         # Zeros of the padding have the code 0 and no zero point: only what lies inside takes part.
-        found = found - sums(torch.ones_like(x.qvalue[:1]), weight.qvalue) * x.zero_point.to(found.dtype)
+        inside = sums(torch.ones_like(x.qvalue[:1]), weight.qvalue, types, window)
+        found = found - inside * x.zero_point.to(found.dtype)
     if weight.zero_point is not None:
-        zeros = weight.zero_point.to(found.dtype).reshape(1, -1, *[1] * space)
-        found = found - sums(x.qvalue, torch.ones_like(weight.qvalue)) * zeros
-    scale = weight.scale.reshape(1, -1, *[1] * space)
-    return (found.to(x.scale.dtype) * x.scale * scale).to(x.dtype)
+        zeros = weight.zero_point.to(found.dtype).reshape(1, -1, *rest)
+        found = found - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
+    return (found.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over an input: a number for each axis of space.
+
+    Attributes:
+        edges: zeros before and after.
+    """
+
+    stride: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        stride: int | Sequence[int],
+        padding: int | str | Sequence[int],
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> Window:
+        """For a weight of this shape, with torch's arguments."""
+        kernel = tuple(shape[2:])
+        gaps = _each(dilation, len(kernel))
+        return cls(_each(stride, len(kernel)), _edges(padding, kernel, gaps), gaps, groups)
+
+    @property
+    def space(self) -> int:
+        """How many axes it moves along."""
+        return len(self.stride)
+
+    @property
+    def around(self) -> list[int]:
+        """The edges, as `F.pad` has them."""
+        return [size for pair in reversed(self.edges) for size in pair]
 
 
 def _scales_after(array: QArray) -> bool:
@@ -77,53 +111,54 @@ def _each(value: int | Sequence[int], space: int) -> tuple[int, ...]:
     return (value,) * space if isinstance(value, int) else tuple(value)
 
 
-def _edges(padding: int | str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
+def _edges(
+    padding: int | str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
     """Zeros before and after, for each axis of space. "same" has the odd one after, as in torch."""
     if padding == "valid":
-        return [(0, 0)] * len(kernel)
+        return ((0, 0),) * len(kernel)
     if padding == "same":
         spans = [(size - 1) * gap for size, gap in zip(kernel, dilation, strict=True)]
-        return [(span // 2, span - span // 2) for span in spans]
+        return tuple((span // 2, span - span // 2) for span in spans)
     assert not isinstance(padding, str), padding
-    return [(size, size) for size in _each(padding, len(kernel))]
+    return tuple((size, size) for size in _each(padding, len(kernel)))
 
 
-def _sums(
-    codes: Tensor,
-    taps: Tensor,
-    types: tuple[str, str],
-    stride: Sequence[int],
-    edges: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The convolution of codes: exact integers of integers, else float32."""
-    rows = [qtype(name) for name in types]
-    around = [size for pair in reversed(edges) for size in pair]
-    integer = all(row.kind == "int" for row in rows)
-    if integer and groups == 1:
-        return _by_patches(F.pad(codes.movedim(1, -1), [0, 0, *around]), taps, types, stride, dilation)
-    dtype = torch.float64 if integer else torch.float32
-    left, right = (from_codes(one, row, dtype) for one, row in zip((codes, taps), rows, strict=True))
+def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) -> Tensor:
+    """The convolution of codes with those of a weight: exact integers of integers, else float32."""
+    integer = all(qtype(name).kind == "int" for name in types)
+    if integer and window.groups == 1:
+        flat = taps.movedim(1, -1).reshape(taps.shape[0], -1)
+        parts = [
+            sums_of_codes(part.reshape(-1, flat.shape[1]), flat, *types).reshape(*part.shape[: 1 + window.space], -1)
+            for part in patches(codes, taps.shape[2:], window)
+        ]
+        return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
+    left, right = as_floats(codes, taps, types)
     with torch.autocast(codes.device.type, enabled=False):
-        done = CONVOLUTIONS[len(stride)](F.pad(left, around), right, None, stride, 0, dilation, groups)
-    # A convolution by way of Fourier transforms, as GPUs have them, would be off by a little.
-    return done.round().to(torch.int64) if integer else done
+        convolution = CONVOLUTIONS[window.space]
+        done = convolution(F.pad(left, window.around), right, None, window.stride, 0, window.dilation, window.groups)
+    return as_integers(done) if integer else done
 
 
-def _by_patches(
-    codes: Tensor, taps: Tensor, types: tuple[str, str], stride: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """[batch, out, *space] of padded codes [batch, *space, channels]; channels last, so patches are copied in runs."""
-    space, kernel = len(stride), taps.shape[2:]
-    view = codes.contiguous()
-    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+def patches(codes: Tensor, kernel: Sequence[int], window: Window) -> tuple[Tensor, ...]:
+    """What lies under the kernel at each place: views [batch, *places, *kernel, channels], pieces along the first axis
+    of places. Channels come last, so that patches are copied in runs."""
+    view = F.pad(codes.movedim(1, -1), [0, 0, *window.around]).contiguous()
+    for axis, (size, step, gap) in enumerate(zip(kernel, window.stride, window.dilation, strict=True)):
         view = view.unfold(1 + axis, (size - 1) * gap + 1, step)[..., ::gap]
-    view = view.movedim(1 + space, -1)  # [batch, *space, *kernel, channels]
-    flat = taps.movedim(1, -1).reshape(taps.shape[0], -1)
+    view = view.movedim(1 + window.space, -1)
     row = max(view[:, :1].numel() * view.element_size(), 1)
-    parts = [
-        sums_of_codes(part.reshape(-1, flat.shape[1]), flat, *types).reshape(*part.shape[: 1 + space], -1)
-        for part in torch.split(view, max(PIECE // row, 1), 1)
-    ]
-    return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
+    return torch.split(view, max(PIECE // row, 1), 1)
+
+
+def as_floats(left: Tensor, right: Tensor, types: tuple[str, str]) -> tuple[Tensor, Tensor]:
+    """Codes as floats: float64, which holds every sum of integers exactly, or float32 where there are floats."""
+    rows = [qtype(name) for name in types]
+    dtype = torch.float64 if all(row.kind == "int" for row in rows) else torch.float32
+    return from_codes(left, rows[0], dtype), from_codes(right, rows[1], dtype)
+
+
+def as_integers(found: Tensor) -> Tensor:
+    """Sums of integers in float64. Convolutions by Fourier transforms, as GPUs have them, would be off by a little."""
+    return found.round().to(torch.int64)

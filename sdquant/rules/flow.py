@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
+from .qt.layers import QtLayer
 from .rule import to_dict
 from .spec import operation_of
 
@@ -29,7 +31,8 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
 
     Args:
         model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
-            copied.
+            copied. A model made with a QtProvider can be quantized again: for inference, with the ranges that it has
+            seen for those that are static.
         inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
 
     Returns:
@@ -43,7 +46,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
     for path, module in model.named_modules():
         row = _rule_for(module, path, provider)
         if row is not None:
-            made[id(module)] = provider.layer(module, row, path)
+            made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
     if not made:
         raise IncompatibleError(
             f"A {type(model).__name__} was to be quantized by {len(provider.rules.rules)} rules",
@@ -56,7 +59,16 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
     if inputs:
         with torch.no_grad():
             quantized(*inputs)
+    prepare(quantized)
     return quantized
+
+
+def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
+    """The layer, with copies of the parameters that it took over from the original."""
+    for name, parameter in layer._parameters.items():
+        if parameter is not None and parameter is original._parameters.get(name):
+            layer._parameters[name] = copy.deepcopy(parameter)
+    return layer
 
 
 def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationRule | None:
@@ -64,7 +76,7 @@ def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationR
         raise ConflictError(
             f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
         )
-    if kind_of(module) not in ("linear", "conv"):
+    if not isinstance(module, QtLayer) and kind_of(module) not in ("linear", "conv"):
         return None
     row = provider.rules.of(path, operation_of(tuple(module.weight.shape)))  # type: ignore[arg-type]
     return row if row is not None and row.weight_qtype is not None else None

@@ -22,8 +22,9 @@ def product(left: Tensor, right: Tensor) -> Tensor:
             if left.is_cuda:
                 return _on_cuda(left, right)
             if left.device.type == "cpu" and _exact_on_cpu():
-                # Both in rows: with other strides torch falls back to a loop that is thousands of times slower.
-                return torch._int_mm(left.contiguous(), right.contiguous().T)
+                # Of one of these two forms: with other strides torch uses a loop that is thousands of times slower.
+                turned = right.T if right.T.is_contiguous() else right.contiguous().T
+                return torch._int_mm(left.contiguous(), turned)
         return _in_float64(left, right).to(torch.int32)
     return _in_float64(left, right)
 

@@ -15,6 +15,7 @@ from ..errors import SettingsError
 from ..layers import QuantizedLayer, quantized_layer
 from .layout import ACT_SHAPE, layout, weight_how
 from .packed import encode
+from .qt.layers import QtLayer
 from .rule import QuantizationRule, Rules, to_dict
 from .spec import operation_of
 from .static import static_range
@@ -58,11 +59,16 @@ class PtqProvider:
             SettingsError: the rule cannot hold this weight, or there are no statistics of its input.
             BadFileError: the weight has values that are not finite.
         """
+        statistics = self._statistics
+        if isinstance(module, QtLayer):
+            if statistics is None and module.statistics is not None:
+                statistics = module.statistics.to_dict(exact=False)
+            module = module.float_layer()
         weight = module.weight
         assert isinstance(weight, Tensor)
         spec = backends.QuantSpec(backends.scheme(SCHEME))
         try:
-            packed = template(weight, rule) if weight.is_meta else self._packed(weight.data, rule, path)
+            packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
         except Unfit as reason:
             what = f"The layer {path!r} was to be quantized by a rule for {rule.module_path!r}"
             raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
@@ -74,15 +80,16 @@ class PtqProvider:
                 parameter.how = how_of(made)  # type: ignore[attr-defined]
         return made
 
-    def _packed(self, weight: Tensor, rule: QuantizationRule, path: str) -> Packed:
-        static = None
-        if rule.act_static_scale:
-            static = static_range(self._statistics or {}, path, operation_of(tuple(weight.shape)), rule)
-        return encode(weight, rule, static)
-
     def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
         """The rules that have matched nothing."""
         return self.rules.unused()
+
+
+def _packed(weight: Tensor, rule: QuantizationRule, path: str, statistics: Mapping[str, Tensor]) -> Packed:
+    static = None
+    if rule.act_static_scale:
+        static = static_range(statistics, path, operation_of(tuple(weight.shape)), rule)
+    return encode(weight, rule, static)
 
 
 def template(weight: Tensor, rule: QuantizationRule) -> Packed:

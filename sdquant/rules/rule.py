@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,6 +32,15 @@ def covers(asked: str, operation: str) -> bool:
     """
     asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
     return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
+
+
+# Fields that are lists, of what, and how they are written; and those that are true or false.
+_LISTS: Mapping[str, tuple[type, str, str]] = {
+    "op_names": (str, "names of operations", '["linear", "conv2d"]'),
+    "act_batch_axes": (int, "numbers of axes", "[0, 1]"),
+    "channelwise_noise_axes": (int, "numbers of axes", "[0]"),
+}
+_SWITCHES = ("act_static_scale", "disable_channelwise_axes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,7 @@ class QuantizationRule:
         except (re.error, TypeError) as error:
             why = f"it is no regular expression: {error}"
             raise _refused(self, "module_path", why, 'Use one such as ".*attn.*"') from error
-        object.__setattr__(self, "op_names", tuple(self.op_names))
+        _tuples(self)
         for name in self.op_names:
             if name not in OPERATIONS:
                 raise _refused(self, "op_names", f"{name!r} is none of {', '.join(OPERATIONS)}", "Use one of them")
@@ -81,9 +90,10 @@ class QuantizationRule:
         if self.act_calibration_method is not None:
             method(self.act_calibration_method)
         self._check_zero_points()
+        self._check_formats()
         if self.act_static_scale is not None and self.act_qtype is None:
             raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
-        self._check_tile()
+        _check_tile(self, "tile_size")
 
     def _check_zero_points(self) -> None:
         for kind, text in (("weight", self.weight_calibration_method), ("act", self.act_calibration_method)):
@@ -92,19 +102,12 @@ class QuantizationRule:
                 why = f"{text} finds ranges that are not symmetric, and {name} has no zero point"
                 raise _refused(self, f"{kind}_qtype", why, 'Use "absmax", or int4, int8 or int16')
 
-    def _check_tile(self) -> None:
-        size = self.tile_size
-        if size is None:
-            return
-        if (
-            isinstance(size, bool)
-            or not isinstance(size, (int, float))
-            or size <= 0
-            or (isinstance(size, float) and size > 1)
-        ):
-            raise _refused(
-                self, "tile_size", "it is a whole number above 0, or one over a number of tiles", "Use 128, or 0.25"
-            )
+    def _check_formats(self) -> None:
+        for name in ("weight_qtype", "act_qtype"):
+            tile = qtype(getattr(self, name)).tile if getattr(self, name) is not None else None
+            if tile is not None and self.tile_size != tile:
+                why = f"its scales are of {tile} numbers each, and tile_size is {self.tile_size}"
+                raise _refused(self, name, why, f"Use tile_size={tile}")
 
     def matches(self, path: str, operation: str | None = None) -> bool:
         """Whether the rule is for the module at `path` ("blocks.0.attn.to_q") and the operation."""
@@ -127,7 +130,10 @@ class QtRule(QuantizationRule):
     Attributes:
         bwd_qtype: type of gradients; None passes them straight through (quantization-aware training).
         bwd_calibration_method: of gradients.
-        bwd_weight_grad_tile_size: tiles along the batch in the weight's gradient.
+        bwd_weight_grad_tile_size: tiles in the sum of the weight's gradient, along the axis before the last of a linear
+            layer's input (the rows of [rows, in], the tokens of [batch, tokens, in]).
+        bwd_weight_grad_shards: into how many parts, each with scales of its own, the batch is cut in the weight's
+            gradient: MaxDiffusion's quantization_local_shard_count. 0 leaves that gradient unquantized.
         disable_channelwise_axes: one scale for a whole tensor, forward and backward.
         bwd_stochastic_rounding: None, "uniform" or "low_bit_uniform".
         channelwise_noise_axes: axes that the noise of stochastic rounding differs along.
@@ -136,6 +142,7 @@ class QtRule(QuantizationRule):
     bwd_qtype: str | None = None
     bwd_calibration_method: str = "absmax"
     bwd_weight_grad_tile_size: int | float | None = None
+    bwd_weight_grad_shards: int | None = None
     disable_channelwise_axes: bool = False
     bwd_stochastic_rounding: str | None = None
     channelwise_noise_axes: tuple[int, ...] = (0,)
@@ -145,10 +152,17 @@ class QtRule(QuantizationRule):
         if self.bwd_qtype is not None:
             object.__setattr__(self, "bwd_qtype", qtype(str(self.bwd_qtype)).name)
         method(self.bwd_calibration_method)
+        _check_tile(self, "bwd_weight_grad_tile_size")
         if self.bwd_stochastic_rounding not in (None, "uniform", "low_bit_uniform"):
             raise _refused(
                 self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
             )
+        shards = self.bwd_weight_grad_shards
+        if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 0):
+            raise _refused(self, "bwd_weight_grad_shards", "it is a number of parts", "Use 0, 1 or more")
+        if shards is not None and self.bwd_weight_grad_tile_size is not None:
+            why = "bwd_weight_grad_tile_size cuts the same sum"
+            raise _refused(self, "bwd_weight_grad_shards", why, "Leave one of them out")
 
 
 def to_dict(rule: QuantizationRule) -> dict[str, Any]:
@@ -199,6 +213,29 @@ def rule_of(values: dict[str, Any]) -> QuantizationRule:
         )
     kind = QuantizationRule if set(values) <= {row.name for row in fields(QuantizationRule)} else QtRule
     return kind(**values)
+
+
+def _tuples(rule: QuantizationRule) -> None:
+    """Lists, as files have them, become tuples; what is no list of its kind is refused, and what is no truth value."""
+    for row in fields(rule):
+        value = getattr(rule, row.name)
+        if row.name in _LISTS and value != row.default:
+            kind, said, example = _LISTS[row.name]
+            if not isinstance(value, (list, tuple)) or not all(type(one) is kind for one in value):
+                raise _refused(rule, row.name, f"it is a list of {said}", f"Write it like {example}")
+            object.__setattr__(rule, row.name, tuple(value))
+        if row.name in _SWITCHES and value is not row.default and not isinstance(value, bool):
+            raise _refused(rule, row.name, "it is true or false", "Use one of them")
+
+
+def _check_tile(rule: QuantizationRule, name: str) -> None:
+    size = getattr(rule, name)
+    if size is None:
+        return
+    number = isinstance(size, (int, float)) and not isinstance(size, bool)
+    if not number or size <= 0 or (isinstance(size, float) and size > 1):
+        why = "it is a whole number above 0, or one over a number of tiles"
+        raise _refused(rule, name, why, "Use 128, or 0.25")
 
 
 def _refused(rule: QuantizationRule, name: str, why: str, fix: str) -> SettingsError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..backends.base import QuantSpec, Unfit
 from .rule import PRODUCTS, QuantizationRule, to_dict
@@ -18,13 +20,14 @@ class RuleSpec(QuantSpec):
     """One rule, for one weight.
 
     Attributes:
-        path: of its module. statistics: see `RulesSpec`.
+        path: of its module. statistics, component: see `RulesSpec`.
         act_shape: of the static range of its activations, where it is known.
     """
 
     rule: QuantizationRule = QuantizationRule()  # noqa: RUF009  # frozen
     path: str = ""
     statistics: str | None = None
+    component: str = ""
     act_shape: tuple[int, ...] | None = None
 
     def described(self) -> str:
@@ -38,10 +41,15 @@ class RulesSpec(QuantSpec):
     Attributes:
         rules: in order; the first that matches a weight decides.
         statistics: path of the file with the ranges of activations, for rules with act_static_scale.
+        component: name of the component in its pipeline, whose part of the file is meant; "" if it stands alone.
     """
 
     rules: tuple[QuantizationRule, ...] = ()
     statistics: str | None = None
+    component: str = ""
+
+    def of_component(self, name: str) -> RulesSpec:
+        return replace(self, component=name)
 
     def of(self, name: str, shape: tuple[int, ...]) -> RuleSpec:
         """The first rule that matches a weight called "<path>.weight"."""
@@ -51,7 +59,12 @@ class RulesSpec(QuantSpec):
             raise Unfit(NO_RULE)
         if found.weight_qtype is None:
             raise Unfit(LEFT)
-        return RuleSpec(self.scheme, self.options, self.embeddings, found, path, self.statistics)
+        return RuleSpec(self.scheme, self.options, self.embeddings, found, path, self.statistics, self.component)
+
+    def suits(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> bool:
+        """Whether a rule is for one of these weights, given by name and shape."""
+        found = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
+        return any(row is not None and row.weight_qtype is not None for row in found)
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
         """The rules for weights that are the first to match none of these, given by name and shape."""
@@ -59,7 +72,13 @@ class RulesSpec(QuantSpec):
         return tuple(row for row in self.rules if id(row) not in used and not _only_products(row))
 
     def described(self) -> str:
-        return json.dumps([str(self), [to_dict(row) for row in self.rules], self.statistics], sort_keys=True)
+        rows = [to_dict(row) for row in self.rules]
+        return json.dumps([str(self), rows, self.component, digest(self.statistics)], sort_keys=True)
+
+
+def digest(file: str | None) -> str | None:
+    """sha256 of a small file's bytes."""
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def operation_of(shape: tuple[int, ...]) -> str:

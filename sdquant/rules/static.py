@@ -6,14 +6,14 @@ batches) and `sum_of_absmax`, or `sum_of_min` and `sum_of_max` (float32). The ra
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..components import PREFIXES
 from ..errors import SettingsError
 from .calibration import scale_and_zero_point
+from .layout import act_method, layout
 from .qtypes import qtype
 from .rule import OPERATIONS, QuantizationRule
 
@@ -34,6 +34,25 @@ class StaticRange:
     zero_point: Tensor | None
 
 
+def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
+    """The prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the model,
+    in another version of its library, calls "encoder...", or the other way round."""
+    names = [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
+    given = (f"{operand(name, operation)}." for name in names)
+    return next((one for one in given if f"{one}count" in statistics), f"{operand(path, operation)}.")
+
+
+def require_shape(found: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
+    """Raise SettingsError if a range is not for the tiles of this rule on a weight of this shape."""
+    wanted = layout(rule, shape, "float32")["act_scale"].shape
+    if rule.act_batch_axes is None and tuple(found.scale.shape) != wanted:
+        raise SettingsError(
+            f"The static range of the input of {path!r} was asked for",
+            f"its statistics are of {found.scale.numel()} tiles, and the rule wants {wanted[0]}",
+            "Calibrate again with these rules",
+        )
+
+
 def operand(path: str, operation: str) -> str:
     """The prefix of the statistics of a module's input."""
     return f"{path}.{OPERATIONS[operation]}0_lhs" if path else f"{OPERATIONS[operation]}0_lhs"
@@ -43,10 +62,10 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
     """The range of the input of the module at `path`.
 
     Raises:
-        SettingsError: nothing was seen of it.
+        SettingsError: nothing was seen of it, or it was calibrated by another rule.
     """
     assert rule.act_qtype is not None
-    prefix = operand(path, operation) + "."
+    prefix = _known(statistics, path, operation)
     found = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
     count = found.pop("count", None)
     if count is None or int(count) == 0:
@@ -56,42 +75,16 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
             CALIBRATE,
         )
     mean = {name.removeprefix(SUM): value / count for name, value in found.items() if name.startswith(SUM)}
-    if set(mean) not in ({"absmax"}, {"min", "max"}):
+    wanted = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
+    if set(mean) != wanted:
         raise SettingsError(
             f"The static range of the input of {path!r} was asked for",
-            f"its statistics are {', '.join(sorted(found)) or 'missing'}, not those of a range",
-            CALIBRATE,
+            f"its statistics are of {' and '.join(sorted(mean)) or 'nothing'}, and the rule's calibration method wants "
+            f"{' and '.join(sorted(wanted))}",
+            "Calibrate again with these rules",
         )
     scale, zero_point = scale_and_zero_point(mean, qtype(rule.act_qtype))
     while scale.ndim > 1 and scale.shape[0] == 1:
         scale = scale[0]
         zero_point = None if zero_point is None else zero_point[0]
     return StaticRange(scale.contiguous(), None if zero_point is None else zero_point.contiguous())
-
-
-def read_statistics(file: str) -> Mapping[str, Tensor]:
-    """The statistics in a safetensors file; read once.
-
-    Raises:
-        SettingsError: there is no such file. BadFileError: it is damaged.
-    """
-    if not os.path.isfile(file):
-        raise SettingsError(
-            f"quant_stats={file!r} was given", "there is no such file", "Make it with `sdquant calibrate`"
-        )
-    status = os.stat(file)
-    return _read(os.path.abspath(file), status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=4)
-def _read(file: str, changed: int, size: int) -> Mapping[str, Tensor]:
-    from pathlib import Path
-
-    from ..formats.safetensors import SafetensorsFile, read_header
-
-    infos, _ = read_header(Path(file))
-    opened = SafetensorsFile(Path(file))
-    try:
-        return {name: opened.get(name).clone() for name in infos}
-    finally:
-        opened.close()

@@ -1,0 +1,209 @@
+"""Find the ranges of activations over prompts: `sdquant calibrate`.
+
+Images are drawn with the layers of a QtProvider, one prompt and seed at a time. Each run of a layer is a batch, which
+is quantized with its own range: so no image changes what is found in another, and the images can be shared out over
+processes. Sums are exact (`rules.qt.statistics`): one process or several, in one go or resumed, the bits are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BadFileError, SettingsError
+from .planner import QUANTIZED_BY_DEFAULT
+from .rules.rule import QuantizationRule, to_dict
+from .rules.spec import RulesSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .distributed import Processes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What is drawn to find ranges.
+
+    Attributes:
+        model: path or name of the pipeline, for the record.
+        rules: those with act_static_scale get ranges; all are in force while drawing.
+        prompts: one image each, for `count` seeds from `seed` on.
+        components: those that the rules are for; () for the UNet or transformer and the text encoders.
+    """
+
+    model: str
+    rules: tuple[QuantizationRule, ...]
+    prompts: tuple[str, ...]
+    count: int = 1
+    seed: int = 0
+    steps: int = 20
+    guidance: float | None = None
+    width: int | None = None
+    height: int | None = None
+    components: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise SettingsError("Ranges were to be found", "there are no prompts to draw", "Give --prompt or --prompts")
+        if not any(row.act_static_scale for row in self.rules):
+            raise SettingsError(
+                "Ranges were to be found",
+                "no rule has act_static_scale: all find theirs at run time",
+                "Set act_static_scale: true in the rules whose layers are to have a static range",
+            )
+
+    @property
+    def images(self) -> tuple[tuple[str, int], ...]:
+        """Prompt and seed of each image, in order."""
+        return tuple((prompt, self.seed + n) for n in range(self.count) for prompt in self.prompts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = asdict(self)
+        return values | {"rules": [to_dict(row) for row in self.rules], "components": list(self.components),
+                         "prompts": list(self.prompts)}  # fmt: skip
+
+
+def calibrate(
+    pipe: Any,
+    task: Calibration,
+    *,
+    models: Mapping[str, nn.Module] | None = None,
+    partial: Path | None = None,
+    processes: Processes | None = None,
+    progress: bool = False,
+) -> dict[str, Tensor]:
+    """The statistics of all static layers, by "<component>.<operand>.<what>".
+
+    Args:
+        pipe: a float pipeline. Its components get the layers of a QtProvider, and stay so.
+        models: what `prepared` gave, where that was called already.
+        partial: a file beside the target, for what is found after each image; where it exists, and is of the same task,
+            it is gone on from. Removing it is the caller's, when the result is kept.
+        processes: that share the images, each with a pipeline and a file of its own.
+
+    Raises:
+        SettingsError: a rule does not fit a layer; a layer with a static range saw no data, which is named; or the
+            file is of another task.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from .drawing import draw
+    from .rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
+
+    models = prepared(pipe, task) if models is None else models
+    mine = task.images if processes is None else task.images[processes.rank :: processes.count]
+    done = 0
+    if partial is not None and partial.exists():
+        done, known = _resumed(partial, task, len(mine))
+        for name, model in models.items():
+            prefix = f"{name}."
+            load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
+        log.warning("%s: %d of %d images are done already", partial, done, len(mine))
+
+    def found(*, exact: bool) -> dict[str, Tensor]:
+        return {f"{name}.{k}": v for name, model in models.items() for k, v in quant_stats(model, exact=exact).items()}
+
+    with ExitStack() as stack, torch.no_grad():
+        for model in models.values():
+            stack.enter_context(collecting(model, own_ranges=True))
+        shown = progress and (processes is None or processes.rank == 0)
+        with tqdm(total=len(mine), initial=done, desc="Calibrating", unit="image", disable=not shown) as bar:
+            for number in range(done, len(mine)):
+                prompt, seed = mine[number]
+                draw(
+                    pipe, [prompt], seeds=[seed], steps=task.steps, guidance=task.guidance, width=task.width,
+                    height=task.height,
+                )  # fmt: skip
+                if partial is not None:
+                    _keep(partial, task, number + 1, found(exact=True))
+                bar.update()
+    if processes is None or processes.count == 1:
+        merged = found(exact=False)
+    else:
+        merged = merge_quant_stats(processes.gathered(found(exact=True)))
+        merged = {name: value for name, value in merged.items() if ".exact_of_" not in name}
+    unseen = sorted(k.removesuffix(".count") for k, value in merged.items() if k.endswith(".count") and not int(value))
+    if unseen:
+        raise SettingsError(
+            "Ranges were to be found",
+            f"{len(unseen)} layers saw no data, the first is {unseen[0].rpartition('.')[0]!r}",
+            "Give prompts that reach it, or let an earlier rule without act_static_scale match it",
+        )
+    return merged
+
+
+def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
+    """Put the layers of a QtProvider into the pipeline's components; those that have static ranges, by name.
+
+    Raises:
+        SettingsError: none has.
+    """
+    from . import backends
+    from .components import is_pipeline, weight_parts
+    from .layers import kind_of
+    from .rules.flow import quantize_model
+    from .rules.qt import QtProvider, quant_stats
+
+    if not is_pipeline(pipe):
+        raise SettingsError(
+            f"Ranges were to be found in a {type(pipe).__name__}", "it cannot draw alone", "Give its pipeline"
+        )
+    spec = RulesSpec(backends.scheme("rules"), rules=task.rules)
+    made = {}
+    for name, model in weight_parts(pipe).items():
+        if name not in task.components if task.components else not QUANTIZED_BY_DEFAULT.match(name):
+            continue
+        weights = [
+            (f"{path}.weight", tuple(module.weight.shape))
+            for path, module in model.named_modules()
+            if kind_of(module) in ("linear", "conv")
+        ]  # fmt: skip
+        if not spec.suits(weights):
+            continue
+        trained = quantize_model(model, QtProvider(task.rules))
+        setattr(pipe, name, trained)
+        if quant_stats(trained):
+            made[name] = trained
+    if not made:
+        raise SettingsError(
+            f"Ranges were to be found in {task.model}",
+            "no rule with act_static_scale is the first to match a layer",
+            "Look at module_path and op_names, and at the rules before it",
+        )
+    return made
+
+
+def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:
+    from .rules.statistics_file import write_statistics
+
+    write_statistics(partial, statistics, {"task": task.to_dict(), "done": done})
+
+
+def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
+    """How many images the file has seen, and what was found in them."""
+    from .rules.statistics_file import read_about, read_statistics
+
+    try:
+        about, statistics = read_about(partial), read_statistics(partial)
+        done, other = int(about["done"]), about["task"]
+    except (BadFileError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"{partial} was to be gone on from", str(error), "Remove it to begin again") from error
+    mine = json.loads(json.dumps(task.to_dict()))
+    if other != mine or not 0 <= done <= count:
+        differs = [key for key in mine if not isinstance(other, Mapping) or other.get(key) != mine[key]]
+        raise SettingsError(
+            f"{partial} was to be gone on from",
+            f"it is of another calibration: {', '.join(differs) or 'the number of images'} differ",
+            "Remove it to begin again, or name another target",
+        )
+    return done, statistics

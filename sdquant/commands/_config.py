@@ -1,0 +1,151 @@
+"""The form of a command that reads a config file: `COMMAND CONFIG.yml key=value ...`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..config import Config, Key, keys, load
+from ..config.kinds import shown
+from ..errors import SettingsError
+from . import _shared
+
+SUFFIXES = (".yml", ".yaml")
+_KEYS = "--keys"
+_OWN = ("-h", "--help", _KEYS, "--json", "--no-progress")
+
+
+class ConfigParser(argparse.ArgumentParser):
+    """The parser of a command, with another one for its form that reads a config file.
+
+    That form is told by its first word that is no flag, which ends like a YAML file.
+    """
+
+    form: argparse.ArgumentParser | None = None
+    always = False
+
+    def use_config(self, command: str, *, instead: Mapping[str, str] | None = None, always: bool = False) -> None:
+        """Have the form that reads a config file.
+
+        Args:
+            instead: flags of this parser, and the key that says the same; other flags say that none does.
+            always: whether there is no other form.
+        """
+        self.form = argparse.ArgumentParser(
+            prog=self.prog,
+            usage=f"{self.prog} CONFIG.yml [key=value ...] [--json] [--no-progress]\n"
+            f"       {self.prog} {_KEYS} [--json]",
+            description=self.description,
+        )
+        self.always = always
+        _add_form(self.form, command)
+        if not always:
+            for action in self._actions:
+                if action.option_strings and not set(action.option_strings) & set(_OWN):
+                    key = (instead or {}).get(action.dest, "")
+                    self.form.add_argument(
+                        *action.option_strings, action=_Refused, nargs=action.nargs, key=key,
+                        dest=argparse.SUPPRESS, help=argparse.SUPPRESS,
+                    )  # fmt: skip
+            self.epilog = (
+                f"With a config file: {self.prog} CONFIG.yml [key=value ...] [--json]. `{self.prog} {_KEYS}` lists the "
+                "keys that it may have."
+            )
+
+    def set_defaults(self, **values: Any) -> None:
+        """For both forms."""
+        super().set_defaults(**values)
+        if self.form is not None:
+            self.form.set_defaults(**values)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """By the form that the words are in."""
+        if self.form is not None and args is not None and (self.always or names_config(args)):
+            return self.form.parse_known_intermixed_args(args, namespace)
+        return super().parse_known_args(args, namespace)
+
+
+class _Refused(argparse.Action):
+    """A flag that the form with a config file has not: says the key that is to be used instead."""
+
+    def __init__(self, *args: Any, key: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.key = key
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        """Refuse it."""
+        value = str(values) if isinstance(values, str) and values else "VALUE"
+        instead = f"write {self.key}={value}" if self.key else "a config file has no key for it"
+        parser.error(f"{option_string} cannot be given with a config file: {instead}")
+
+
+def names_config(words: Sequence[str]) -> bool:
+    """Whether the first word that is no flag, nor may be a flag's value, ends like a YAML file."""
+    if _KEYS in words:
+        return True
+    value = False  # whether the word may be a flag's value
+    for word in words:
+        if word.startswith("-"):
+            value = "=" not in word
+        elif word.lower().endswith(SUFFIXES):
+            return True
+        elif not value:
+            return False
+        else:
+            value = False
+    return False
+
+
+def _add_form(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yml", help="the config file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a key's value instead of the file's")
+    parser.add_argument(_KEYS, dest="list_keys", action="store_true", help="list the keys that it may have, and stop")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
+    _shared.add_json_flag(parser)
+    parser.set_defaults(config_of=command)
+
+
+def read(args: argparse.Namespace) -> Config | None:
+    """The config that the words name; None where its keys were asked for, which are printed.
+
+    Raises:
+        SdquantError: as `config.load`; or no file was named.
+    """
+    command = args.config_of
+    if args.list_keys:
+        _list(command, as_json=args.json)
+        return None
+    if args.config is None or not args.config.lower().endswith(SUFFIXES):
+        raise SettingsError(
+            f"{args.config or 'No config'} was given",
+            f"{command} reads a config file, whose name ends in {' or '.join(SUFFIXES)}",
+            f"Use it like `sdquant {command} CONFIG.yml key=value`",
+        )
+    return load(args.config, args.overrides, command=command)
+
+
+def _list(command: str, *, as_json: bool) -> None:
+    rows = [row for row in keys() if command in row.commands]
+    if as_json:
+        _shared.print_json([_row(row) for row in rows])
+        return
+    lines = [(row.name, row.kind, shown(row.default), row.origin, _help(row)) for row in rows]
+    print(_shared.table(("key", "type", "default", "name of", "what it is"), lines, left=5))
+
+
+def _row(row: Key) -> dict[str, Any]:
+    values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row) if field.name != "check"}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _help(row: Key) -> str:
+    return row.help + (f" ({', '.join(row.choices)})" if row.choices else "")
+
+
+def flags_to_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What `use_config` takes: the fields of Request by their keys, and `pairs` of a flag's name and a key."""
+    return {row.field: row.name for row in keys() if row.field} | dict(pairs)

@@ -1,0 +1,103 @@
+"""Find the ranges of activations over prompts, for rules with act_static_scale; goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from ..errors import SettingsError
+from . import _shared
+
+_FLAGS = (
+    "rules", "components", "base", "device", "dtype", "offload", "budget", "allow_pickle", "parts", "variant",
+    "progress",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the rules, what is drawn, where the ranges go."""
+    _shared.add_request_flags(parser, only=_FLAGS)
+    parser.add_argument("--prompt", action="append", default=[], metavar="PROMPT", help="what to draw (repeat)")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a text file with a prompt on each line")
+    parser.add_argument(
+        "--count", type=_shared.positive, default=1, help="images of each prompt (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=_shared.positive, default=20, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the first image (default: %(default)s)")
+    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
+    parser.add_argument("--width", type=_shared.positive, help="pixels (default: the model's)")
+    parser.add_argument("--height", type=_shared.positive, help="pixels (default: the model's)")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("quant_stats.safetensors"), help="the ranges (default: %(default)s)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
+    from .. import offload
+    from ..calibrating import Calibration, calibrate, prepared
+    from ..distributed import processes
+    from ..loader import load
+    from ..rules.statistics_file import write_statistics
+    from ..saving import refuse_existing
+
+    _shared.refuse_target(args.out, (".safetensors",))
+    refuse_existing(args.out, args.overwrite)
+    asked = _shared.request_of(args, rules=None, offload="none", budget=None)
+    if args.rules is None:
+        raise SettingsError("Ranges were to be found", "no rules were given", "Add --rules FILE")
+    rules = _shared.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
+    assert rules is not None
+    task = Calibration(
+        model=asked.path,
+        rules=rules,
+        prompts=(*args.prompt, *_lines(args.prompts)),
+        count=args.count,
+        seed=args.seed,
+        steps=args.steps,
+        guidance=args.guidance,
+        width=args.width,
+        height=args.height,
+        components=tuple(args.components or ()),
+    )
+    with processes() as here:
+        pipe = load(dataclasses.replace(asked, progress=asked.progress and here.rank == 0))
+        models = prepared(pipe, task)
+        if args.offload != "none":
+            pipe.sdquant.offload.remove()
+            handle = offload.apply(pipe, args.offload, device=pipe.sdquant.plan.device, budget=args.budget)
+            pipe.sdquant = dataclasses.replace(pipe.sdquant, offload=handle)
+        partial = args.out.with_name(f"{args.out.name}.rank{here.rank}of{here.count}.partial")
+        found = calibrate(
+            pipe, task, models=models, partial=partial, processes=here, progress=args.progress
+        )  # fmt: skip
+        if here.rank == 0:
+            write_statistics(args.out, found, {"task": task.to_dict()})
+        here.barrier()
+        partial.unlink(missing_ok=True)
+    if here.rank == 0:
+        _say(args, len(task.images), sorted(models), sum(name.endswith(".count") for name in found))
+    return 0
+
+
+def _lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--prompts {file} was given", f"it cannot be read: {error}", "Name a text file") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _say(args: argparse.Namespace, images: int, components: list[str], layers: int) -> None:
+    if args.json:
+        row = {"out": str(args.out), "components": components, "layers": layers, "images": images}
+        print(json.dumps(row, indent=2))
+        return
+    print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
+    print(f"Use them: sdquant generate {args.path} PROMPT --rules {args.rules} --quant-stats {args.out}")

@@ -1,0 +1,48 @@
+"""Train a UNet or transformer as a config file says: in floats, quantized, or a LoRA on a quantized base."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from . import _config, _shared
+
+if TYPE_CHECKING:
+    from ..training.run import Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A config file, and keys over it."""
+    if isinstance(parser, _config.ConfigParser):
+        parser.use_config("train", always=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, write, say what came of it."""
+    config = _config.read(args)
+    if config is None:
+        return 0
+    from ..training.run import train
+
+    done = train(config, progress=args.progress)
+    if args.json:
+        _shared.print_json(done.to_dict())
+    elif done.first:
+        print(render(done))
+    return 0
+
+
+def render(done: Summary) -> str:
+    """A table of what came of a training."""
+    rows = [
+        ("steps", str(done.steps) + (f", the first {done.begun} before" if done.begun else "")),
+        ("loss", f"{done.first_loss:.4g} at first, {done.loss:.4g} at last"),
+        ("time", f"{done.seconds:.0f} s, {done.processes} process{'es' if done.processes > 1 else ''}"),
+        ("data", f"{done.examples} pictures"),
+        ("trained", f"{done.weights} weights"),
+        ("model", done.model),
+        ("pictures", done.pictures[0]),
+        *(("", path) for path in done.pictures[1:]),
+        ("checkpoints", ", ".join(done.checkpoints)),
+    ]
+    return _shared.table(("training", done.folder), rows, left=2)

@@ -1,0 +1,60 @@
+"""What a config asks `load_model` for, and the size of its pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import demo
+from ..errors import SettingsError
+from ..request import Request, request
+from .keys import key, keys
+from .quantization import quantization_of
+
+if TYPE_CHECKING:
+    from .config import Config
+
+_MODEL = "pretrained_model_name_or_path"
+_SPECIAL = ("path", "quant")
+
+
+def request_of(config: Config, **fixed: Any) -> Request:
+    """The Request of a config.
+
+    Args:
+        fixed: values of fields that are not the config's (progress), or instead of it.
+
+    Raises:
+        SdquantError: the config names no model, or values that do not go together.
+    """
+    model = config[_MODEL].strip()
+    if not model:
+        raise SettingsError(
+            f"{_MODEL} is not set", f"it is {key(_MODEL).help}", f"Set it in the file, or add {_MODEL}=digits-sd, say"
+        )
+    # A key of another command has its default here, whatever the file says.
+    values = {
+        row.field: config[row.name] if config.command in row.commands else row.default
+        for row in keys()
+        if row.field and row.field not in _SPECIAL
+    }
+    asked = quantization_of(config)
+    values |= {"quant": asked.quant, "rules": asked.rules, "quant_stats": asked.quant_stats}
+    if values["base"] is not None:
+        values["base"] = demo.place(values["base"])
+    return request(demo.place(model), **{**values, **fixed})
+
+
+def size_of(config: Config) -> tuple[int | None, int | None]:
+    """Width and height in pixels; None for the model's own.
+
+    Raises:
+        SettingsError: resolution, width and height are set.
+    """
+    width, height, side = config.width, config.height, config.resolution
+    if side is not None and width is not None and height is not None:
+        raise SettingsError(
+            f"resolution={side}, width={width} and height={height} were set",
+            "resolution is both width and height",
+            "Leave resolution out",
+        )
+    return width or side, height or side

@@ -1,0 +1,67 @@
+"""Keys of the model and its loading. Help, choices and default are those of `Request`'s fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...offload import parse_budget, parse_size
+from ...request import Request
+from ..row import COMMANDS, MAXDIFFUSION, Key
+
+_GENERATE = ("generate",)
+
+# A field of Request, the kind of its values in a file, and the commands that use it. What is not here is no key of its
+# own: quant and rules are made from the keys of quantization.
+_FIELDS = (
+    ("base", "str", COMMANDS),
+    ("components", "names", COMMANDS),
+    ("skip", "names", COMMANDS),
+    ("mode", "str", _GENERATE),
+    ("runtime", "str", COMMANDS),
+    ("offload", "str", _GENERATE),
+    ("budget", "size", _GENERATE),
+    ("device", "str", COMMANDS),
+    ("dtype", "str", COMMANDS),
+    ("parts", "names", COMMANDS),
+    ("variant", "str", COMMANDS),
+    ("cache", "switch", _GENERATE),
+    ("cache_limit", "size", _GENERATE),
+    ("allow_incompatible", "bool", COMMANDS),
+    ("allow_pickle", "bool", COMMANDS),
+)
+
+
+def _cache_limit(value: int | str) -> int:
+    return parse_size(value, "A cache_limit")
+
+
+_CHECKS: Mapping[str, Callable[[Any], object]] = {"budget": parse_budget, "cache_limit": _cache_limit}
+
+
+def keys() -> tuple[Key, ...]:
+    """The rows."""
+    rows = {row.name: row for row in dataclasses.fields(Request)}
+    model = Key(
+        name="pretrained_model_name_or_path",
+        kind="str",
+        default="",
+        help=f"the model: {rows['path'].metadata['help']}, or digits-sd / digits-flux",
+        origin=MAXDIFFUSION,
+        field="path",
+    )
+    made = (
+        Key(
+            name=name,
+            kind=kind,
+            default=rows[name].default,
+            help=rows[name].metadata["help"],
+            commands=commands,
+            field=name,
+            choices=tuple(rows[name].metadata["choices"]),
+            check=_CHECKS.get(name),
+        )
+        for name, kind, commands in _FIELDS
+    )
+    return (model, *made)

@@ -1,0 +1,30 @@
+"""Keys of where results go."""
+
+from __future__ import annotations
+
+from ...errors import SettingsError
+from ..row import MAXDIFFUSION, Key
+
+
+def _name(value: str) -> None:
+    if value in ("", ".", "..") or any(mark in value for mark in "/\\\0"):
+        raise SettingsError(
+            f"run_name={value!r} was given", "it is the name of one folder", 'Use one such as "first-try"'
+        )
+
+
+def _folder(value: str) -> None:
+    if not value:
+        raise SettingsError("output_dir='' was given", "results need a folder", 'Use "." for this one')
+
+
+KEYS = (
+    Key(
+        name="run_name", kind="str", default="run", origin=MAXDIFFUSION, check=_name,
+        help="name of the folder in output_dir that results are written to",
+    ),
+    Key(
+        name="output_dir", kind="str", default="sdquant-output", origin=MAXDIFFUSION, check=_folder,
+        help="folder of all runs",
+    ),
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""From a file and key=value overrides to a Config: the defaults, over them the file, over it the overrides."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SdquantError, SettingsError
+from . import topology, yamlfile
+from .config import Config
+from .keys import did_you_mean, key, keys
+from .kinds import KINDS
+from .quantization import quantization_of
+from .row import COMMANDS, Key
+
+if TYPE_CHECKING:
+    from .topology import Shards
+
+log = logging.getLogger(__name__)
+
+FILE, OVERRIDE = "file", "override"
+
+
+def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
+    """The config of a file, with overrides, for a command.
+
+    A file may serve all commands: keys of another one are checked, kept and named in the log. An override is for this
+    command, so it may only set keys of this command.
+
+    Args:
+        path: of a YAML file; None for the defaults alone.
+        overrides: "key=value" each, split at the first sign; a later one counts. The text is read as a value of the
+            key's type; "" and "null" mean null where that is the key's default.
+        command: of row.COMMANDS.
+
+    Raises:
+        SettingsError: there is no such file, a key or value that cannot be, or keys that contradict each other.
+        UnknownQuantError: no such preset or scheme. BadFileError: it is no such YAML.
+    """
+    if command not in COMMANDS:
+        raise SettingsError(f"The command {command!r} was asked for", f"it is one of {', '.join(COMMANDS)}", "Use one")
+    values: dict[str, Any] = {row.name: row.default for row in keys()}
+    given: dict[str, str] = {}
+    source = "" if path is None else os.fspath(path)
+    if path is not None:
+        document = yamlfile.read(path)
+        for name, value in document.values.items():
+            values[name] = _of_file(name, value, f"{source}, line {document.lines[name]}")
+            given[name] = FILE
+    for text in overrides:
+        name, value = _of_text(text, command)
+        values[name] = value
+        given[name] = OVERRIDE
+    config = Config(values, source=source, command=command, given=given)
+    _tell_unused(config)
+    return config
+
+
+def shards_of(config: Config) -> Shards:
+    """In how many parts ranges are found; logged. Asks torch for accelerators if nothing else tells.
+
+    Raises:
+        SettingsError: an environment that torchrun has not made.
+    """
+    return topology.resolve(
+        config.compile_topology_num_slices,
+        config.quantization_local_shard_count,
+        environment=os.environ,
+        accelerators=topology.visible_accelerators,
+    )
+
+
+def _of_file(name: str, value: Any, where: str) -> Any:
+    row = _known(name, f"{where} sets {name!r:.80}")
+    return checked(row, value, f"{where} sets {name}")
+
+
+def _of_text(text: str, command: str) -> tuple[str, Any]:
+    name, sign, word = text.partition("=")
+    name = name.strip()
+    what = f"{text!r:.120} was given"
+    if not sign:
+        raise SettingsError(what, "an override is key=value", "Write it like seed=1")
+    row = _known(name, what)
+    if command not in row.commands:
+        why = f"{name} is a key of {' and '.join(row.commands)}, and {command} does not use it"
+        raise SettingsError(what, why, "Leave it out")
+    if row.default is None and word.strip() in ("", "null"):
+        return name, None
+    kind = KINDS[row.kind]
+    try:
+        value = kind.parse(word)
+    except ValueError as error:
+        raise SettingsError(what, f"{name} is {_said(row)}: {error}", f"Write it like {name}={kind.example}") from error
+    return name, checked(row, value, what)
+
+
+def checked(row: Key, value: Any, what: str) -> Any:
+    """A key's value of a YAML value.
+
+    Args:
+        what: begins the error.
+
+    Raises:
+        SettingsError: it cannot be one.
+    """
+    kind = KINDS[row.kind]
+    if value is None and row.default is None:
+        return None
+    fix = f"Write it like {row.name}={kind.example}"
+    if row.choices:
+        fix = f"Use one of {', '.join(row.choices)}"
+    if value is None:
+        raise SettingsError(what, f"it has no value, and {row.name} is {_said(row)}", f'{fix}, or "" for an empty text')
+    try:
+        made = kind.read(value)
+    except ValueError as error:
+        raise SettingsError(what, f"{error}, and {row.name} is {_said(row)}", fix) from error
+    if isinstance(made, str) and row.choices:
+        made = made.strip().lower()
+    if row.choices and made not in row.choices:
+        raise SettingsError(what, f"{row.name} is one of {', '.join(row.choices)}", _near(made, row.choices))
+    if (row.least is not None and made < row.least) or (row.most is not None and made > row.most):
+        raise SettingsError(what, f"{row.name} is {_said(row)}", "Use such a number")
+    if row.check is not None:
+        try:
+            row.check(made)
+        except SdquantError as error:
+            raise type(error)(what, error.why, error.fix) from error
+    return made
+
+
+def _known(name: str, what: str) -> Key:
+    try:
+        return key(name)
+    except SettingsError as error:
+        raise SettingsError(what, f"there is no such key: {error.why}", did_you_mean(name)) from None
+
+
+def _said(row: Key) -> str:
+    """What a key's values are."""
+    text = KINDS[row.kind].said
+    if row.least is not None and row.most is not None:
+        text += f" from {row.least} to {row.most}"
+    elif row.least is not None:
+        text += f", at least {row.least}"
+    return text + (", or null" if row.default is None else "")
+
+
+def _near(value: Any, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else "Use one of them"
+
+
+def _tell_unused(config: Config) -> None:
+    """Refuse an override without an effect; name such keys of the file in the log."""
+    others = [
+        name
+        for name in config.given
+        if config.command not in key(name).commands and config[name] != checked(key(name), key(name).default, name)
+    ]
+    if others:
+        log.info("%s does not use these keys of %s: %s", config.command, config.source, ", ".join(others))
+    for name, reason in quantization_of(config).unused.items():
+        if config.given.get(name) == OVERRIDE:
+            raise SettingsError(f"{name} was set", f"it has no effect here: {reason}", "Leave it out")
+        log.warning("%s of %s has no effect here: %s", name, config.source, reason)

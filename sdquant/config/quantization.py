@@ -1,0 +1,218 @@
+"""What the keys of quantization come to: a scheme of a backend, rules, or nothing. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .. import backends
+from ..errors import SdquantError, SettingsError, UnknownQuantError
+from ..request import NOT_QUANTIZED, RULES
+from ..rules.presets import PRESETS, Choices, preset_rules
+from ..rules.rule import QtRule, QuantizationRule, rule_of
+from .keys import key
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .topology import Shards
+
+JOIN = "+"  # between component=scheme of one quantization
+
+_SWITCH = "use_qwix_quantization"
+_WEIGHT, _ACT, _BWD = (f"{name}_quantization_calibration_method" for name in ("weight", "act", "bwd"))
+# Keys that only the rule engine uses, and those of them that a preset is made with.
+_OF_PRESETS = ("qwix_module_path", _WEIGHT, _ACT, _BWD, "tile_size")
+_OF_RULES = (*_OF_PRESETS, "quant_stats")
+_OF_SHARDS = ("quantization_local_shard_count", "compile_topology_num_slices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """What is asked for; at most one of `quant` and `rules` is.
+
+    Attributes:
+        quant: as of `load_model`; None where nothing is to be changed.
+        rules: of the rule engine. For training all are QtRule.
+        quant_stats: file of the ranges of activations, for rules with act_static_scale.
+        unused: keys that are set and have no effect together with the others, each with the reason.
+    """
+
+    quant: str | Mapping[str, str] | None = None
+    rules: tuple[QuantizationRule, ...] | None = None
+    quant_stats: str | None = None
+    unused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def quantization_of(config: Config, shards: Shards | None = None) -> Quantization:
+    """What the config asks for, for the command that it was read for.
+
+    Args:
+        shards: for training: the weight's gradient gets a scale for each of its parts, where a rule says nothing else.
+
+    Raises:
+        UnknownQuantError: no such preset or scheme. SettingsError: keys that contradict each other.
+    """
+    training = config.command == "train"
+    name = config.quantization.strip()
+    rules: tuple[QuantizationRule, ...] | None = None
+    quant: str | Mapping[str, str] | None = None
+    if config.rules:
+        _refuse_beside_rules(config, name)
+        rules = tuple(_own(number, row) for number, row in enumerate(config.rules))
+    elif config.use_qwix_quantization and name:
+        rules = _of_preset(name, config, training)
+    elif not config.use_qwix_quantization:
+        _refuse_rule_keys(config)
+        quant = _of_backend(name) if name else None
+    if rules is not None:
+        rules = tuple(_for_training(rule, shards) if training else _forward(rule) for rule in rules)
+    if config.quant_stats is None and any(rule.act_static_scale for rule in rules or ()):
+        raise SettingsError(
+            "A rule with act_static_scale was given",
+            "the ranges of its activations are to be found beforehand, and quant_stats names no file of them",
+            "Make one with `sdquant calibrate`, or leave act_static_scale out",
+        )
+    return Quantization(
+        quant=quant,
+        rules=rules,
+        quant_stats=config.quant_stats if rules is not None else None,
+        unused=dict(_unused(config, rules)),
+    )
+
+
+def _refuse_beside_rules(config: Config, name: str) -> None:
+    what = f"rules were given together with {{}} ({config.source or 'no file'})"
+    if not config.use_qwix_quantization:
+        raise SettingsError(what.format(f"{_SWITCH}: false"), "they are the rule engine's", f"Set {_SWITCH}: true")
+    if name:
+        raise SettingsError(
+            what.format(f"quantization: {name}"),
+            "a preset is a list of rules itself",
+            "Set quantization: '', or rules: []",
+        )
+    for one in _set(config, _OF_PRESETS):
+        raise SettingsError(
+            what.format(one), f"{one} is for presets; a rule says it in a field of its own", "Move it into the rules"
+        )
+
+
+def _refuse_rule_keys(config: Config) -> None:
+    for name in _set(config, _OF_RULES):
+        raise SettingsError(
+            f"{name} was set together with {_SWITCH}: false",
+            "only the rule engine uses it",
+            f"Set {_SWITCH}: true, or leave {name} out",
+        )
+
+
+def _of_preset(name: str, config: Config, training: bool) -> tuple[QuantizationRule, ...]:
+    choices = Choices(
+        module_path=config.qwix_module_path,
+        weight_method=config[_WEIGHT],
+        act_method=config[_ACT],
+        bwd_method=config[_BWD],
+        tile_size=config.tile_size,
+        static=config.quant_stats is not None,
+        training=training,
+    )
+    try:
+        return preset_rules(name, choices)
+    except UnknownQuantError as error:
+        raise _other_engine(name, error) from None
+
+
+def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
+    """The error, with another fix where `name` is right for the other engine."""
+    what = f"quantization: {name} was set together with {_SWITCH}: true"
+    if name.lower() == NOT_QUANTIZED:
+        return SettingsError(what, error.why, "Set quantization: '', which quantizes nothing")
+    if "=" in name:
+        why = "that is a scheme of a backend for each component, and a preset is for all"
+        return SettingsError(what, why, f"Name a preset, with the components in `components`, or set {_SWITCH}: false")
+    try:
+        row = backends.parse(name).scheme
+    except SdquantError:
+        return UnknownQuantError(what, error.why, error.fix)
+    why = f"{error.why}; {row.name} is a scheme of the backend {row.backend}"
+    return UnknownQuantError(what, why, f"Set {_SWITCH}: false, or use one of the presets")
+
+
+def _of_backend(text: str) -> str | Mapping[str, str]:
+    """A scheme, or component=scheme joined by JOIN."""
+    each: dict[str, str] = {}
+    for word in text.split(JOIN):
+        head, sign, tail = word.partition("=")
+        # In "int4,group_size=32" the sign belongs to an option.
+        component, scheme = (head.strip(), tail.strip()) if sign and "," not in head else ("*", word.strip())
+        if component in each:
+            raise SettingsError(
+                f"quantization: {text} was set",
+                "one component has one scheme",
+                f"Write it like unet=nf4{JOIN}text_encoder=int8",
+            )
+        _check_scheme(scheme)
+        each[component] = scheme
+    return each["*"] if set(each) == {"*"} else each
+
+
+def _check_scheme(scheme: str) -> None:
+    if scheme.lower() == NOT_QUANTIZED:
+        return
+    what = f"quantization: {scheme} was set together with {_SWITCH}: false"
+    if scheme.partition(",")[0].strip().lower() == RULES:
+        raise SettingsError(what, "rules are the rule engine's", f"Set {_SWITCH}: true and quantization: '', and rules")
+    try:
+        backends.parse(scheme)
+    except UnknownQuantError as error:
+        if scheme.lower() in {row.name for row in PRESETS}:
+            why = f"{scheme} is a preset of the rule engine, and no scheme of a backend"
+            raise UnknownQuantError(what, why, f"Set {_SWITCH}: true") from None
+        names = ", ".join(row.name for row in backends.schemes() if row.on_the_fly and row.name != RULES)
+        raise UnknownQuantError(what, f"the schemes that weights can be quantized to are {names}", error.fix) from None
+
+
+def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
+    try:
+        return rule_of(dict(values))
+    except SdquantError as error:
+        raise type(error)(f"Rule {number + 1} of `rules`: {error.what}", error.why, error.fix) from error
+
+
+def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
+    values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(rule)}
+    made = QtRule(**values)
+    own = made.bwd_weight_grad_tile_size is not None or made.bwd_weight_grad_shards is not None
+    if shards is None or made.bwd_qtype is None or own:
+        return made
+    return replace(made, bwd_weight_grad_shards=shards.of_weight_gradient)
+
+
+def _forward(rule: QuantizationRule) -> QuantizationRule:
+    """A rule without what is about gradients."""
+    values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(QuantizationRule)}
+    if isinstance(rule, QtRule) and rule.disable_channelwise_axes:
+        return QtRule(**values, disable_channelwise_axes=True)
+    return QuantizationRule(**values)
+
+
+def _set(config: Config, names: tuple[str, ...]) -> Iterator[str]:
+    """Those of the keys that have another value than their default."""
+    return (name for name in names if config[name] != key(name).default and config.command in key(name).commands)
+
+
+def _unused(config: Config, rules: tuple[QuantizationRule, ...] | None) -> Iterator[tuple[str, str]]:
+    if rules is None:
+        reason = "nothing is quantized" if not config.quantization else "only the rule engine uses it"
+        yield from ((name, reason) for name in (*_set(config, _OF_RULES), *_set(config, _OF_SHARDS)))
+        return
+    if not any(rule.act_qtype for rule in rules):
+        yield from ((name, "no rule quantizes activations") for name in _set(config, (_ACT,)))
+    if not any(rule.act_static_scale for rule in rules):
+        yield from ((name, "no rule has act_static_scale") for name in _set(config, ("quant_stats",)))
+    if config.command == "train" and not any(isinstance(rule, QtRule) and rule.bwd_qtype for rule in rules):
+        yield from ((name, "no rule quantizes gradients") for name in _set(config, (_BWD, *_OF_SHARDS)))
+    elif config.quantization_local_shard_count != -1:
+        reason = "quantization_local_shard_count is set, and it only gives that its default"
+        yield from ((name, reason) for name in _set(config, ("compile_topology_num_slices",)))

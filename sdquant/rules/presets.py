@@ -1,0 +1,195 @@
+"""Presets of rules, by name: a row each. int8, fp8 and fp8_full are MaxDiffusion's, the others ours. No torch.
+
+MaxDiffusion's: int8 and fp8 quantize weights and activations and leave gradients as they are; fp8_full quantizes
+gradients too, a scale for each tensor. There the calibration methods are for fp8_full alone; here they are for all.
+
+Ours keep convolutions at 8 bits, where 4 would leave a scale to thousands of numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+
+from ..errors import SettingsError, UnknownQuantError
+from .method import method
+from .qtypes import QTYPES, qtype
+from .rule import QtRule, QuantizationRule
+
+LINEAR = ("dot_general", "einsum")
+CONV = ("conv_general_dilated",)
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a preset does with some operations.
+
+    Attributes:
+        ops: Qwix's names of the operations.
+        weight, act, bwd: types of weights, activations and gradients; None leaves them as they are.
+        tile: how many numbers along the sum share a scale; None for all.
+    """
+
+    ops: tuple[str, ...]
+    weight: str
+    act: str | None = None
+    bwd: str | None = None
+    tile: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A row.
+
+    Attributes:
+        per_tensor: one scale for a whole tensor.
+    """
+
+    name: str
+    help: str
+    parts: tuple[Part, ...]
+    per_tensor: bool = False
+
+
+PRESETS = (
+    Preset(
+        name="int8", help="weights and activations in 8-bit integers",
+        parts=(Part(ops=(*LINEAR, *CONV), weight="int8", act="int8"),),
+    ),
+    Preset(
+        name="fp8", help="weights and activations in float8",
+        parts=(Part(ops=(*LINEAR, *CONV), weight=E4M3, act=E4M3),),
+    ),
+    Preset(
+        name="fp8_full", help="weights, activations and, in training, gradients in float8, a scale for each tensor",
+        parts=(Part(ops=LINEAR, weight=E4M3, act=E4M3, bwd=E5M2), Part(ops=CONV, weight=E4M3, act=E4M3, bwd=E4M3)),
+        per_tensor=True,
+    ),
+    Preset(
+        name="int8_wo", help="weights in 8-bit integers",
+        parts=(Part(ops=(*LINEAR, *CONV), weight="int8"),),
+    ),
+    Preset(
+        name="fp8_wo", help="weights in float8",
+        parts=(Part(ops=(*LINEAR, *CONV), weight=E4M3),),
+    ),
+    Preset(
+        name="int4_wo", help="weights of linear layers in 4-bit integers, of convolutions in 8-bit ones",
+        parts=(Part(ops=LINEAR, weight="int4", tile=32), Part(ops=CONV, weight="int8")),
+    ),
+    Preset(
+        name="nf4", help="weights of linear layers in NF4, of convolutions in 8-bit integers",
+        parts=(Part(ops=LINEAR, weight="nf4", tile=32), Part(ops=CONV, weight="int8")),
+    ),
+    Preset(
+        name="w4a8", help="as int8, with weights of linear layers in 4-bit integers",
+        parts=(Part(ops=LINEAR, weight="int4", act="int8"), Part(ops=CONV, weight="int8", act="int8")),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a preset leaves open.
+
+    Attributes:
+        module_path: as of a rule.
+        weight_method, act_method, bwd_method: calibration methods.
+        tile_size: of linear layers; None for the preset's own.
+        static: whether the ranges of activations are found beforehand.
+        training: whether rules for training are asked for (QtRule).
+    """
+
+    module_path: str = ".*"
+    weight_method: str = "absmax"
+    act_method: str = "absmax"
+    bwd_method: str = "absmax"
+    tile_size: int | float | None = None
+    static: bool = False
+    training: bool = False
+
+
+def preset(name: str) -> Preset:
+    """The row of this name, in any case.
+
+    Raises:
+        UnknownQuantError: there is none.
+    """
+    known = [row.name for row in PRESETS]
+    short = name.strip().lower()
+    if short in known:
+        return PRESETS[known.index(short)]
+    near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
+    raise UnknownQuantError(
+        f"The preset {name!r:.80} was asked for",
+        f"the presets of rules are {', '.join(known)}",
+        f"Did you mean {near[0]!r}?" if near else "Use one of them",
+    )
+
+
+def preset_rules(name: str, choices: Choices | None = None) -> tuple[QuantizationRule, ...]:
+    """The rules of a preset.
+
+    Raises:
+        UnknownQuantError: there is no such preset. SettingsError: a choice that it cannot have.
+    """
+    row, chosen = preset(name), choices or Choices()
+    parts = [one for part in row.parts for one in _split(part, chosen)]
+    for part in parts:
+        _check(row, part, chosen)
+    return tuple(_rule(row, part, chosen) for part in parts)
+
+
+def _split(part: Part, chosen: Choices) -> tuple[Part, ...]:
+    """The part; where tiles are asked for, those of its operations that have tiles apart from those that have none."""
+    if chosen.tile_size is None or not set(CONV) < set(part.ops):
+        return (part,)
+    return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)
+
+
+def _rule(row: Preset, part: Part, chosen: Choices) -> QuantizationRule:
+    common = QuantizationRule(
+        module_path=chosen.module_path,
+        op_names=part.ops,
+        weight_qtype=part.weight,
+        act_qtype=part.act,
+        tile_size=part.tile if chosen.tile_size is None or part.ops == CONV else chosen.tile_size,
+        act_static_scale=True if chosen.static and part.act is not None else None,
+        weight_calibration_method=chosen.weight_method,
+        act_calibration_method=chosen.act_method if part.act is not None else None,
+    )
+    if not chosen.training and not row.per_tensor:
+        return common
+    return QtRule(
+        **{field.name: getattr(common, field.name) for field in fields(common)},
+        bwd_qtype=part.bwd if chosen.training else None,
+        bwd_calibration_method=chosen.bwd_method if chosen.training else "absmax",
+        disable_channelwise_axes=row.per_tensor,
+    )
+
+
+def _check(row: Preset, part: Part, chosen: Choices) -> None:
+    bwd = part.bwd if chosen.training else None
+    asymmetric = []
+    for what, type_name, text in (
+        ("weights", part.weight, chosen.weight_method),
+        ("activations", part.act, chosen.act_method),
+        ("gradients", bwd, chosen.bwd_method),
+    ):
+        if type_name is None or not method(text).asymmetric:
+            continue
+        asymmetric.append(what)
+        if not qtype(type_name).asymmetric:
+            able = ", ".join(one.name for one in QTYPES if one.asymmetric)
+            raise SettingsError(
+                f"The preset {row.name} was asked for with {text!r} for its {what}",
+                f"they become {type_name}, which has no zero point; {able} have one",
+                'Use "absmax", say',
+            )
+    if len(asymmetric) > 1:
+        raise SettingsError(
+            f"The preset {row.name} was asked for with zero points for its {' and its '.join(asymmetric)}",
+            "only one side of a product can have a zero point",
+            'Use "absmax" for one of them',
+        )

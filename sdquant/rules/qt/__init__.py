@@ -1,0 +1,32 @@
+"""Training with quantization in the loop: Qwix's QtProvider for torch.
+
+    provider.py      QtProvider: what `quantize_model` puts in the place of a layer
+    layers.py        QtLinear, QtConv1d to QtConv3d: float parameters, quantized products
+    dot.py, conv.py  the products and their gradients
+    gradient.py      gradients quantized
+    residual.py      what of the forward pass is kept for the backward pass
+    statistics.py    ranges of activations over batches (quant_stats)
+
+Weights stay float parameters; a layer quantizes its weight and its input each time it runs. Without a bwd_qtype
+gradients pass straight through the rounding (quantization-aware training, QAT); with one they are quantized too, and
+multiplied with the codes of the forward pass (quantized training, QT).
+"""
+
+from __future__ import annotations
+
+from .layers import QtConv1d, QtConv2d, QtConv3d, QtLayer, QtLinear
+from .provider import QtProvider
+from .statistics import collecting, load_quant_stats, merge_quant_stats, quant_stats
+
+__all__ = [
+    "QtConv1d",
+    "QtConv2d",
+    "QtConv3d",
+    "QtLayer",
+    "QtLinear",
+    "QtProvider",
+    "collecting",
+    "load_quant_stats",
+    "merge_quant_stats",
+    "quant_stats",
+]

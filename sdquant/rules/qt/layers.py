@@ -1,0 +1,185 @@
+"""Layers with float parameters that compute with quantized operands, and their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...backends.base import Unfit
+from ...errors import SettingsError
+from ...layers.quantized import settings_of
+from ..layout import act_how, weight_how
+from ..method import method
+from ..qarray import range_of
+from ..qtypes import qtype
+from ..spec import operation_of
+from ..static import operand
+from .conv import qt_convolve
+from .dot import qt_linear
+from .residual import Operand
+from .statistics import QuantStat
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ..rule import QtRule
+
+
+class QtLayer(nn.Module):
+    """What the layers share. Comes before the `torch.nn` class in their bases.
+
+    Parameters are those of the float layer, by name and dtype: its checkpoints fit this one and the other way round.
+    Under autocast the layer computes in the dtype that the float layer would.
+
+    Attributes:
+        rule: what is done. path: of the layer in its model.
+        statistics: of the range of its input; None without act_static_scale. Not part of `state_dict`: see
+            `quant_stats`.
+        generator: of stochastic rounding; None is torch's own, which `torch.manual_seed` sets.
+    """
+
+    rule: QtRule
+    path: str
+    statistics: QuantStat | None
+    generator: torch.Generator | None
+
+    @classmethod
+    def of(cls, module: nn.Module, rule: QtRule, path: str) -> Self:
+        """The layer for a float one of the same kind, whose parameters it shares.
+
+        Raises:
+            SettingsError: the rule cannot be for it.
+        """
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.__dict__.update(settings_of(module))
+        made._parameters.update(module._parameters)
+        made.training = module.training
+        shape = tuple(made._float()[0].shape)
+        conv = len(shape) > 2
+        _check(rule, shape, path)
+        made.rule, made.path, made.generator, made.statistics = rule, path, None, None
+        if rule.act_static_scale:
+            name = operand(path, operation_of(shape))
+            made.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
+        return made
+
+    def float_layer(self) -> nn.Module:
+        """The `torch.nn` layer that this one stands for, with the same parameters."""
+        base = next(base for base, made in LAYERS.items() if isinstance(self, made))
+        floats = base.__new__(base)
+        nn.Module.__init__(floats)
+        own = ("rule", "path", "generator", "statistics")
+        floats.__dict__.update({name: value for name, value in settings_of(self).items() if name not in own})
+        floats._parameters.update(self._parameters)
+        floats.training = self.training
+        return floats
+
+    def _float(self) -> tuple[Tensor, Tensor | None]:
+        """The float weight and bias."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return weight, self._parameters.get("bias")
+
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The input, weight and bias in the dtype that is computed in."""
+        (weight, bias), kind = self._float(), x.device.type
+        if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+            return x, weight, bias
+        dtype = torch.get_autocast_dtype(kind)
+        return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    @torch.no_grad()
+    def _activations(self, x: Tensor, *, conv: bool) -> Operand:
+        """How the input is quantized."""
+        if self.rule.act_qtype is None:
+            return Operand(None)
+        how = act_how(self.rule, x.ndim, conv=conv)
+        found = range_of(x, how)
+        if self.statistics is not None:
+            found = self.statistics.range_for(found)
+        return Operand(how.qtype, how.calibration_method, found)
+
+    @torch.no_grad()
+    def _weights(self, weight: Tensor) -> Operand:
+        """How the weight is quantized."""
+        how = weight_how(self.rule, tuple(weight.shape))
+        return Operand(how.qtype, how.calibration_method, range_of(weight, how))
+
+
+class QtLinear(QtLayer, nn.Linear):
+    """[..., in] -> [..., out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weight, bias = self._operands(x)
+        with torch.autocast(x.device.type, enabled=False):
+            of_x, of_weight = self._activations(x, conv=False), self._weights(weight)
+            return qt_linear(x, weight, bias, self.rule, of_x, of_weight, self.generator)
+
+
+class QtConv1d(QtLayer, nn.Conv1d):
+    """[b, in, l] or [in, l] -> [b, out, l'] or [out, l']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _convolved(self, x)
+
+
+class QtConv2d(QtLayer, nn.Conv2d):
+    """[b, in, h, w] or [in, h, w] -> [b, out, h', w'] or [out, h', w']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _convolved(self, x)
+
+
+class QtConv3d(QtLayer, nn.Conv3d):
+    """[b, in, d, h, w] or [in, d, h, w] -> [b, out, d', h', w'] or [out, d', h', w']."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _convolved(self, x)
+
+
+LAYERS: dict[type[nn.Module], type[QtLayer]] = {
+    nn.Linear: QtLinear,
+    nn.Conv1d: QtConv1d,
+    nn.Conv2d: QtConv2d,
+    nn.Conv3d: QtConv3d,
+}
+
+
+def _convolved(layer: Any, x: Tensor) -> Tensor:
+    if x.ndim == layer.weight.ndim - 1:
+        return _convolved(layer, x[None])[0]
+    x, weight, bias = layer._operands(x)
+    padding = layer.padding
+    with torch.autocast(x.device.type, enabled=False):
+        if layer.padding_mode != "zeros":
+            x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+            padding = 0
+        of_x, of_weight = layer._activations(x, conv=True), layer._weights(weight)
+        arguments = (layer.stride, padding, layer.dilation, layer.groups)
+        return qt_convolve(x, weight, bias, arguments, layer.rule, of_x, of_weight, layer.generator)
+
+
+def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:
+    """Refuse now what would fail when the layer runs."""
+    what = f"The layer {path!r} was to be trained with a rule for {rule.module_path!r}"
+    fix = "Change the rule, or let an earlier one match this layer"
+    if rule.weight_qtype is None:
+        raise SettingsError(what, "it has no weight_qtype", fix)
+    try:
+        weight_how(rule, shape)
+    except Unfit as reason:
+        raise SettingsError(what, str(reason), fix) from None
+    if rule.act_qtype is not None and len(shape) > 2 and qtype(rule.act_qtype).tile is not None:
+        raise SettingsError(what, f"the input of a convolution has no tiles, which {rule.act_qtype} needs", fix)
+    if rule.bwd_qtype is None:
+        return
+    row, how = qtype(rule.bwd_qtype), method(rule.bwd_calibration_method)
+    fix = 'Use bwd_qtype="int8" or "float8_e5m2", with the method "absmax"'
+    if row.tile is not None:
+        raise SettingsError(what, f"gradients have no tiles, which {row.name} needs", fix)
+    if how.asymmetric and not row.asymmetric:
+        raise SettingsError(what, f"the range of gradients is not symmetric, and {row.name} has no zero point", fix)

@@ -1,0 +1,47 @@
+"""What `quantize_model` puts in the place of a layer for training (Qwix's QtProvider)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from ..rule import QtRule, QuantizationRule, Rules
+from .layers import LAYERS, QtLayer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class QtProvider:
+    """Float weights, quantized each time that a layer runs, with gradients.
+
+    Args:
+        rules: QtRule, QuantizationRule (which trains straight-through), or mappings of their fields; the first that
+            matches a layer decides.
+    """
+
+    def __init__(self, rules: Iterable[QuantizationRule | dict[str, Any]] | Rules) -> None:
+        self.rules = rules if isinstance(rules, Rules) else Rules(rules)
+
+    def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> QtLayer:
+        """The layer in place of a float one at `path`; it has that one's parameters, not copies.
+
+        Raises:
+            SettingsError: the rule cannot be for this layer.
+        """
+        if isinstance(module, QtLayer):
+            module = module.float_layer()
+        kind = next(made for base, made in LAYERS.items() if isinstance(module, base))
+        return kind.of(module, as_qt(rule), path)
+
+    def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
+        """The rules that have matched nothing."""
+        return self.rules.unused()
+
+
+def as_qt(rule: QuantizationRule) -> QtRule:
+    """A rule as one for training: straight-through unless it says otherwise."""
+    if isinstance(rule, QtRule):
+        return rule
+    return QtRule(**{row.name: getattr(rule, row.name) for row in fields(QuantizationRule)})

@@ -1,0 +1,269 @@
+"""Ranges of activations over batches (quant_stats): Qwix 0.1.8, averaging.py and providers/qt.py.
+
+A batch's range is averaged over rule.act_batch_axes, and these are summed: the static range is the mean of the batches'
+ranges. `rules.static` says how they are named.
+
+Sums are kept as whole numbers of 2**-149, the smallest step of a float32, so that no order and no sharing out of
+batches over processes changes a bit of them: `quant_stats(model, exact=True)` of each process, then
+`merge_quant_stats`. What a layer finds in a batch depends on the layers before it, and those use the mean of the
+batches so far, as Qwix has it: for the same result from any number of processes, collect with own_ranges=True.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import SettingsError
+from ..static import SUM
+
+EXACT = "exact_of_"  # beside "sum_of_": the whole number, as little-endian bytes
+STEP = 149  # a float32 is a whole number of 2**-149
+BYTES = 40  # 2**31 batches of the largest float32 need 308 bits and a sign
+
+Range = dict[str, Tensor]
+
+
+@dataclass
+class QuantStat:
+    """The ranges of one operand over batches.
+
+    Attributes:
+        name: "<module path>.dot_general0_lhs". batch_axes: averaged over within a batch; None: all of them but the
+            last, or that one too if `whole`.
+        count: of batches. shape: of the sums, as of the scales of the first batch. sums: by name ("absmax"), in units
+            of 2**-149.
+        collecting: whether batches are added. own_ranges: whether a batch that is added is quantized with its own
+            range; else with the mean, itself included.
+    """
+
+    name: str
+    batch_axes: tuple[int, ...] | None
+    whole: bool = False
+    count: int = 0
+    shape: tuple[int, ...] = ()
+    sums: dict[str, list[int]] = field(default_factory=dict)
+    collecting: bool = False
+    own_ranges: bool = False
+
+    def range_for(self, found: Range) -> Range:
+        """The range to quantize a batch with, whose own is `found`. Adds it to the statistics while collecting.
+
+        Raises:
+            SettingsError: another shape than before, numbers that are not finite, or axes that there are not.
+        """
+        axes = self._axes(next(iter(found.values())).ndim)
+        own = {name: _mean(value, axes) for name, value in found.items()}
+        # Gradient checkpointing runs a layer again within the backward pass: that batch is counted already.
+        if self.collecting and torch._C._current_graph_task_id() == -1:
+            self.add(own)
+        if self.count == 0 or (self.collecting and self.own_ranges):
+            return own
+        return {name: self._fitted(self.total(name) / self.count, like) for name, like in own.items()}
+
+    def add(self, own: Range) -> None:
+        """Add the range of a batch."""
+        values = {name: value.detach().float().cpu() for name, value in own.items()}
+        shape = tuple(next(iter(values.values())).shape)
+        if self.count and _bare(shape) != _bare(self.shape):
+            raise SettingsError(
+                f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}",
+                f"act_batch_axes={self.batch_axes} leaves a range for each index of the other axes, and their sizes "
+                "have changed",
+                "Leave out act_batch_axes, or name all axes whose size can change",
+            )
+        for value in values.values():
+            if not bool(torch.isfinite(value).all()):
+                raise SettingsError(
+                    f"The range of {self.name} was to be found",
+                    "its input has values that are not finite",
+                    "Look for the layer before it that makes them; bfloat16 in place of float16 often helps",
+                )
+        if not self.count:
+            self.shape, self.sums = shape, {name: [0] * value.numel() for name, value in values.items()}
+        for name, value in values.items():
+            steps = (int(math.ldexp(one, STEP)) for one in value.flatten().tolist())
+            self.sums[name] = [total + one for total, one in zip(self.sums[name], steps, strict=True)]
+        self.count += 1
+
+    def total(self, name: str) -> Tensor:
+        """A sum, rounded to float32 once."""
+        floats = [total / (1 << STEP) for total in self.sums[name]]
+        return torch.tensor(floats, dtype=torch.float64).float().reshape(self.shape)
+
+    def _axes(self, ndim: int) -> list[int]:
+        if self.batch_axes is None:
+            return list(range(ndim if self.whole else ndim - 1))
+        if any(not -ndim <= axis < ndim for axis in self.batch_axes):
+            raise SettingsError(
+                f"The range of {self.name} was to be averaged over act_batch_axes={self.batch_axes}",
+                f"its input has {ndim} axes",
+                "Leave out act_batch_axes, or name axes that are there",
+            )
+        return sorted({axis % ndim for axis in self.batch_axes})
+
+    def _fitted(self, mean: Tensor, like: Tensor) -> Tensor:
+        """A mean as the ranges of this batch are: their number of axes, dtype and device."""
+        bare = _bare(tuple(mean.shape))
+        if len(bare) > like.ndim:
+            raise SettingsError(
+                f"{self.name} got an input of {like.ndim} axes",
+                f"its ranges are of {list(mean.shape)}",
+                "Leave out act_batch_axes, or give this layer a rule of its own",
+            )
+        return mean.reshape([1] * (like.ndim - len(bare)) + list(bare)).to(like)
+
+    def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
+        """As named tensors, on the CPU."""
+        made = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
+        for name, totals in self.sums.items():
+            made[f"{self.name}.{SUM}{name}"] = self.total(name)
+            if exact:
+                made[f"{self.name}.{EXACT}{name}"] = _bytes(totals).reshape(*self.shape, BYTES)
+        return made
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take over what `to_dict` gave, without the prefix."""
+        self.count = int(values["count"])
+        self.sums = {}
+        for key, value in values.items():
+            if key.startswith(SUM):
+                name, self.shape = key.removeprefix(SUM), tuple(value.shape)
+                known = values.get(EXACT + name)
+                self.sums[name] = (
+                    [int(math.ldexp(one, STEP)) for one in value.float().flatten().tolist()]
+                    if known is None
+                    else _integers(known)
+                )
+
+
+@contextmanager
+def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
+    """While this lasts, what runs through `model` is added to the statistics of its layers with static ranges.
+
+    Args:
+        own_ranges: a batch is quantized with its own range, so that no batch changes what is found in another.
+
+    Raises:
+        SettingsError: no layer of the model has a rule with act_static_scale.
+    """
+    stats = _stats(model)
+    if not stats:
+        raise SettingsError(
+            f"Ranges were to be collected for a {type(model).__name__}",
+            "no layer of it has a rule with act_static_scale",
+            "Set act_static_scale in a rule, and use `quantize_model` with a QtProvider first",
+        )
+    before = [(stat, stat.collecting, stat.own_ranges) for stat in stats.values()]
+    for stat in stats.values():
+        stat.collecting, stat.own_ranges = True, own_ranges
+    try:
+        yield
+    finally:
+        for stat, *state in before:
+            stat.collecting, stat.own_ranges = state
+
+
+def quant_stats(model: nn.Module, *, exact: bool = False) -> dict[str, Tensor]:
+    """The statistics of a model's layers: flat names to tensors, as a safetensors file can hold.
+
+    Args:
+        exact: sums as whole numbers too, which `merge_quant_stats` adds without rounding.
+    """
+    made: dict[str, Tensor] = {}
+    for stat in _stats(model).values():
+        made |= stat.to_dict(exact=exact)
+    return made
+
+
+def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
+    """Give a model's layers the statistics that `quant_stats` gave. Layers without any keep their own.
+
+    Raises:
+        SettingsError: statistics of an operand that the model does not have.
+    """
+    stats = _stats(model)
+    for name, values in _by_operand(statistics).items():
+        if name not in stats:
+            raise SettingsError(
+                f"Statistics of {name!r} were given",
+                f"this {type(model).__name__} has no such layer with a static range",
+                "Use those of a model with the same layers and rules",
+            )
+        stats[name].load(values)
+
+
+def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The statistics of all batches out of those of several processes, which saw different ones.
+
+    Bit for bit those of one process that saw all batches, if the parts are exact (`quant_stats(model, exact=True)`).
+
+    Raises:
+        SettingsError: parts whose ranges have different shapes.
+    """
+    merged: dict[str, QuantStat] = {}
+    exact = True
+    for part in parts:
+        exact = exact and any(f".{EXACT}" in name for name in part)
+        for name, values in _by_operand(part).items():
+            one = QuantStat(name, None)
+            one.load(values)
+            whole = merged.setdefault(name, one)
+            if whole is one or not one.count:
+                continue
+            if not whole.count:
+                merged[name] = one
+                continue
+            if set(whole.sums) != set(one.sums) or _bare(whole.shape) != _bare(one.shape):
+                raise SettingsError(
+                    f"Statistics of {name!r} from several processes were to be added",
+                    f"one has ranges of {list(whole.shape)}, another of {list(one.shape)}",
+                    "Collect them with the same rules; name all axes whose size can change in act_batch_axes",
+                )
+            whole.count += one.count
+            for key, totals in one.sums.items():
+                whole.sums[key] = [a + b for a, b in zip(whole.sums[key], totals, strict=True)]
+    made: dict[str, Tensor] = {}
+    for name in sorted(merged):
+        made |= merged[name].to_dict(exact=exact)
+    return made
+
+
+def _stats(model: nn.Module) -> dict[str, QuantStat]:
+    found = (getattr(module, "statistics", None) for module in model.modules())
+    return {stat.name: stat for stat in found if isinstance(stat, QuantStat)}
+
+
+def _by_operand(statistics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    made: dict[str, dict[str, Tensor]] = {}
+    for name, value in statistics.items():
+        operand, _, what = name.rpartition(".")
+        made.setdefault(operand, {})[what] = value
+    return made
+
+
+def _mean(value: Tensor, axes: Sequence[int]) -> Tensor:
+    if not axes:
+        return value
+    wide = value if value.device.type == "mps" else value.double()  # no order of additions shows in float32
+    return wide.mean(list(axes), keepdim=True).to(value.dtype)
+
+
+def _bare(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without its leading ones; they only say how many axes the input had."""
+    first = next((axis for axis, size in enumerate(shape) if size > 1), len(shape))
+    return tuple(shape[first:])
+
+
+def _bytes(totals: Sequence[int]) -> Tensor:
+    return torch.tensor([list(total.to_bytes(BYTES, "little", signed=True)) for total in totals], dtype=torch.uint8)
+
+
+def _integers(packed: Tensor) -> list[int]:
+    rows = packed.reshape(-1, BYTES).tolist()
+    return [int.from_bytes(bytes(row), "little", signed=True) for row in rows]

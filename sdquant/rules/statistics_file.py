@@ -1,0 +1,85 @@
+"""Statistics of calibration as a safetensors file.
+
+Names are "<component>.<operand>.<what>", see `static`; metadata tells under "sdquant_quant_stats", as JSON, by which
+rules they were found and from how many images.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadFileError, SettingsError
+from ..formats import safetensors_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA_KEY = "sdquant_quant_stats"
+FORMAT = 1
+_MAKE = "Make it with `sdquant calibrate`"
+
+
+def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write statistics; `about`: JSON values for the metadata."""
+    said = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    safetensors_write.write(file, statistics, {METADATA_KEY: said})
+
+
+def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
+    """The statistics in a file; read once.
+
+    Raises:
+        SettingsError: there is no such file. BadFileError: it is damaged, or no file of statistics.
+    """
+    return _read(*_known(file))[0]
+
+
+def read_about(file: str | Path) -> Mapping[str, Any]:
+    """What the metadata of a file of statistics says. Raises as `read_statistics`."""
+    return _read(*_known(file))[1]
+
+
+def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
+    """Those of one component, without its name. One that stands alone ("") is the only UNet or transformer in them."""
+    names = {name.partition(".")[0] for name in statistics}
+    if not component:
+        component = next((name for name in ("unet", "transformer", "prior", "model") if name in names), component)
+    prefix = f"{component}."
+    return {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
+
+
+def _known(file: str | Path) -> tuple[str, int, int]:
+    if not os.path.isfile(file):
+        raise SettingsError(f"quant_stats={str(file)!r} was given", "there is no such file", _MAKE)
+    status = os.stat(file)
+    return os.path.abspath(file), status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=4)
+def _read(file: str, changed: int, size: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    from ..formats.safetensors import SafetensorsFile
+
+    opened = SafetensorsFile(Path(file))
+    try:
+        about = _about(file, opened.metadata)
+        return {name: opened.get(name).clone() for name in opened.tensors}, about
+    finally:
+        opened.close()
+
+
+def _about(file: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    what = f"{file} was to be read as statistics of calibration"
+    try:
+        about = json.loads(metadata[METADATA_KEY])
+        version = about["format"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadFileError(what, "its metadata does not say that it is such a file", _MAKE) from error
+    if version != FORMAT:
+        raise BadFileError(what, f"it is of format {version!s:.40}, this is format {FORMAT}", _MAKE)
+    found: Mapping[str, Any] = about
+    return found

@@ -1,0 +1,140 @@
+"""Checkpoints of a run: folders checkpoints/step-N, each whole or not there, the last few of them.
+
+trained.safetensors   the weights that are trained (of a LoRA training, these alone)
+optimizer.bin, scheduler.bin, ...   accelerate's
+training.json         the step, and what a training that goes on from here must have in common with this one
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadFileError, SettingsError
+from ..writing import remove, whole_folder
+from . import network
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+STATE, WEIGHTS = "training.json", "trained.safetensors"
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One that is there."""
+
+    step: int
+    path: Path
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """The whole checkpoints of a run, the oldest first."""
+    rows = []
+    for path in folder.glob("step-*"):
+        match = _NAME.fullmatch(path.name)
+        if match and (path / STATE).is_file():
+            rows.append(Checkpoint(step=int(match[1]), path=path))
+    return sorted(rows, key=lambda row: row.step)
+
+
+def choose(folder: Path, resume: str) -> Checkpoint | None:
+    """Where to go on from; None to start afresh.
+
+    Raises:
+        SettingsError: nothing is there to go on from, or something is there and it was not said to go on.
+    """
+    rows = found(folder)
+    named = {row.path.name: row for row in rows}
+    if not resume:
+        if rows:
+            raise SettingsError(
+                f"A training was to start in {folder.parent}", f"one is there already, up to step {rows[-1].step}",
+                "Add resume=latest to go on with it, or choose another run_name",
+            )  # fmt: skip
+        return None
+    if resume == "latest" and rows:
+        return rows[-1]
+    if resume not in named:
+        there = f"there are {', '.join(named)}" if named else "no checkpoint is there"
+        raise SettingsError(f"resume={resume} was given for {folder.parent}", there, "Use one of them, or leave it out")
+    return named[resume]
+
+
+def attach(accelerator: Any) -> None:
+    """Let accelerate write and read the weights that are trained, and not those that are frozen."""
+    from safetensors.torch import load_file, save_file
+
+    def save(models: list[Any], weights: list[Any], place: str) -> None:
+        weights.clear()
+        (model,) = models
+        state = network.state_of(accelerator.unwrap_model(model))
+        save_file({name: row.cpu().contiguous() for name, row in state.items()}, Path(place) / WEIGHTS)
+
+    def load(models: list[Any], place: str) -> None:
+        network.put_state(accelerator.unwrap_model(models.pop()), load_file(Path(place) / WEIGHTS))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+
+
+def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], keep: int, nbytes: int) -> Path:
+    """Write a checkpoint and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
+    target = folder / f"step-{step}"
+    if accelerator.is_main_process and not (target / STATE).exists():
+        with whole_folder(target, nbytes) as beside:
+            accelerator.save_state(str(beside))
+            (beside / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
+        for old in found(folder)[:-keep]:
+            remove(old.path)
+    accelerator.wait_for_everyone()
+    return target
+
+
+def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], settings: Settings) -> None:
+    """Put a checkpoint back into what accelerate has prepared.
+
+    Raises:
+        BadFileError: it is damaged. SettingsError: it is of another training.
+    """
+    from safetensors import SafetensorError
+
+    place = checkpoint.path
+    try:
+        kept = json.loads((place / STATE).read_text())
+        _refuse_other(place, kept["settings"], state["settings"])
+        if kept["data"] != state["data"]:
+            raise SettingsError(
+                f"A training was to go on from {place}", "the pictures or captions are not what they were",
+                "Put them back, or choose another run_name",
+            )  # fmt: skip
+        accelerator.load_state(str(place))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        RuntimeError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
+        raise BadFileError(
+            f"A training was to go on from {place}", f"it is damaged: {error}",
+            f"Delete it and go on from an earlier one, or start {settings.run_name} afresh",
+        ) from error  # fmt: skip
+
+
+def _refuse_other(place: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    for name, value in asked.items():
+        if kept.get(name) != value:
+            raise SettingsError(
+                f"A training was to go on from {place} with {name}={value!r}", f"it began with {kept.get(name)!r}",
+                "Leave that as it was, or choose another run_name",
+            )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Pictures and their captions: a folder, or the digits that the shipped models were trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BackendUnavailableError, BadFileError, SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .settings import Settings
+
+METADATA = "metadata.jsonl"  # the name that Hugging Face's datasets read in a folder of pictures
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A picture that is read when it is asked for.
+
+    Attributes:
+        name: what errors call it.
+        captions: one of them is drawn each time the picture comes up.
+        pixels: side in pixels -> float32 [3, side, side], -1 to 1.
+    """
+
+    name: str
+    captions: tuple[str, ...]
+    pixels: Callable[[int], Tensor]
+
+
+def examples(settings: Settings) -> list[Example]:
+    """What is trained on.
+
+    Raises:
+        SettingsError: no folder, or no picture in it. BadFileError: a picture without a caption, or metadata that
+            cannot be read. Pictures themselves are opened later.
+        BackendUnavailableError: a package is missing.
+    """
+    _need("PIL", "pillow")
+    if settings.dataset_name == "digits":
+        _need("sklearn", "scikit-learn")
+        return _digits()
+    return folder(Path(settings.train_data_dir), settings.caption_column)
+
+
+def _need(module: str, package: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        raise BackendUnavailableError(
+            "A training was asked for", f"it needs {package}, which is not installed", f"Run: pip install {package}"
+        )
+
+
+def folder(place: Path, column: str) -> list[Example]:
+    """The pictures below a folder. Captions are in metadata.jsonl, or each in a .txt beside its picture."""
+    if not place.is_dir():
+        raise SettingsError(f"{place} was to be trained on", "it is no folder", "Give a folder of pictures")
+    listed = place / METADATA
+    pairs = _listed(listed, column) if listed.exists() else _beside(place)
+    if not pairs:
+        raise SettingsError(
+            f"{place} was to be trained on",
+            f"no picture is in it ({', '.join(ENDINGS)})",
+            f"Put pictures there, with {METADATA} or a .txt beside each",
+        )
+    return [Example(name=str(path), captions=(caption,), pixels=partial(_opened, path)) for path, caption in pairs]
+
+
+def _listed(file: Path, column: str) -> list[tuple[Path, str]]:
+    pairs = []
+    fix = f'Write lines such as {{"file_name": "one.png", "{column}": "a caption"}}'
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadFileError(f"{file} was to be read", f"it is not UTF-8: {error.reason}", fix) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        what = f"Line {number} of {file} was to be read"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadFileError(what, f"it is no JSON: {error}", fix) from error
+        if not isinstance(row, dict):
+            raise BadFileError(what, "it is no table", fix)
+        for key in ("file_name", column):
+            if not isinstance(row.get(key), str):
+                raise BadFileError(what, f"it has no text {key!r}, only {', '.join(row) or 'nothing'}", fix)
+        path = file.parent / row["file_name"]
+        if not path.is_file():
+            raise BadFileError(what, f"there is no file {path}", "Put it there, or remove the line")
+        pairs.append((path, row[column]))
+    return pairs
+
+
+def _beside(place: Path) -> list[tuple[Path, str]]:
+    pairs = []
+    for path in sorted(place.rglob("*")):
+        if path.suffix.lower() not in ENDINGS or not path.is_file():
+            continue
+        caption = path.with_suffix(".txt")
+        if not caption.is_file():
+            raise BadFileError(
+                f"{path} was to be trained on",
+                f"it has no caption: there is neither {caption.name} beside it nor {METADATA} in {place}",
+                "Write one of them; an empty .txt is an empty caption",
+            )
+        try:
+            pairs.append((path, caption.read_text(encoding="utf-8").strip()))
+        except UnicodeDecodeError as error:
+            raise BadFileError(f"{caption} was to be read", "it is not UTF-8", "Save it as UTF-8") from error
+    return pairs
+
+
+def _opened(path: Path, side: int) -> Tensor:
+    """The picture, its shorter side scaled to `side` and the middle cut out.
+
+    Raises:
+        BadFileError: it cannot be decoded.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as file:
+            picture = ImageOps.exif_transpose(file).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadFileError(
+            f"{path} was to be trained on", f"it cannot be read as a picture: {error}", "Replace or remove it"
+        ) from error
+    return _values(ImageOps.fit(picture, (side, side), Image.Resampling.LANCZOS))
+
+
+def _values(picture: Any) -> Tensor:
+    import numpy as np
+    import torch
+
+    levels = torch.from_numpy(np.array(picture, dtype=np.float32))
+    return levels.permute(2, 0, 1) / 127.5 - 1
+
+
+def _digits() -> list[Example]:
+    """Half B of scikit-learn's digits, as `sdquant.demo.train` shows it, each with all of the prompts for it."""
+    import torch
+
+    from ..demo import digits
+
+    half = digits.halves()[1]
+    pixels = torch.tensor(half.pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    return [
+        Example(
+            name=f"digits/{number}",
+            captions=tuple(digits.prompt(int(label), t) for t in range(len(digits.TEMPLATES))),
+            pixels=partial(_enlarged, small),
+        )
+        for number, (small, label) in enumerate(zip(pixels, half.labels, strict=True))
+    ]
+
+
+def _enlarged(small: Tensor, side: int) -> Tensor:
+    from torch.nn.functional import interpolate
+
+    large = interpolate(small[None], size=(side, side), mode="bicubic", align_corners=False)[0].clamp(0, 1)
+    return large.expand(3, -1, -1) * 2 - 1

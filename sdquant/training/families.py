@@ -1,0 +1,163 @@
+"""A row for each kind of pipeline that can be trained: how its prompts are encoded and how its network is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+
+# Text states by name, each [prompts, ...].
+Conditions = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How a kind of pipeline is trained.
+
+    Attributes:
+        flow: whether it learns by flow matching; if not, by its scheduler's prediction type.
+        shift: whether the pipeline takes the VAE's shift_factor off its latents.
+        encode: pipeline, prompts, side of the pictures, further arguments of its `encode_prompt` -> conditions.
+        call: network, noisy latents [b, c, h, w], time [b] (a whole number of the scheduler's, or 0 to 1 in a flow),
+            conditions of the batch, guidance [b] -> the answer [b, c, h, w].
+    """
+
+    flow: bool
+    shift: bool
+    encode: Callable[[Any, list[str], int, dict[str, Any]], Conditions]
+    call: Callable[[Any, Tensor, Tensor, Conditions, Tensor], Tensor]
+
+
+def of(pipe: Any) -> Family:
+    """The row of a pipeline.
+
+    Raises:
+        SettingsError: there is none, or its VAE makes latents that are scaled in a way that none of the rows knows.
+    """
+    name = type(pipe).__name__
+    if name not in FAMILIES:
+        raise SettingsError(
+            f"A {name} was to be trained", f"only {', '.join(FAMILIES)} can be", "Choose a model of one of these kinds"
+        )
+    if getattr(pipe.vae.config, "latents_mean", None) is not None:
+        raise SettingsError(
+            f"A {name} was to be trained", "its VAE has latents_mean, which is not known here", "Choose another model"
+        )
+    return FAMILIES[name]
+
+
+def encode(pipe: Any, prompts: list[str], length: int, side: int) -> Conditions:
+    """The text states of prompts.
+
+    Args:
+        length: tokens of the long text encoder; 0 for the pipeline's default.
+        side: of the pictures in pixels, which some networks are told.
+
+    Raises:
+        SettingsError: a length for a pipeline that has one of its own.
+    """
+    values: dict[str, Any] = {}
+    if length:
+        if "max_sequence_length" not in inspect.signature(pipe.encode_prompt).parameters:
+            raise SettingsError(
+                f"max_sequence_length={length} was given", f"a {type(pipe).__name__} has a fixed one", "Leave it out"
+            )
+        values["max_sequence_length"] = length
+    with torch.no_grad():
+        return FAMILIES[type(pipe).__name__].encode(pipe, prompts, side, values)
+
+
+def _sd(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
+    states, _ = pipe.encode_prompt(
+        prompts, device=pipe.text_encoder.device, num_images_per_prompt=1, do_classifier_free_guidance=False, **values
+    )
+    return {"states": states}
+
+
+def _call_sd(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: Tensor) -> Tensor:
+    answer: Tensor = net(noisy, time, conditions["states"], return_dict=False)[0]
+    return answer
+
+
+def _sdxl(pipe: Any, prompts: list[str], side: int, values: dict[str, Any]) -> Conditions:
+    """The network is told that the picture was of this size and not cropped. Where the pipeline is guided away from
+    zeros, these are the states of the empty prompt."""
+    states, _, pooled, _ = pipe.encode_prompt(
+        prompts, device=pipe.text_encoder_2.device, do_classifier_free_guidance=False, **values
+    )
+    if pipe.config.force_zeros_for_empty_prompt:
+        asked = torch.tensor([bool(prompt) for prompt in prompts], device=states.device)
+        states, pooled = states * asked[:, None, None], pooled * asked[:, None]
+    ids = torch.tensor([side, side, 0, 0, side, side], dtype=states.dtype).expand(len(prompts), -1)
+    return {"states": states, "pooled": pooled, "ids": ids}
+
+
+def _call_sdxl(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: Tensor) -> Tensor:
+    added = {"text_embeds": conditions["pooled"], "time_ids": conditions["ids"]}
+    answer: Tensor = net(noisy, time, conditions["states"], added_cond_kwargs=added, return_dict=False)[0]
+    return answer
+
+
+def _flux(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
+    states, pooled, _ = pipe.encode_prompt(prompts, device=pipe.text_encoder_2.device, **values)
+    return {"states": states, "pooled": pooled}
+
+
+def _call_flux(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, guidance: Tensor) -> Tensor:
+    """Patches of 2x2 are tokens; the network itself multiplies the time by 1000."""
+    from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+    patches = pixel_unshuffle(noisy, 2)
+    rows, columns = patches.shape[-2:]
+    ids = noisy.new_zeros(rows, columns, 3)
+    ids[..., 1] += torch.arange(rows, device=noisy.device)[:, None]
+    ids[..., 2] += torch.arange(columns, device=noisy.device)[None, :]
+    states = conditions["states"]
+    answer = net(
+        hidden_states=patches.flatten(2).transpose(1, 2),
+        timestep=time,
+        guidance=guidance if net_config(net).guidance_embeds else None,
+        pooled_projections=conditions["pooled"],
+        encoder_hidden_states=states,
+        txt_ids=states.new_zeros(states.shape[1], 3),
+        img_ids=ids.reshape(-1, 3),
+        return_dict=False,
+    )[0]
+    return pixel_shuffle(answer.transpose(1, 2).unflatten(2, (rows, columns)), 2)
+
+
+def _sd3(pipe: Any, prompts: list[str], _: int, values: dict[str, Any]) -> Conditions:
+    states, _, pooled, _ = pipe.encode_prompt(
+        prompts, None, None, device=pipe.text_encoder.device, do_classifier_free_guidance=False, **values
+    )
+    return {"states": states, "pooled": pooled}
+
+
+def _call_sd3(net: Any, noisy: Tensor, time: Tensor, conditions: Conditions, _: Tensor) -> Tensor:
+    answer: Tensor = net(
+        hidden_states=noisy,
+        timestep=time * 1000,
+        encoder_hidden_states=conditions["states"],
+        pooled_projections=conditions["pooled"],
+        return_dict=False,
+    )[0]
+    return answer
+
+
+def net_config(net: Any) -> Any:
+    """The network's config, from inside what accelerate has put around it."""
+    return getattr(net, "module", net).config
+
+
+FAMILIES: Mapping[str, Family] = {
+    "StableDiffusionPipeline": Family(flow=False, shift=False, encode=_sd, call=_call_sd),
+    "StableDiffusionXLPipeline": Family(flow=False, shift=False, encode=_sdxl, call=_call_sdxl),
+    "FluxPipeline": Family(flow=True, shift=True, encode=_flux, call=_call_flux),
+    "StableDiffusion3Pipeline": Family(flow=True, shift=True, encode=_sd3, call=_call_sd3),
+}

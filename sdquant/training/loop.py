@@ -1,0 +1,185 @@
+"""The steps of a training, on accelerate: one process or several, with gradients gathered over passes and clipped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import TrainingError
+from . import chance, checkpoints, network
+from .record import Line, Log
+
+if TYPE_CHECKING:
+    from .encoded import Batch, Encoded
+    from .interrupts import Interrupts
+    from .objectives import Objective
+    from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One training, prepared by accelerate.
+
+    Attributes:
+        net: what accelerate has put around the network. ema: diffusers' EMAModel of its weights; None for none.
+        identity: what a training that goes on from a checkpoint must have in common with this one.
+        step: steps done.
+    """
+
+    accelerator: Any
+    settings: Settings
+    net: Any
+    optimizer: Any
+    schedule: Any
+    objective: Objective
+    data: Encoded
+    identity: dict[str, Any]
+    ema: Any = None
+    step: int = field(default=0)
+
+    @property
+    def bare(self) -> Any:
+        """The network itself."""
+        return self.accelerator.unwrap_model(self.net)
+
+    @property
+    def learning(self) -> list[Any]:
+        """The weights that are trained."""
+        return [row for row in self.bare.parameters() if row.requires_grad]
+
+
+def prepare(accelerator: Any, settings: Settings, net: Any, objective: Objective, data: Encoded) -> Job:
+    """Optimizer, schedule and averages for a network, in accelerate's hands."""
+    from diffusers.optimization import get_scheduler
+    from diffusers.training_utils import EMAModel
+
+    learning = [row for row in net.parameters() if row.requires_grad]
+    optimizer = torch.optim.AdamW(
+        learning, lr=settings.learning_rate, betas=(settings.adam_b1, settings.adam_b2), eps=settings.adam_eps,
+        weight_decay=settings.adam_weight_decay,
+    )  # fmt: skip
+    schedule = get_scheduler(
+        settings.lr_scheduler, optimizer, num_training_steps=settings.max_train_steps,
+        num_warmup_steps=round(settings.max_train_steps * settings.warmup_steps_fraction),
+    )  # fmt: skip
+    ema = EMAModel(learning, decay=settings.ema) if settings.ema else None
+    net, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
+    checkpoints.attach(accelerator)
+    if ema is not None:
+        ema.to(accelerator.device)
+        accelerator.register_for_checkpointing(ema)
+    identity = {"settings": settings.fixed(), "data": data.digest(), "processes": accelerator.num_processes}
+    return Job(
+        accelerator=accelerator, settings=settings, net=net, optimizer=optimizer, schedule=schedule,
+        objective=objective, data=data, identity=identity, ema=ema,
+    )  # fmt: skip
+
+
+def run(job: Job, record: Log | None, interrupts: Interrupts, each: Callable[[Line], None]) -> bool:
+    """Train to the end, or until a signal came in any process; a checkpoint is written in either case.
+
+    Args:
+        record: the log; None in all processes but the first. each: called after each step.
+
+    Returns:
+        Whether it came to the end.
+
+    Raises:
+        TrainingError: the loss or the gradient is not finite any more.
+    """
+    settings = job.settings
+    job.net.train()
+    while job.step < settings.max_train_steps:
+        rate = float(job.schedule.get_last_lr()[0])
+        loss, norm, stop = _step(job, interrupts.seen is not None)
+        job.step += 1
+        line = Line(step=job.step, loss=loss, lr=rate, grad_norm=norm)
+        last = job.step == settings.max_train_steps
+        if record is not None and (last or stop or job.step % settings.log_every == 0):
+            record.add(line)
+        due = settings.checkpoint_every and job.step % settings.checkpoint_every == 0
+        if last or stop or due:
+            save(job)
+        each(line)
+        if stop and not last:
+            return False
+    return True
+
+
+def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
+    """One optimizer step: its loss (the mean over all examples), its gradient's norm, and whether anyone is to stop."""
+    accelerator, settings = job.accelerator, job.settings
+    total, norm = torch.zeros((), device=accelerator.device), math.nan
+    for number in range(settings.gradient_accumulation_steps):
+        place = (job.step, number, accelerator.process_index)
+        torch.manual_seed(chance.seed_of(settings.seed, "step", *place))  # for what the network draws: dropout
+        batch = _batch(job, number)
+        with accelerator.accumulate(job.net):
+            loss = job.objective.loss(job.net, batch)
+            accelerator.backward(loss)
+            total += loss.detach() / settings.gradient_accumulation_steps
+            if accelerator.sync_gradients:
+                norm = float(accelerator.clip_grad_norm_(job.learning, settings.max_grad_norm or math.inf))
+                _refuse_not_finite(job, total, norm)
+            job.optimizer.step()
+            if accelerator.sync_gradients:
+                job.schedule.step()
+            job.optimizer.zero_grad()
+    if job.ema is not None:
+        job.ema.step(job.learning)
+    seen = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
+    return float(seen[0]) / accelerator.num_processes, norm, bool(seen[1] > 0)
+
+
+def _batch(job: Job, number: int) -> Batch:
+    """The examples of one pass in this process. The processes' batches of a pass lie side by side."""
+    settings, accelerator = job.settings, job.accelerator
+    passes = job.step * settings.gradient_accumulation_steps + number
+    begin = (passes * accelerator.num_processes + accelerator.process_index) * settings.per_device_batch_size
+    positions = range(begin, begin + settings.per_device_batch_size)
+    return job.data.batch(settings, positions, flow=job.objective.family.flow).to(accelerator.device)
+
+
+def _refuse_not_finite(job: Job, loss: torch.Tensor, norm: float) -> None:
+    """Before the weights are changed by it. fp16's scaler skips steps whose gradients overflow: those are no error.
+
+    Every process comes to the same answer: gradients are averaged over all of them.
+    """
+    scaled = job.accelerator.scaler is not None
+    if math.isfinite(norm) and math.isfinite(float(loss)):
+        return
+    if scaled and math.isfinite(float(loss)):
+        return
+    kept = checkpoints.found(job.settings.folder / "checkpoints")
+    last = f"the last checkpoint is that of step {kept[-1].step}" if kept else "there is no checkpoint yet"
+    raise TrainingError(
+        f"Step {job.step + 1} was trained", f"its loss is {float(loss):g} and its gradient's norm {norm:g}; {last}",
+        "Start a run with a lower learning_rate or max_grad_norm, or with mixed_precision=no",
+    )  # fmt: skip
+
+
+def save(job: Job) -> None:
+    """A checkpoint of the steps that are done."""
+    place = job.settings.folder / "checkpoints"
+    keep = job.settings.checkpoints_to_keep
+    checkpoints.write(job.accelerator, place, job.step, job.identity, keep, bytes_of(job))
+
+
+def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
+    """Go on from a checkpoint."""
+    checkpoints.read(job.accelerator, checkpoint, job.identity, job.settings)
+    job.step = checkpoint.step
+
+
+def bytes_of(job: Job) -> int:
+    """How large a checkpoint is: the weights, AdamW's two means of them, and their average."""
+    weights: int = sum(row.nbytes for row in network.state_of(job.bare).values())
+    learning: int = sum(row.nbytes for row in job.learning)
+    return weights + learning * (3 if job.ema is not None else 2) + (1 << 20)

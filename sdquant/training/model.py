@@ -1,0 +1,114 @@
+"""The pipeline that is trained: loaded in float32, its other components quantized as they will be in use."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingsError
+from ..request import DTYPES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..formats.source import Source
+    from .settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained.
+
+    Attributes:
+        pipe: the pipeline. main: name of the network that is trained.
+        net: that network, in float32 or with a backend's weights.
+        floats: the components that are quantized by rules now, as they were.
+        quantized: names of the network's weights that rules are for.
+        dtype: of the model that is written, a torch dtype.
+    """
+
+    pipe: Any
+    main: str
+    net: Any
+    floats: dict[str, nn.Module]
+    quantized: frozenset[str]
+    dtype: Any
+
+    def restore(self) -> None:
+        """Put the components back that were quantized by rules: what is written is the float model."""
+        for name, part in self.floats.items():
+            setattr(self.pipe, name, part)
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """While this lasts, the components that were quantized by rules are as they were."""
+        now = {name: getattr(self.pipe, name) for name in self.floats}
+        self.restore()
+        try:
+            yield
+        finally:
+            for name, part in now.items():
+                setattr(self.pipe, name, part)
+
+
+def load(settings: Settings) -> Model:
+    """Load the pipeline.
+
+    Raises:
+        SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
+    """
+    from ..components import dtype_named
+    from ..detection import MAIN
+    from ..loader import load as load_whole
+    from ..preparation import prepare
+    from ..weights import quantized
+
+    asked = settings.model
+    seen = prepare(replace(asked, quant=None, components=None, skip=())).detected
+    main = next((name for name in MAIN if name in seen.sources), None)
+    pipe = load_whole(asked if settings.lora_rank else replace(asked, components=None, skip=()))
+    if main is None or not hasattr(pipe, main):
+        raise SettingsError(
+            f"{asked.path} was to be trained", f"it is a {type(pipe).__name__}, no pipeline with a UNet or transformer",
+            "Give a pipeline's folder, or base=<pipeline folder> together with the component",
+        )  # fmt: skip
+    net = getattr(pipe, main)
+    if not settings.lora_rank and any(True for _ in quantized(net)):
+        raise SettingsError(
+            f"{asked.path} was to be trained", "its weights are quantized, and only a LoRA on them can be trained",
+            "Set lora_rank, or give the model with float weights",
+        )  # fmt: skip
+    floats, names = _by_rules(pipe, main, settings) if settings.rules else ({}, frozenset[str]())
+    dtype = dtype_named(settings.dtype or _dtype(seen.sources[main]))
+    return Model(pipe=pipe, main=main, net=net, floats=floats, quantized=names, dtype=dtype)
+
+
+def _by_rules(pipe: Any, main: str, settings: Settings) -> tuple[dict[str, nn.Module], frozenset[str]]:
+    """Quantize the components beside the network that the rules are for; which these are, as they were, and the names
+    of the network's weights that the rules are for."""
+    from ..preparation import prepare
+    from ..quantizer import quantize
+
+    asked = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
+    chosen = {part.name: part for part in prepare(asked).components if part.weights}
+    names = frozenset(weight.name for weight in chosen.pop(main).weights) if main in chosen else frozenset[str]()
+    floats = {name: copy.deepcopy(getattr(pipe, name)) for name in chosen}
+    if chosen:
+        quantize(
+            pipe, rules=settings.rules, quant_stats=settings.quant_stats, components=tuple(chosen), skip=asked.skip,
+            progress=settings.progress,
+        )  # fmt: skip
+    return floats, names
+
+
+def _dtype(src: Source) -> str:
+    """The float dtype with the most bytes in a component's files."""
+    sizes: Counter[str] = Counter({"float32": 0})
+    for info in src.plain.values():
+        if info.dtype in DTYPES:
+            sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0]

@@ -1,0 +1,87 @@
+"""What the network is to answer, and how far off it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from .encoded import Batch
+    from .families import Family
+
+TARGETS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    "epsilon": lambda scheduler, clean, noise, time: noise,
+    "sample": lambda scheduler, clean, noise, time: clean,
+    "v_prediction": lambda scheduler, clean, noise, time: scheduler.get_velocity(clean, noise, time),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """How a batch becomes a loss.
+
+    Attributes:
+        scheduler: a DDPMScheduler; None in a flow. target: one of `TARGETS`.
+        shift: of a flow's time: t' = s t / (1 + (s - 1) t), as the pipeline's scheduler has it.
+        teacher: a network whose answers are the target, in the place of the data's.
+    """
+
+    family: Family
+    scheduler: Any = None
+    target: str = ""
+    shift: float = 1.0
+    teacher: Any = None
+
+    def loss(self, net: Any, batch: Batch) -> Tensor:
+        """The mean squared error of the network's answers, float32 scalar."""
+        noisy, time, target = self.question(batch)
+        if self.teacher is not None:
+            with torch.no_grad():
+                target = self.family.call(self.teacher, noisy, time, batch.teaching, batch.guidance)
+        answer = self.family.call(net, noisy, time, batch.conditions, batch.guidance)
+        return (answer.float() - target.float()).square().mean()
+
+    def question(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Noisy latents [b, c, h, w], time [b] as the network takes it, and the answer [b, c, h, w] by the data.
+
+        In a flow x_t = (1 - t) x + t noise, and the answer is its derivative, noise - x (arXiv:2210.02747).
+        """
+        if self.scheduler is None:
+            time = self.shift * batch.time / (1 + (self.shift - 1) * batch.time)
+            t = time[:, None, None, None]
+            return (1 - t) * batch.clean + t * batch.noise, time, batch.noise - batch.clean
+        count = self.scheduler.config.num_train_timesteps
+        steps = (batch.time * count).long().clamp(max=count - 1)
+        noisy = self.scheduler.add_noise(batch.clean, batch.noise, steps)
+        return noisy, steps, TARGETS[self.target](self.scheduler, batch.clean, batch.noise, steps)
+
+
+def of(pipe: Any, family: Family, teacher: Any = None) -> Objective:
+    """The objective of a pipeline, by its scheduler.
+
+    Raises:
+        SettingsError: a scheduler that is not for this kind of pipeline, or with a prediction type that is not known.
+    """
+    config = pipe.scheduler.config
+    name = type(pipe.scheduler).__name__
+    if family.flow:
+        if "FlowMatch" not in name:
+            raise _unknown(name, f"a {type(pipe).__name__} is trained by flow matching")
+        shift = 1.0 if config.get("use_dynamic_shifting") else float(config.get("shift", 1.0))
+        return Objective(family=family, shift=shift, teacher=teacher)
+    target = config.get("prediction_type")
+    if target not in TARGETS:
+        raise _unknown(name, f"its prediction_type is {target!r}, none of {', '.join(TARGETS)}")
+    from diffusers import DDPMScheduler
+
+    return Objective(family=family, scheduler=DDPMScheduler.from_config(config), target=str(target), teacher=teacher)
+
+
+def _unknown(name: str, why: str) -> SettingsError:
+    return SettingsError(f"A pipeline with a {name} was to be trained", why, "Put a scheduler of that kind into it")

@@ -1,0 +1,76 @@
+"""A short training of the shipped Stable Diffusion model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sdquant import config
+from sdquant.training.run import Summary, train
+from sdquant.training.settings import Settings, settings_of
+
+if TYPE_CHECKING:
+    from sdquant.config import Config
+
+SHORT: dict[str, Any] = {
+    "pretrained_model_name_or_path": "digits-sd",
+    "device": "cpu",
+    "max_train_steps": 4,
+    "per_device_batch_size": 2,
+    "learning_rate": 1e-4,
+    "sample_prompts": ["a handwritten seven"],
+    "sample_steps": 1,
+}
+Short = Callable[..., Summary]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four digits with captions in metadata.jsonl."""
+    from PIL import Image
+
+    from sdquant.demo import digits
+
+    folder = tmp_path_factory.mktemp("data")
+    half = digits.halves()[1]
+    lines = []
+    for number in range(4):
+        Image.fromarray((half.pixels[number].reshape(8, 8) * 15).astype("uint8")).save(folder / f"{number}.png")
+        lines.append(json.dumps({"file_name": f"{number}.png", "text": digits.prompt(int(half.labels[number]))}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def written(tmp_path: Path, data: Path) -> Callable[..., Path]:
+    """written(**values): a config file of a short training that writes into the test's folder."""
+
+    def write(**values: Any) -> Path:
+        path = tmp_path / "short.yml"
+        kept = {**SHORT, "train_data_dir": str(data), "output_dir": str(tmp_path), **values}
+        path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items()))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def asked(written: Callable[..., Path]) -> Callable[..., Config]:
+    """asked(**values): such a config."""
+    return lambda **values: config.load(written(**values), command="train")
+
+
+@pytest.fixture
+def settings(asked: Callable[..., Config]) -> Callable[..., Settings]:
+    """settings(**values): such a training's."""
+    return lambda **values: settings_of(asked(**values))
+
+
+@pytest.fixture
+def short(asked: Callable[..., Config]) -> Short:
+    """short(**values): such a training, run."""
+    return lambda **values: train(asked(**values))
