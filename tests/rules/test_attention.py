@@ -95,7 +95,7 @@ def test_rows_in_blocks_are_the_same_numbers(monkeypatch: pytest.MonkeyPatch) ->
     for more in masks().values():
         whole = attention(q, k, v, rule=INT8, **more)
         with monkeypatch.context() as patch:
-            patch.setattr(attentions, "BLOCK", 5 * 8 * 12)
+            patch.setattr(attentions, "CPU_BLOCK", 5 * 8 * 12)
             assert torch.equal(attention(q, k, v, rule=INT8, **more), whole)
 
 
