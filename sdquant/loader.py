@@ -16,6 +16,7 @@ from .formats import families
 from .formats.readahead import Readahead
 from .preparation import prepare
 from .request import Request, request
+from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     import torch
@@ -229,6 +230,8 @@ def build(
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
+    if isinstance(part.spec, RulesSpec):
+        part.spec.mark(model)
     return model
 
 
