@@ -97,6 +97,10 @@ class LayerWeight(PackedTensor):
         """The decoded values."""
         return decoded(self).numpy(force=force)
 
+    def tolist(self) -> Any:
+        """The decoded values."""
+        return decoded(self).tolist()  # type: ignore[no-untyped-call]
+
     def __deepcopy__(self, memo: Any) -> Tensor:  # type: ignore[override]
         return decoded(self)
 
