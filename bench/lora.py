@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -127,14 +128,13 @@ def threes(pipe: Any, images: int) -> int:
     return digits.judge().read(draw(pipe, [digits.prompt(ASKED)] * images, seeds=seeds, steps=10)).count(DRAWN)
 
 
-def measure(model: str, wanted: list[str], images: int, work: Path) -> list[dict[str, Any]]:
+def measure(model: str, wanted: list[str], images: int, work: Path) -> Iterator[dict[str, Any]]:
     """The rows of one model, that of the unquantized one first."""
     from tqdm import tqdm
 
-    path = work / f"{model}.safetensors"
+    path = work / "lora.safetensors"
     pipe = load(model, None, work)
     at, losses = calls(pipe, ASKED), teach(pipe, path)
-    rows: list[dict[str, Any]] = []
     reference = None
     for scheme in tqdm([None, *wanted], desc=model, unit="scheme", disable=None):
         pipe = load(model, scheme, work)
@@ -143,31 +143,43 @@ def measure(model: str, wanted: list[str], images: int, work: Path) -> list[dict
         reference = found if reference is None else reference
         cosine, ratio = compare(found, reference)
         row = {"model": model, "scheme": scheme, "cosine": round(cosine, 5), "ratio": round(ratio, 4)}
-        rows.append(row | {"images": images, "threes_without": without, "threes_with": threes(pipe, images)})
-    rows[0] |= {"loss_first": losses[0], "loss_last": losses[-1], "file_bytes": path.stat().st_size}
-    return rows
+        row |= {"images": images, "threes_without": without, "threes_with": threes(pipe, images)}
+        if scheme is None:
+            row |= {"loss_first": losses[0], "loss_last": losses[-1], "file_bytes": path.stat().st_size}
+        yield row
 
 
 def main() -> None:
-    """Parse, measure, write, tell."""
+    """Parse, measure what the file does not have yet, write after each scheme, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20, help="images a scheme (default: %(default)s)")
     parser.add_argument("--only", action="append", metavar="SCHEME", help="only this scheme (repeat for several)")
     parser.add_argument("--model", choices=demo.MODELS, help="only this model")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
     args = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="sdquant-lora-") as work:
-        for model in [args.model] if args.model else list(demo.MODELS):
-            rows += measure(model, args.only or schemes(), args.images, Path(work))
     packages = versions() | {"peft": metadata.version("peft")}
-    values = {"machine": machine(), "versions": packages, "rows": rows}
-    beside = args.out.with_name(f".{args.out.name}.tmp")
-    beside.write_text(json.dumps(values, indent=1) + "\n")
-    beside.replace(args.out)
-    for row in rows:
+    stored = json.loads(args.out.read_text()) if args.out.exists() else {"versions": packages, "rows": []}
+    kept = stored["rows"] if stored["versions"] == packages else []
+    rows = {(row["model"], row["scheme"]): row for row in kept if row["images"] == args.images}
+    for model in [args.model] if args.model else list(demo.MODELS):
+        with tempfile.TemporaryDirectory(prefix="sdquant-lora-") as work:
+            wanted = [scheme for scheme in args.only or schemes() if (model, scheme) not in rows]
+            for row in measure(model, wanted, args.images, Path(work)):
+                rows[row["model"], row["scheme"]] = row
+                write(args.out, rows, packages)
+    for row in rows.values():
         told = f"{row['model']:12}{row['scheme'] or 'none':20}{row['cosine']:9.5f}{row['ratio']:8.3f}"
         print(f"{told}{row['threes_without']:6} -> {row['threes_with']} of {row['images']}")
+
+
+def write(out: Path, rows: dict[tuple[str, str | None], dict[str, Any]], packages: dict[str, str]) -> None:
+    """The file, the rows in the order of the schemes."""
+    order = {name: number for number, name in enumerate([None, *schemes()])}
+    rest = len(order)
+    made = sorted(rows.values(), key=lambda row: (row["model"], order.get(row["scheme"], rest)))
+    beside = out.with_name(f".{out.name}.tmp")
+    beside.write_text(json.dumps({"machine": machine(), "versions": packages, "rows": made}, indent=1) + "\n")
+    beside.replace(out)
 
 
 if __name__ == "__main__":

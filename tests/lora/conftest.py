@@ -124,7 +124,7 @@ def float_effect(lora_file: Callable[..., Path]) -> Callable[..., torch.Tensor]:
             before = out(pipe)
             put_on(pipe, lora_file(model, text, kohya))
             made[key] = out(pipe) - before
-            assert made[key].norm() / before.norm() > 0.05  # it changes something
+            assert made[key].norm() / before.norm() > 0.03  # it changes something
         return made[key]
 
     return get
