@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .distributed import Processes
 
 log = logging.getLogger(__name__)
-
-OnImage = Callable[[int, int], None]  # images done, and images in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +116,8 @@ def calibrate(
     with ExitStack() as stack, torch.no_grad():
         for model in models.values():
             stack.enter_context(collecting(model, own_ranges=True))
-        first = processes is None or processes.rank == 0
-        with tqdm(
-            total=len(mine), initial=done, desc="Calibrating", unit="image", disable=not (progress and first)
-        ) as bar:
+        shown = progress and (processes is None or processes.rank == 0)
+        with tqdm(total=len(mine), initial=done, desc="Calibrating", unit="image", disable=not shown) as bar:
             for number in range(done, len(mine)):
                 prompt, seed = mine[number]
                 draw(
@@ -211,11 +207,3 @@ def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping
             "Remove it to begin again, or name another target",
         )
     return done, statistics
-
-
-def statistics_about(task: Calibration) -> dict[str, Any]:
-    """What is written beside the statistics: by which rules and from which images."""
-    return {"task": task.to_dict()}
-
-
-__all__: Sequence[str] = ["Calibration", "calibrate", "prepared", "statistics_about"]

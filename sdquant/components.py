@@ -25,7 +25,7 @@ from .formats import families
 from .formats.folder import read_json
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
-_PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
+PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
 
 
 def model_class(library: str | None, name: str) -> Any:
@@ -173,7 +173,7 @@ def model_name(key: str, known: frozenset[str]) -> str | None:
     """The model's name for a file's tensor: the same, or with a prefix more or less; None if the model has none."""
     if key in known:
         return key
-    for prefix in _PREFIXES:
+    for prefix in PREFIXES:
         if key.removeprefix(prefix) in known:
             return key.removeprefix(prefix)
         if prefix + key in known:

@@ -27,7 +27,7 @@ PROMISED = {
     "load_model", "suffix_hint", "detect", "verify", "plan", "check", "quantize", "save", "backends", "compat", "demo",
     "SdquantError", "UnknownQuantError", "UnknownOffloadError", "IncompatibleError", "BackendUnavailableError",
     "BadFileError", "UnsupportedFileError", "ConflictError", "MissingComponentError", "BudgetError", "SettingsError",
-    "DiskSpaceError", "TrainingError",
+    "DiskSpaceError", "DistributedError", "TrainingError",
 }  # fmt: skip
 
 

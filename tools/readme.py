@@ -1,4 +1,4 @@
-"""The generated tables of README.md and docs/web-uis.md.
+"""The generated tables of README.md and of the pages in docs/.
 
     python -m tools.readme            write them
     python -m tools.readme --check    exit 1 if a page does not hold what the code says
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 WEB_UIS = ROOT / "docs" / "web-uis.md"
-PAGES = (README, WEB_UIS)
+CONFIG = ROOT / "docs" / "config.md"
+PAGES = (README, WEB_UIS, CONFIG)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
@@ -213,9 +214,43 @@ def _lines(texts: Iterable[str]) -> str:
     return "<br>".join(f"{text}." for text in texts)
 
 
+def config_keys(_: Path) -> str:
+    """Every key of a config file."""
+    from sdquant.config import keys
+    from sdquant.config.kinds import shown
+
+    rows = (
+        (
+            f"`{row.name}`", row.kind, f"`{shown(row.default)}`", ", ".join(row.commands), row.origin,
+            row.help + (f": {', '.join(f'`{one}`' for one in row.choices)}" if row.choices else ""),
+        )
+        for row in keys()
+    )  # fmt: skip
+    return markdown(("key", "type", "default", "used by", "name of", "what it is"), rows, left=6)
+
+
+def rule_presets(_: Path) -> str:
+    """Every preset of rules."""
+    from sdquant.rules.presets import PRESETS
+
+    rows = (
+        (f"`{row.name}`", row.help, *("; ".join(_of_part(one, name) for one in row.parts) for name in _PARTS))
+        for row in PRESETS
+    )
+    return markdown(("preset", "what it does", *_PARTS.values()), rows, left=2 + len(_PARTS))
+
+
+_PARTS = {"ops": "operations", "weight": "weights", "act": "activations", "bwd": "gradients (training)", "tile": "tile"}
+
+
+def _of_part(part: Any, name: str) -> str:
+    value = getattr(part, name)
+    return ", ".join(value) if isinstance(value, tuple) else str(value or "-")
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
-    "hosts_settings": hosts_settings,
+    "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
 }  # fmt: skip
 
 

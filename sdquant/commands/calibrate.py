@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         here.barrier()
         partial.unlink(missing_ok=True)
     if here.rank == 0:
-        _say(args, task, sorted(models), sum(name.endswith(".count") for name in found))
+        _say(args, len(task.images), sorted(models), sum(name.endswith(".count") for name in found))
     return 0
 
 
@@ -94,12 +94,10 @@ def _lines(file: Path | None) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _say(args: argparse.Namespace, task: object, components: list[str], layers: int) -> None:
-    images = len(task.images)  # type: ignore[attr-defined]
+def _say(args: argparse.Namespace, images: int, components: list[str], layers: int) -> None:
     if args.json:
-        print(
-            json.dumps({"out": str(args.out), "components": components, "layers": layers, "images": images}, indent=2)
-        )
+        row = {"out": str(args.out), "components": components, "layers": layers, "images": images}
+        print(json.dumps(row, indent=2))
         return
     print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
     print(f"Use them: sdquant generate {args.path} PROMPT --rules {args.rules} --quant-stats {args.out}")

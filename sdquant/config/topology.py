@@ -40,14 +40,9 @@ class Shards:
         return max(1, self.count)
 
     @property
-    def quantize_weight_gradient(self) -> bool:
-        """Whether training quantizes the product that is the weight's gradient."""
-        return self.count > 0
-
-    @property
-    def weight_grad_tile_size(self) -> float | None:
-        """QtRule's bwd_weight_grad_tile_size: one over the parts of the batch that have scales of their own."""
-        return 1 / self.count if self.count > 1 else None
+    def of_weight_gradient(self) -> int | None:
+        """QtRule's bwd_weight_grad_shards: parts of the batch that have scales of their own; None for one."""
+        return None if self.count == 1 else self.count
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

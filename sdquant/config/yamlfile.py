@@ -7,13 +7,15 @@ parser's events, so nothing can be constructed that is not plain, and every erro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
 from .scalars import resolved
+
+T = TypeVar("T")
 
 LARGEST = 1 << 18  # bytes; all keys with a line of comment each take a fiftieth of it
 DEEPEST = 20
@@ -39,6 +41,11 @@ def read(path: str | os.PathLike[str]) -> Document:
         BackendUnavailableError: PyYAML is missing.
     """
     what = f"The config {os.fspath(path)} was to be read"
+    return loads(text_of(path, what), what)
+
+
+def text_of(path: str | os.PathLike[str], what: str) -> str:
+    """The text of a file; `what` begins the errors, which are those of `read`."""
     try:
         place = Path(os.path.realpath(path))
         if not place.is_file():
@@ -56,14 +63,23 @@ def read(path: str | os.PathLike[str]) -> Document:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise BadFileError(f"{what}, line {line}", "it is no text in UTF-8", "Save it as UTF-8") from error
-    return loads(text, what)
+    return text
 
 
 def loads(text: str, what: str = "A config was to be read") -> Document:
     """As `read`, of a text; `what` begins the errors."""
+    return _parsed(text, what, _Reader.document)
+
+
+def value(text: str, what: str) -> Any:
+    """The value of a text that need be no mapping: what a config has after a key. Errors are those of `read`."""
+    return _parsed(text, what, _Reader.value)
+
+
+def _parsed(text: str, what: str, read: Callable[[_Reader], T]) -> T:
     yaml = _yaml(what)
     try:
-        return _Reader(yaml, iter(yaml.parse(text, Loader=yaml.SafeLoader)), what).document()
+        return read(_Reader(yaml, iter(yaml.parse(text, Loader=yaml.SafeLoader)), what))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = f"it is no YAML: {error.problem or error.context}"
@@ -81,24 +97,39 @@ class _Reader:
         self._yaml, self._events, self._what = yaml, events, what
 
     def document(self) -> Document:
-        """The whole of the stream."""
+        """The whole of the stream, a mapping."""
         yaml = self._yaml
-        next(self._events)  # the start of the stream
-        event = next(self._events)
-        if isinstance(event, yaml.StreamEndEvent):
+        event = self._first()
+        if event is None:
             return Document()
-        event = next(self._events)
         if isinstance(event, yaml.ScalarEvent) and not event.value and event.implicit[0]:
             return Document()  # "---" alone
         if not isinstance(event, yaml.MappingStartEvent):
             self._refuse(event, "it is no mapping", "Write one `key: value` in each line")
         lines: dict[str, int] = {}
         values = self._mapping(event, 1, lines)
+        self._end()
+        return Document(values, lines)
+
+    def value(self) -> Any:
+        """The whole of the stream, of any kind; None if it is empty."""
+        event = self._first()
+        if event is None:
+            return None
+        made = self._value(event, 1)
+        self._end()
+        return made
+
+    def _first(self) -> Any:
+        """The event that the document begins with; None if there is no document."""
+        next(self._events)  # the start of the stream
+        return None if isinstance(next(self._events), self._yaml.StreamEndEvent) else next(self._events)
+
+    def _end(self) -> None:
         next(self._events)  # the end of the document
         event = next(self._events)
-        if not isinstance(event, yaml.StreamEndEvent):
+        if not isinstance(event, self._yaml.StreamEndEvent):
             self._refuse(event, "a second document begins there", "Give each its own file")
-        return Document(values, lines)
 
     def _value(self, event: Any, depth: int) -> Any:
         yaml = self._yaml

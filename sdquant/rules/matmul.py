@@ -25,7 +25,7 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
     Raises:
         SettingsError: both have zero points, or tiles of different sizes.
     """
-    if not (isinstance(x, QArray) and isinstance(weight, QArray) and _scales_after(x) and _scales_after(weight)):
+    if not (isinstance(x, QArray) and isinstance(weight, QArray) and scales_after(x) and scales_after(weight)):
         left = dequantize(x) if isinstance(x, QArray) else x
         right = dequantize(weight) if isinstance(weight, QArray) else weight
         return left @ right.to(left.dtype).T
@@ -43,7 +43,7 @@ def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
         )
 
 
-def _scales_after(array: QArray) -> bool:
+def scales_after(array: QArray) -> bool:
     """Whether its scales can be applied to sums of codes."""
     size, count = array.qvalue.shape[-1], array.scale.shape[-1]
     return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)
@@ -76,16 +76,15 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
         ]
         sums = sums - torch.stack(part, -1)
     # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
-    scaled = sums.to(x.scale.dtype) * _expanded(x.scale, lead.numel())[:, None, :]
-    scaled = scaled * _expanded(weight.scale, rows)[None]
+    scaled = sums.to(x.scale.dtype) * _expanded(x.scale, lead)[:, None, :]
+    scaled = scaled * _expanded(weight.scale, weight.qvalue.shape[:1])[None]
     done = scaled.sum(-1) if tiles > 1 else scaled[..., 0]
     return done.to(x.dtype).reshape(*lead, rows)
 
 
-def _expanded(scale: Tensor, rows: int) -> Tensor:
-    """[rows, tiles or 1] of a scale whose leading axes may be of size 1."""
-    flat = scale.reshape(-1, scale.shape[-1])
-    return flat if flat.shape[0] == rows else flat.expand(rows, -1)
+def _expanded(scale: Tensor, lead: torch.Size) -> Tensor:
+    """[rows, tiles or 1] of a scale each of whose leading axes may be of size 1."""
+    return scale.expand(*lead, scale.shape[-1]).reshape(-1, scale.shape[-1])
 
 
 def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +18,29 @@ OPERATIONS = {
     "conv2d": "conv_general_dilated", "conv3d": "conv_general_dilated",
     "einsum": "einsum", "scaled_dot_product_attention": "einsum", "sdpa": "einsum",
 }  # fmt: skip
+_ALIASES = {"bmm": "matmul", "sdpa": "scaled_dot_product_attention"}
+# Products of two activations. Only rules that name them quantize them: a rule for all operations, or for Qwix's
+# dot_general, is about weights, and what a picture loses by quantized attention is not to come as a surprise.
+# A rule that names only these is for no weight.
+PRODUCTS = ("einsum", "matmul", "bmm", "scaled_dot_product_attention", "sdpa")
+
+
+def covers(asked: str, operation: str) -> bool:
+    """Whether a name in op_names means an operation: the same one, or one of the two is Qwix's name for several.
+
+    "einsum" is Qwix's name for attention too where a rule says it, and torch's function where it is the operation.
+    """
+    asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
+    return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
+
+
+# Fields that are lists, of what, and how they are written; and those that are true or false.
+_LISTS: Mapping[str, tuple[type, str, str]] = {
+    "op_names": (str, "names of operations", '["linear", "conv2d"]'),
+    "act_batch_axes": (int, "numbers of axes", "[0, 1]"),
+    "channelwise_noise_axes": (int, "numbers of axes", "[0]"),
+}
+_SWITCHES = ("act_static_scale", "disable_channelwise_axes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +79,7 @@ class QuantizationRule:
         except (re.error, TypeError) as error:
             why = f"it is no regular expression: {error}"
             raise _refused(self, "module_path", why, 'Use one such as ".*attn.*"') from error
-        object.__setattr__(self, "op_names", tuple(self.op_names))
+        _tuples(self)
         for name in self.op_names:
             if name not in OPERATIONS:
                 raise _refused(self, "op_names", f"{name!r} is none of {', '.join(OPERATIONS)}", "Use one of them")
@@ -70,7 +93,7 @@ class QuantizationRule:
         self._check_formats()
         if self.act_static_scale is not None and self.act_qtype is None:
             raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
-        self._check_tile()
+        _check_tile(self, "tile_size")
 
     def _check_zero_points(self) -> None:
         for kind, text in (("weight", self.weight_calibration_method), ("act", self.act_calibration_method)):
@@ -86,27 +109,18 @@ class QuantizationRule:
                 why = f"its scales are of {tile} numbers each, and tile_size is {self.tile_size}"
                 raise _refused(self, name, why, f"Use tile_size={tile}")
 
-    def _check_tile(self, name: str = "tile_size") -> None:
-        size = getattr(self, name)
-        if size is None:
-            return
-        if (
-            isinstance(size, bool)
-            or not isinstance(size, (int, float))
-            or size <= 0
-            or (isinstance(size, float) and size > 1)
-        ):
-            raise _refused(
-                self, name, "it is a whole number above 0, or one over a number of tiles", "Use 128, or 0.25"
-            )
-
     def matches(self, path: str, operation: str | None = None) -> bool:
         """Whether the rule is for the module at `path` ("blocks.0.attn.to_q") and the operation."""
         whole = re.compile(self.module_path).fullmatch
         fits = whole(path) is not None or whole(path.replace(".", "/")) is not None
         if operation is None or not self.op_names:
             return fits
-        return fits and OPERATIONS[operation] in {OPERATIONS[name] for name in self.op_names}
+        return fits and any(covers(name, operation) for name in self.op_names)
+
+    @property
+    def products(self) -> bool:
+        """Whether the rule quantizes products of two activations: it names one, and has a type for activations."""
+        return self.act_qtype is not None and any(name in PRODUCTS for name in self.op_names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +152,11 @@ class QtRule(QuantizationRule):
         if self.bwd_qtype is not None:
             object.__setattr__(self, "bwd_qtype", qtype(str(self.bwd_qtype)).name)
         method(self.bwd_calibration_method)
+        _check_tile(self, "bwd_weight_grad_tile_size")
         if self.bwd_stochastic_rounding not in (None, "uniform", "low_bit_uniform"):
             raise _refused(
                 self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
             )
-        object.__setattr__(self, "channelwise_noise_axes", tuple(self.channelwise_noise_axes))
-        self._check_tile("bwd_weight_grad_tile_size")
         shards = self.bwd_weight_grad_shards
         if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 0):
             raise _refused(self, "bwd_weight_grad_shards", "it is a number of parts", "Use 0, 1 or more")
@@ -200,6 +213,29 @@ def rule_of(values: dict[str, Any]) -> QuantizationRule:
         )
     kind = QuantizationRule if set(values) <= {row.name for row in fields(QuantizationRule)} else QtRule
     return kind(**values)
+
+
+def _tuples(rule: QuantizationRule) -> None:
+    """Lists, as files have them, become tuples; what is no list of its kind is refused, and what is no truth value."""
+    for row in fields(rule):
+        value = getattr(rule, row.name)
+        if row.name in _LISTS and value != row.default:
+            kind, said, example = _LISTS[row.name]
+            if not isinstance(value, (list, tuple)) or not all(type(one) is kind for one in value):
+                raise _refused(rule, row.name, f"it is a list of {said}", f"Write it like {example}")
+            object.__setattr__(rule, row.name, tuple(value))
+        if row.name in _SWITCHES and value is not row.default and not isinstance(value, bool):
+            raise _refused(rule, row.name, "it is true or false", "Use one of them")
+
+
+def _check_tile(rule: QuantizationRule, name: str) -> None:
+    size = getattr(rule, name)
+    if size is None:
+        return
+    number = isinstance(size, (int, float)) and not isinstance(size, bool)
+    if not number or size <= 0 or (isinstance(size, float) and size > 1):
+        why = "it is a whole number above 0, or one over a number of tiles"
+        raise _refused(rule, name, why, "Use 128, or 0.25")
 
 
 def _refused(rule: QuantizationRule, name: str, why: str, fix: str) -> SettingsError:

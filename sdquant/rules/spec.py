@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..backends.base import QuantSpec, Unfit
-from .rule import OPERATIONS, QuantizationRule, to_dict
+from .rule import PRODUCTS, QuantizationRule, to_dict
 
 NO_RULE = "no rule is for it"
 LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
-
-# Operations on two activations: rules that name only these are for no weight.
-PRODUCTS = frozenset(name for name, same in OPERATIONS.items() if same == "einsum") | {"matmul", "bmm"}
 
 
 @dataclass(frozen=True)
@@ -95,4 +92,4 @@ def first(rules: Iterable[QuantizationRule], path: str, operation: str) -> Quant
 
 
 def _only_products(rule: QuantizationRule) -> bool:
-    return bool(rule.op_names) and set(rule.op_names) <= PRODUCTS
+    return bool(rule.op_names) and set(rule.op_names) <= set(PRODUCTS)

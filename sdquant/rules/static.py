@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..components import PREFIXES
 from ..errors import SettingsError
 from .calibration import scale_and_zero_point
 from .layout import act_method, layout
@@ -31,6 +32,14 @@ class StaticRange:
 
     scale: Tensor
     zero_point: Tensor | None
+
+
+def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
+    """The prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the model,
+    in another version of its library, calls "encoder...", or the other way round."""
+    names = [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
+    given = (f"{operand(name, operation)}." for name in names)
+    return next((one for one in given if f"{one}count" in statistics), f"{operand(path, operation)}.")
 
 
 def require_shape(found: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
@@ -56,7 +65,7 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
         SettingsError: nothing was seen of it, or it was calibrated by another rule.
     """
     assert rule.act_qtype is not None
-    prefix = operand(path, operation) + "."
+    prefix = _known(statistics, path, operation)
     found = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
     count = found.pop("count", None)
     if count is None or int(count) == 0:

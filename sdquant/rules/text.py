@@ -44,19 +44,11 @@ def _rule(row: Any) -> QuantizationRule:
 
 
 def _read(path: Path) -> Any:
-    what = f"rules={str(path)!r} was given"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise SettingsError(what, f"it cannot be read: {error}", "Name a YAML or JSON file") from error
-    if path.suffix == ".json":
-        return _json(text, str(path))
-    import yaml
+    from ..config import yamlfile
 
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(what, f"it is no YAML: {error}", "Mend the file") from error
+    what = f"rules={str(path)!r} was given"
+    text = yamlfile.text_of(path, what)
+    return _json(text, str(path)) if path.suffix == ".json" else yamlfile.value(text, what)
 
 
 def _json(text: str, name: str) -> Any:

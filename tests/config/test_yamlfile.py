@@ -11,6 +11,7 @@ import pytest
 
 from sdquant.config import yamlfile
 from sdquant.errors import BadFileError, SettingsError
+from sdquant.rules.text import rules_of
 
 
 @pytest.mark.parametrize(
@@ -105,3 +106,31 @@ def test_the_module_needs_neither_torch_nor_yaml() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_of_rules_is_read_as_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yml"
+    path.write_text(
+        "- weight_qtype: int8\n  tile_size: 0.25\n- {module_path: 'on', op_names: [linear]}\n", encoding="utf-8"
+    )
+    first, second = rules_of(path) or ()
+    assert (first.weight_qtype, first.tile_size, second.module_path, second.op_names) == (
+        "int8",
+        0.25,
+        "on",
+        ("linear",),
+    )
+    for text, why in (
+        ("- &a {weight_qtype: int8}\n- *a\n", "anchors"),
+        ("- {weight_qtype: int8, weight_qtype: int4}\n", "stands there twice"),
+        ("- a: [\n", "no YAML"),
+        ("[]\n---\n[]\n", "a second document"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(BadFileError, match=why):
+            rules_of(path)
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(SettingsError, match="not empty"):
+        rules_of(path)
+    with pytest.raises(SettingsError, match="no such file"):
+        rules_of(tmp_path / "none.yml")

@@ -82,17 +82,15 @@ def quantize(
     for row, start in itertools.product(range(x.shape[0]), range(0, x.shape[1], tile)):
         part = x[row, start : start + tile]
         zero = None
-        if name == "minmax":
-            low, high = min(part.min(), np.float32(0)), max(part.max(), np.float32(0))
+        low, high = limits(part, name, numbers, dtype)
+        if name == "minmax" or low != -high:
             bits = int(qtype[3:])
             least, most = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
             scale = rounded(rounded(np.array([high - low])) / np.float32(most - least))[0]
             scale = np.float32(1) if scale < tiny else scale
             zero = np.clip(np.rint(rounded(np.float32(least) - rounded(np.array([low]) / scale))), least, most)[0]
         else:
-            absmax = np.abs(part).max()
-            absmax = rounded(np.array([absmax * numbers[0]]))[0] if numbers else absmax
-            scale = rounded(np.array([absmax / np.float32(bound(qtype))]))[0]
+            scale = rounded(np.array([high / np.float32(bound(qtype))]))[0]
             scale = np.float32(1) if scale < tiny else scale
             if qtype.startswith("mx"):
                 scale = np.float32(2.0 ** np.ceil(rounded(np.array([np.log2(scale)]))[0]))
@@ -109,6 +107,25 @@ def quantize(
     count = x.shape[1] // tile
     kept = np.array(zeros, np.float32).reshape(-1, count) if zeros[0] is not None else None
     return values, np.array(scales, np.float32).reshape(-1, count), kept, back
+
+
+def limits(part: Array, name: str, numbers: list[np.float32], dtype: str) -> tuple[np.float32, np.float32]:
+    """The least and the largest number that a tile can hold; the same but for the sign where 0 has the code 0."""
+    rounded = ROUNDINGS[dtype]
+
+    def times(value: np.floating, factor: np.float32) -> np.float32:
+        return rounded(np.array([np.float32(value) * factor]))[0]
+
+    if name == "fixed":
+        return numbers[0], numbers[1]
+    if name == "minmax":
+        factor = numbers[0] if numbers else np.float32(1)
+        return times(min(part.min(), np.float32(0)), factor), times(max(part.max(), np.float32(0)), factor)
+    if name == "rms":
+        high = times(rounded(np.sqrt(rounded(np.array([np.mean(rounded(part**2))]))))[0], numbers[0])
+    else:
+        high = times(np.abs(part).max(), numbers[0] if numbers else np.float32(1))
+    return -high, high
 
 
 def _codes(units: Array, qtype: str) -> Array:

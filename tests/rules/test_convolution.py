@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -16,9 +13,7 @@ from sdquant.rules import convolution, integers
 from sdquant.rules.convolution import CONVOLUTIONS, convolve
 from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize
 
-from . import reference
-
-Whole = npt.NDArray[np.int64]
+from . import reference, reference_qt
 
 CASES: list[tuple[int, dict[str, Any]]] = [
     (1, {"padding": 2, "stride": 2}),
@@ -28,32 +23,6 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     (2, {"padding": 1, "groups": 2}),
     (3, {"padding": "valid"}),
 ]
-
-
-def convolved(x: Whole, w: Whole, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Whole:
-    """A convolution, one number of the result at a time."""
-    space = x.ndim - 2
-
-    def each(value: Any) -> Sequence[int]:
-        return [value] * space if isinstance(value, int) else value
-
-    step, gap = each(stride), each(dilation)
-    if padding == "same":
-        padding = [gap[axis] * (w.shape[2 + axis] - 1) // 2 for axis in range(space)]
-    edge = each(0 if padding == "valid" else padding)
-    x = np.pad(x, [(0, 0), (0, 0), *((size, size) for size in edge)])
-    span = [gap[axis] * (w.shape[2 + axis] - 1) + 1 for axis in range(space)]
-    out = [(x.shape[2 + axis] - span[axis]) // step[axis] + 1 for axis in range(space)]
-    made = np.zeros((x.shape[0], w.shape[0], *out), np.int64)
-    for place in itertools.product(*map(range, out)):
-        part = x[
-            (..., *(slice(p * s, p * s + n, g) for p, s, n, g in zip(place, step, span, gap, strict=True)))
-        ]  # fmt: skip
-        for channel in range(w.shape[0]):
-            group = channel * groups // w.shape[0]
-            mine = part[:, group * w.shape[1] : (group + 1) * w.shape[1]]
-            made[(slice(None), channel, *place)] = (mine * w[channel]).reshape(len(x), -1).sum(1)
-    return made
 
 
 def operands(space: int, groups: int, dtype: str) -> tuple[reference.Array, reference.Array]:
@@ -82,7 +51,7 @@ def test_sums_of_integers_are_exact(
         values, scale, _, _ = reference.quantize(one.reshape(len(one), -1), qtype, one[0].size, dtype)
         codes.append(values.reshape(one.shape).astype(np.int64))
         scales.append(scale.reshape(-1))
-    sums = rounded(convolved(*codes, **arguments).astype(np.float32))
+    sums = rounded(reference_qt.products(*codes, arguments).astype(np.float32))
     rest = [1] * space
     wanted = rounded(rounded(sums * scales[0].reshape(-1, 1, *rest)) * scales[1].reshape(1, -1, *rest))
     made = convolve(ours(x, dtype, act), ours(w, dtype, "int4"), **arguments)

@@ -8,7 +8,7 @@ import torch
 
 from sdquant.errors import SettingsError
 from sdquant.rules.matmul import linear
-from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, range_of, scale_shape
+from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, quantize_with, range_of, scale_shape
 from sdquant.rules.qtypes import QTYPES, qtype
 from sdquant.rules.rounding import from_codes
 
@@ -141,6 +141,17 @@ def test_a_zero_point_on_one_side(side: str) -> None:
     lopsided = quantize(x, HowToQuantize(qtype="int8", channelwise_axes=(0, 1), calibration_method="minmax"))
     with pytest.raises(SettingsError, match="both"):
         linear(lopsided, both)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1), (2, 1, 1), (1, 1, 1), (2, 3, 1)])
+def test_scales_that_some_rows_share(shape: tuple[int, ...]) -> None:
+    """As static ranges have them, averaged over some axes."""
+    generator = torch.Generator().manual_seed(9)
+    x, w = torch.randn(2, 3, 64, generator=generator), torch.randn(9, 64, generator=generator)
+    left = quantize_with(x, "int8", torch.rand(shape, generator=generator) + 0.01, None)
+    right = quantize(w, HowToQuantize(qtype="int8", channelwise_axes=(0,)))
+    exact = dequantize(left).double() @ dequantize(right).double().T
+    assert (linear(left, right) - exact).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["nf4", "int4", "float8_e4m3fn"])

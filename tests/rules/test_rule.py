@@ -69,3 +69,31 @@ def test_a_rule_for_training_is_told_by_its_fields() -> None:
     assert type(rule_of({"weight_qtype": "torch.int8"})) is QuantizationRule
     made = rule_of({"weight_qtype": "int8", "act_qtype": "int8", "bwd_qtype": "float8_e5m2"})
     assert isinstance(made, QtRule) and made.bwd_qtype == "float8_e5m2"
+
+
+def test_lists_of_a_file_become_tuples() -> None:
+    rule = rule_of({"op_names": ["linear"], "act_batch_axes": [0, 1], "channelwise_noise_axes": []})
+    assert isinstance(rule, QtRule)
+    assert (rule.op_names, rule.act_batch_axes, rule.channelwise_noise_axes) == (("linear",), (0, 1), ())
+    assert hash(rule) == hash(
+        rule_of({"op_names": ("linear",), "act_batch_axes": (0, 1), "channelwise_noise_axes": ()})
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"op_names": "linear"}, "a list of names of operations"),
+        ({"op_names": None}, "a list of names of operations"),
+        ({"op_names": [["linear"]]}, "a list of names of operations"),
+        ({"act_batch_axes": "0"}, "a list of numbers of axes"),
+        ({"act_batch_axes": [True]}, "a list of numbers of axes"),
+        ({"act_static_scale": "yes", "act_qtype": "int8"}, "true or false"),
+        ({"disable_channelwise_axes": 1}, "true or false"),
+        ({"bwd_weight_grad_tile_size": -2}, "a whole number above 0"),
+        ({"bwd_weight_grad_tile_size": 1.5}, "one over a number of tiles"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        rule_of(values)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import SettingsError
 from .. import integers
-from ..convolution import Window, as_floats, as_integers, convolve, patches, sums
+from ..convolution import CONVOLUTIONS, Window, as_floats, as_integers, convolve, patches, sums
 from ..qarray import QArray, dequantize
 from ..qtypes import qtype
 from . import gradient
@@ -31,13 +31,14 @@ Arguments = tuple[Any, Any, Any, int]  # torch's stride, padding, dilation and g
 def qt_convolve(
     x: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     arguments: Arguments,
     rule: QtRule,
     of_x: Operand,
     of_weight: Operand,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """x [batch, channels, *space] with weight [out, channels / groups, *kernel], without a bias.
+    """x [batch, channels, *space] with weight [out, channels / groups, *kernel], and a float bias.
 
     Gradients, with rule.bwd_qtype: g is multiplied by the scales of the other operand, quantized (for x a scale for
     each sample, for the weight one for each output channel), and multiplied with the other's codes.
@@ -45,7 +46,7 @@ def qt_convolve(
     Args:
         generator: of stochastic rounding; None is torch's own.
     """
-    done = _Conv.apply(x, weight, arguments, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
+    done = _Conv.apply(x, weight, bias, arguments, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
     assert isinstance(done, Tensor)
     return done
 
@@ -56,6 +57,7 @@ class _Conv(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         arguments: Arguments,
         rule: QtRule,
         of_x: Operand,
@@ -75,19 +77,24 @@ class _Conv(torch.autograd.Function):
         ctx.shapes = x.shape, weight.shape
         stride, padding, dilation, groups = arguments
         ctx.window = Window.of(weight.shape, stride, padding, dilation, groups)
-        return convolve(codes_x, codes_weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        if isinstance(codes_x, Tensor):  # as a layer for inference does it: the bias goes into the sum
+            return CONVOLUTIONS[ctx.window.space](x, _float(codes_weight), bias, stride, padding, dilation, groups)
+        y = convolve(codes_x, codes_weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        return y if bias is None else y + bias.view(-1, *[1] * ctx.window.space)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved, rule, window = ctx.saved_tensors, ctx.rule, ctx.window
-        of_x = of_weight = None
+        of_x = of_weight = of_bias = None
         with torch.autocast(g.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 of_x = _for_x(g, ctx.keeper.get("weight", saved), ctx.shapes, window, rule, ctx.generator)
             if ctx.needs_input_grad[1]:
                 of_weight = _for_weight(g, ctx.keeper.get("x", saved), ctx.shapes, window, rule, ctx.generator)
-        return of_x, of_weight, None, None, None, None, None
+            if ctx.needs_input_grad[2]:
+                of_bias = g.transpose(0, 1).flatten(1).sum(1)
+        return of_x, of_weight, of_bias, None, None, None, None, None
 
 
 Shapes = tuple[torch.Size, torch.Size]  # of x and of the weight

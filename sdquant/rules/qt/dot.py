@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import SettingsError
 from ..matmul import linear
-from ..qarray import QArray
+from ..qarray import QArray, dequantize
 from . import gradient
 from .residual import Keeper, Operand, units, usable
 
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
 
 
 def qt_linear(
-    x: Tensor, weight: Tensor, rule: QtRule, of_x: Operand, of_weight: Operand, generator: torch.Generator | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rule: QtRule,
+    of_x: Operand,
+    of_weight: Operand,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """x [..., K] times weight [N, K] transposed: [..., N], without a bias.
+    """x [..., K] times weight [N, K] transposed, and a float bias: [..., N].
 
     Gradients, without rule.bwd_qtype: of the product of the float operands, zero where one lies outside a range that
     may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and multiplied
@@ -31,7 +38,7 @@ def qt_linear(
     Args:
         generator: of stochastic rounding; None is torch's own.
     """
-    done = _Linear.apply(x, weight, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
+    done = _Linear.apply(x, weight, bias, rule, of_x, of_weight, generator)  # type: ignore[no-untyped-call]
     assert isinstance(done, Tensor)
     return done
 
@@ -42,6 +49,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         rule: QtRule,
         of_x: Operand,
         of_weight: Operand,
@@ -60,7 +68,10 @@ class _Linear(torch.autograd.Function):
             keeper.keep(name, original if clips or (needed and not as_codes) else None)
         ctx.save_for_backward(*keeper.tensors)
         ctx.keeper, ctx.rule, ctx.of_x, ctx.of_weight, ctx.generator = keeper, rule, of_x, of_weight, generator
-        return linear(codes_x, codes_weight)
+        if isinstance(codes_x, Tensor):  # as a layer for inference does it: the bias goes into the sum
+            return F.linear(x, dequantize(codes_weight) if isinstance(codes_weight, QArray) else codes_weight, bias)
+        y = linear(codes_x, codes_weight)
+        return y if bias is None else y + bias
 
     @staticmethod
     @once_differentiable
@@ -69,7 +80,7 @@ class _Linear(torch.autograd.Function):
         x, codes_x, weight, codes_weight = (
             ctx.keeper.get(name, saved) for name in ("x", "codes of x", "weight", "codes of weight")
         )
-        of_x = of_weight = None
+        of_x = of_weight = of_bias = None
         with torch.autocast(g.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 of_x = _for_x(g, weight if codes_weight is None else codes_weight, ctx.rule, ctx.generator)
@@ -77,7 +88,9 @@ class _Linear(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 of_weight = _for_weight(g, x if codes_x is None else codes_x, ctx.rule, ctx.generator)
                 of_weight = ctx.of_weight.clipped(of_weight, weight)
-        return of_x, of_weight, None, None, None, None
+            if ctx.needs_input_grad[2]:
+                of_bias = g.reshape(-1, g.shape[-1]).sum(0)
+        return of_x, of_weight, of_bias, None, None, None, None
 
 
 def _for_x(g: Tensor, weight: Tensor | QArray, rule: QtRule, generator: torch.Generator | None) -> Tensor:

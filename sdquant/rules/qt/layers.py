@@ -117,8 +117,7 @@ class QtLinear(QtLayer, nn.Linear):
         x, weight, bias = self._operands(x)
         with torch.autocast(x.device.type, enabled=False):
             of_x, of_weight = self._activations(x, conv=False), self._weights(weight)
-            y = qt_linear(x, weight, self.rule, of_x, of_weight, self.generator)
-            return y if bias is None else y + bias
+            return qt_linear(x, weight, bias, self.rule, of_x, of_weight, self.generator)
 
 
 class QtConv1d(QtLayer, nn.Conv1d):
@@ -161,8 +160,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
             padding = 0
         of_x, of_weight = layer._activations(x, conv=True), layer._weights(weight)
         arguments = (layer.stride, padding, layer.dilation, layer.groups)
-        y = qt_convolve(x, weight, arguments, layer.rule, of_x, of_weight, layer.generator)
-        return y if bias is None else y + bias.view(-1, *[1] * (weight.ndim - 2))
+        return qt_convolve(x, weight, bias, arguments, layer.rule, of_x, of_weight, layer.generator)
 
 
 def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:

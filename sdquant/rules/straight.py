@@ -1,0 +1,204 @@
+"""The product of two activations under a rule, with gradients.
+
+Forward: both operands quantized, each with the range that it has itself, and multiplied (`products.multiply`).
+Backward: of the float product (quantization-aware training), or with quantized gradients where the rule has a
+bwd_qtype. Formulas: Qwix 0.1.8, core/dot_general_qt.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from .calibration import scale_and_zero_point
+from .how import HowToQuantize
+from .matmul import LEAST_TILE
+from .method import method
+from .products import multiply, plain_precision, turned
+from .qarray import QArray, broadcast, dequantize, quantize, quantize_with, range_of
+from .qtypes import qtype
+from .rule import QtRule, QuantizationRule
+
+Found = dict[str, Tensor]
+# Gets the name of an operand ("einsum0_lhs") and the range found in it; returns the range to use. This is where
+# statistics for static ranges can be collected.
+Collect = Callable[[str, Found], Found]
+
+DEFAULT_METHOD = "absmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One product in a model.
+
+    Attributes:
+        rule: what is done with it; has an act_qtype.
+        name: of the operation in its module, "einsum0", which the names of its operands begin with.
+        collect: see `Collect`; None uses each range as it is found.
+    """
+
+    rule: QuantizationRule
+    name: str = "dot_general0"
+    collect: Collect | None = None
+
+    def __post_init__(self) -> None:
+        refuse(self.rule, static=self.collect is not None)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether a scale is shared by numbers of different rows."""
+        return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
+
+    def how(self, x: Tensor, axis: int) -> HowToQuantize:
+        """How an operand is quantized that is summed along `axis`: a scale for each index of all the others."""
+        rule, summed = self.rule, axis % x.ndim
+        return HowToQuantize(
+            qtype=str(rule.act_qtype),
+            channelwise_axes=() if self.per_tensor else tuple(n for n in range(x.ndim) if n != summed),
+            tiled_axes={} if rule.tile_size is None else {summed: rule.tile_size},
+            calibration_method=rule.act_calibration_method or DEFAULT_METHOD,
+        )
+
+    def quantized(self, x: Tensor, axis: int) -> tuple[QArray, Found]:
+        """An operand quantized, and its range. axis: -1 for the left one, -2 for the right one."""
+        how = self.how(x, axis)
+        with torch.no_grad():
+            found = range_of(x, how)
+            if self.collect is not None:
+                found = self.collect(f"{self.name}_{'lhs' if axis == -1 else 'rhs'}", found)
+            scale, zero_point = scale_and_zero_point(found, how.row)
+            return quantize_with(x, how.qtype, scale, zero_point), found
+
+
+def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
+    """Refuse what products of activations cannot do yet.
+
+    Args:
+        static: whether static ranges are being collected.
+
+    Raises:
+        SettingsError: no act_qtype, static ranges, zero points on both sides, or stochastic rounding of gradients.
+    """
+    what = f"The rule for {rule.module_path!r} with op_names={list(rule.op_names)} was to quantize products"
+    if rule.act_qtype is None:
+        raise SettingsError(what, "it has no act_qtype", 'Set act_qtype, "int8" for example')
+    if rule.act_static_scale and not static:
+        raise SettingsError(
+            what,
+            "act_static_scale is for linear layers and convolutions; products of activations find their ranges as "
+            "they run",
+            "Give these operations a rule of their own, without act_static_scale",
+        )
+    how = method(rule.act_calibration_method or DEFAULT_METHOD)
+    uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)
+    if uneven and (rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)):
+        raise SettingsError(
+            f"{what} with the calibration method {rule.act_calibration_method!r}",
+            "it gives both operands a zero point, and only one side of a product can have one",
+            'Use a symmetric method for these operations, such as "absmax", in a rule of their own',
+        )
+    if isinstance(rule, QtRule) and rule.bwd_qtype is not None and rule.bwd_stochastic_rounding is not None:
+        raise SettingsError(
+            what,
+            "their gradients are rounded to the nearest only, and bwd_stochastic_rounding is set",
+            "Give these operations a rule of their own, without bwd_stochastic_rounding",
+        )
+
+
+def product(a: Tensor, b: Tensor, rule: QuantizationRule | Site) -> Tensor:
+    """a [..., M, K] times b [..., K, N]: [..., M, N], both quantized as the rule says for activations.
+
+    Each gets one scale for every row of a and column of b in every matrix, or one for every tile of rule.tile_size
+    along K. Axes in front broadcast. float32, bfloat16 and float16 (whose scales are float32's); the result has the
+    operands' dtype. Has gradients.
+
+    Raises:
+        SettingsError: what `refuse` says, a tile size that does not divide K, or two operands with zero points.
+    """
+    site = rule if isinstance(rule, Site) else Site(rule=rule)
+    with plain_precision(a):
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            done = _Product.apply(a, b, site)  # type: ignore[no-untyped-call]
+            assert isinstance(done, Tensor)
+            return done
+        return multiply(site.quantized(a, -1)[0], site.quantized(b, -2)[0])
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, site: Site) -> Tensor:
+        left, found_a = site.quantized(a, -1)
+        right, found_b = site.quantized(b, -2)
+        ctx.site, ctx.founds = site, (found_a, found_b)
+        ctx.save_for_backward(a, b)
+        ctx.codes = (_residual(left, site.rule), _residual(right, site.rule))
+        return multiply(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b = ctx.saved_tensors
+        site, (found_a, found_b), (left, right) = ctx.site, ctx.founds, ctx.codes
+        with plain_precision(grad):
+            of_a = of_b = None
+            if ctx.needs_input_grad[0]:
+                other = b.mT if right is None else turned(right)
+                of_a = _clipped(_times(grad, other, site).sum_to_size(a.shape), a, found_a, site)
+            if ctx.needs_input_grad[1]:
+                # The gradient of b transposed is grad transposed times a.
+                other = a if left is None else left
+                of_b = _clipped(_times(grad.mT, other, site).mT.sum_to_size(b.shape), b, found_b, site)
+        return of_a, of_b, None
+
+
+def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
+    """The quantized operand if the backward product is to use its codes; None for the float operand.
+
+    Tiles lie along an axis that the backward product does not sum over, and not every code is a number.
+    """
+    if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
+        return None
+    if rule.tile_size is not None or qtype(array.qtype).kind not in ("int", "float") or qtype(array.qtype).tile:
+        return None
+    if array.zero_point is not None:
+        raise SettingsError(
+            f"Gradients of {rule.bwd_qtype} were asked for, of a product whose operands have a zero point",
+            "the backward product multiplies their codes as they are",
+            'Use a calibration method that is symmetric, such as "absmax"',
+        )
+    return array
+
+
+def _times(grad: Tensor, other: Tensor | QArray, site: Site) -> Tensor:
+    """grad [..., M, N] times other [..., N, K], grad quantized if the rule says so."""
+    rule = site.rule
+    if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
+        assert isinstance(other, Tensor)
+        return grad @ other
+    # The scales of the other operand are those of the summed axis: they go into the gradient, and its codes stay.
+    scaled = grad if isinstance(other, Tensor) else grad.to(other.scale.dtype) * other.scale.mT
+    how = HowToQuantize(
+        qtype=rule.bwd_qtype,
+        channelwise_axes=() if site.per_tensor else tuple(range(grad.ndim - 1)),
+        calibration_method=rule.bwd_calibration_method,
+    )
+    codes = replace(quantize(scaled, how), dtype=grad.dtype)
+    if isinstance(other, Tensor):
+        return dequantize(codes) @ other
+    ones = [1] * other.qvalue.ndim
+    return multiply(codes, replace(other, scale=other.scale.new_ones(ones)))
+
+
+def _clipped(grad: Tensor, x: Tensor, found: Found, site: Site) -> Tensor:
+    """Zero where x lies outside the range, for methods whose range can be narrower than x is."""
+    how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
+    if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
+        return grad
+    low, high = (-found["absmax"], found["absmax"]) if "absmax" in found else (found["min"], found["max"])
+    with torch.no_grad():
+        inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
+    return torch.where(inside, grad, torch.zeros_like(grad))
