@@ -127,7 +127,8 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
             total += loss.detach() / settings.gradient_accumulation_steps
             if accelerator.sync_gradients:
                 norm = float(accelerator.clip_grad_norm_(job.learning, settings.max_grad_norm or math.inf))
-                _refuse_not_finite(job, total, norm)
+                if accelerator.scaler is None and not math.isfinite(norm):  # the same in all processes
+                    raise _not_finite(job, float(total), norm)
             job.optimizer.step()
             if accelerator.sync_gradients:
                 job.schedule.step()
@@ -135,7 +136,10 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
     if job.ema is not None:
         job.ema.step(job.learning)
     seen = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
-    return float(seen[0]) / accelerator.num_processes, norm, bool(seen[1] > 0)
+    mean = float(seen[0]) / accelerator.num_processes
+    if not math.isfinite(mean):
+        raise _not_finite(job, mean, norm)
+    return mean, norm, bool(seen[1] > 0)
 
 
 def _batch(job: Job, number: int) -> Batch:
@@ -147,22 +151,16 @@ def _batch(job: Job, number: int) -> Batch:
     return job.data.batch(settings, positions, flow=job.objective.family.flow).to(accelerator.device)
 
 
-def _refuse_not_finite(job: Job, loss: torch.Tensor, norm: float) -> None:
-    """Before the weights are changed by it. fp16's scaler skips steps whose gradients overflow: those are no error.
-
-    Every process comes to the same answer: gradients are averaged over all of them.
-    """
-    scaled = job.accelerator.scaler is not None
-    if math.isfinite(norm) and math.isfinite(float(loss)):
-        return
-    if scaled and math.isfinite(float(loss)):
-        return
+def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
+    """Raised before the weights are changed by it: fp16's scaler leaves out steps whose gradients are not finite, which
+    alone is no error."""
     kept = checkpoints.found(job.settings.folder / "checkpoints")
     last = f"the last checkpoint is that of step {kept[-1].step}" if kept else "there is no checkpoint yet"
-    raise TrainingError(
-        f"Step {job.step + 1} was trained", f"its loss is {float(loss):g} and its gradient's norm {norm:g}; {last}",
+    return TrainingError(
+        f"Step {job.step + 1} was trained",
+        f"its loss is {loss:g} and its gradient's norm {norm:g}; {last}",
         "Start a run with a lower learning_rate or max_grad_norm, or with mixed_precision=no",
-    )  # fmt: skip
+    )
 
 
 def save(job: Job) -> None:

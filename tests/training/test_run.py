@@ -91,7 +91,8 @@ def test_resume_is_told_where_from(short: Short, settings: Callable[..., Setting
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(BadFileError, match=r"step-2.*damaged"):
         short(resume="latest")
-    assert short(resume="step-1", max_train_steps=3).steps == 3
+    assert short(resume="step-1", max_train_steps=3, checkpoint_every=0).steps == 3
+    assert [row.step for row in checkpoints.found(tmp_path / "run/checkpoints")] == [1, 3]  # step 2 was left behind
 
 
 def test_the_loss_goes_down(short: Short, tmp_path: Path) -> None:
