@@ -3,9 +3,8 @@
     python -m bench.qat                              everything; hours on two cores
     python -m bench.qat --model digits-sd --only "int2 per tensor"
 
-For each rule the shipped model draws 200 digits with the rule applied to its network and text encoders. Where that
-costs digits, or more than `NEAR` dB of SNR is left to gain, the network is trained with the rule in the loop by
-`sdquant train`, its own float answers as the target, and draws again. Image i shows digit i % 10 from noise of seed i.
+For each rule the shipped model draws 200 digits with the rule applied to its network and text encoders. With
+most of the rules the network is then trained by `sdquant train`, its own float answers as the target, and draws again. Image i shows digit i % 10 from noise of seed i.
 A static range is that of `sdquant calibrate` over the ten prompts. Results go into one JSON file after each row, and a
 run that was cut off goes on where it stopped.
 """
@@ -70,7 +69,7 @@ ROWS = (
 TRAINING: dict[str, dict[str, Any]] = {
     "digits-sd": {"max_train_steps": 300, "per_device_batch_size": 16, "learning_rate": 3e-4},
     "digits-flux": {
-        "max_train_steps": 300, "per_device_batch_size": 16, "learning_rate": 3e-4, "max_sequence_length": 32,
+        "max_train_steps": 200, "per_device_batch_size": 8, "learning_rate": 3e-4, "max_sequence_length": 32,
         "guidance_min": 1.0, "guidance_max": 4.0,
     },
 }  # fmt: skip

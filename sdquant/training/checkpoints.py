@@ -85,19 +85,13 @@ def attach(accelerator: Any) -> None:
 
 
 def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], keep: int, nbytes: int) -> Path:
-    """Write a checkpoint. Every process calls it; the first one writes.
-
-    The oldest of more than `keep` are removed, and all of later steps: they were left behind by going on from an
-    earlier one.
-    """
+    """Write a checkpoint, and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
     target = folder / f"step-{step}"
     if accelerator.is_main_process:
         with whole_folder(target, nbytes) as beside:
             accelerator.save_state(str(beside))
             (beside / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
-        rows = found(folder)
-        upto = [row for row in rows if row.step <= step]
-        for old in (*upto[:-keep], *rows[len(upto) :]):
+        for old in found(folder)[:-keep]:
             remove(old.path)
     accelerator.wait_for_everyone()
     return target

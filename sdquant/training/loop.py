@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import TrainingError
+from ..writing import remove
 from . import chance, checkpoints, network
 from .record import Line, Log
 
@@ -30,7 +31,7 @@ class Job:
     Attributes:
         net: what accelerate has put around the network. ema: diffusers' EMAModel of its weights; None for none.
         identity: what a training that goes on from a checkpoint must have in common with this one.
-        step: steps done.
+        step: steps done. abandoned: checkpoints of later steps than that which the training went on from.
     """
 
     accelerator: Any
@@ -42,7 +43,8 @@ class Job:
     data: Encoded
     identity: dict[str, Any]
     ema: Any = None
-    step: int = field(default=0)
+    step: int = 0
+    abandoned: list[checkpoints.Checkpoint] = field(default_factory=list)
 
     @property
     def bare(self) -> Any:
@@ -166,14 +168,19 @@ def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
 def save(job: Job) -> None:
     """A checkpoint of the steps that are done."""
     place = job.settings.folder / "checkpoints"
+    if job.accelerator.is_main_process:
+        for old in job.abandoned:
+            remove(old.path)
+    job.abandoned = []
     keep = job.settings.checkpoints_to_keep
     checkpoints.write(job.accelerator, place, job.step, job.identity, keep, bytes_of(job))
 
 
 def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
-    """Go on from a checkpoint."""
+    """Go on from a checkpoint. Later ones are removed when the next is written."""
     checkpoints.read(job.accelerator, checkpoint, job.identity, job.settings)
     job.step = checkpoint.step
+    job.abandoned = [row for row in checkpoints.found(checkpoint.path.parent) if row.step > checkpoint.step]
 
 
 def bytes_of(job: Job) -> int:
