@@ -31,7 +31,7 @@ from .errors import (
 from .integrations import plug_in as _plug_in
 
 if TYPE_CHECKING:
-    from . import backends, compat, demo, rules
+    from . import backends, compat, demo, lora, rules
     from .compat import check
     from .detection import Detected, detect, suffix_hint
     from .integrations.config import Config
@@ -58,7 +58,7 @@ _LAZY = {
     "suffix_hint": "detection",
     "verify": "verification",
 }
-_MODULES = ("backends", "compat", "demo", "rules")
+_MODULES = ("backends", "compat", "demo", "lora", "rules")
 
 __all__ = [
     "BackendUnavailableError",
@@ -85,6 +85,7 @@ __all__ = [
     "demo",
     "detect",
     "load_model",
+    "lora",
     "plan",
     "quantize",
     "rules",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, components
+from . import adapters, backends, components
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
@@ -230,3 +230,4 @@ def install_packed(
         made = quantized_layer(modules[0], packed, dtype)
     for path in paths:
         components.set_module(model, path, made)
+    adapters.prepare(model)

@@ -16,6 +16,7 @@ from .formats import families
 from .formats.readahead import Readahead
 from .preparation import prepare
 from .request import Request, request
+from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     import torch
@@ -137,10 +138,11 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
     whole = _assemble(made, parts)
-    from . import offload
+    from . import adapters, offload
     from .memory import trim
 
     trim()
+    adapters.prepare_pipeline(whole)
     handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)
     whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
     return whole
@@ -228,6 +230,8 @@ def build(
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
+    if isinstance(part.spec, RulesSpec):
+        part.spec.mark(model)
     return model
 
 

@@ -136,7 +136,9 @@ def make(request: Request, detected: Detected, *, device: str, versions: Mapping
         )
     parts = tuple(_component(name, src, asked_for(name, request), request, versions) for name, src in sources.items())
     warnings = [*detected.warnings, *_without_effect(request, parts), *_unused_rules(request, parts, sources)]
-    if not any(part.weights for part in parts) and any(spec is not None for spec in specs.values()):
+    asked = [spec for spec in specs.values() if spec is not None]
+    products = any(isinstance(spec, RulesSpec) and spec.products for spec in asked)
+    if asked and not products and not any(part.weights for part in parts):
         reasons = Counter(reason for part in parts for reason in part.kept.values())
         most = f": {reasons.most_common(1)[0][0]}" if reasons else ""
         raise IncompatibleError(

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine, planner
+from . import adapters, compat, machine, planner
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import request
+from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,9 +64,11 @@ def quantize(
         name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
     }
     for name in specs:
+        adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
     plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
-    if not any(plans.values()):
+    products = [spec for spec in specs.values() if isinstance(spec, RulesSpec) and spec.products]
+    if not products and not any(plans.values()):
         raise IncompatibleError(
             f"{quant or 'Quantization by rules'} was asked for",
             "the model has no weight that would be quantized",
@@ -84,6 +87,9 @@ def quantize(
                 device=device,
                 tick=bar.update,
             )
+            if isinstance(spec, RulesSpec):
+                spec.mark(parts[name])
+    adapters.prepare_pipeline(model)
     return model
 
 

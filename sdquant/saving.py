@@ -14,13 +14,13 @@ import json
 import logging
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
+from .adapters import refuse_adapted
 from .errors import SettingsError
 from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
@@ -52,7 +52,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
 
     Raises:
         SettingsError: something is there already, or the path does not suit the model.
-        ConflictError: `portable`, and diffusers has no reader for the scheme.
+        ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
     from . import components
     from . import portable as plainly
@@ -64,6 +64,8 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         raise SettingsError(
             f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
         )
+    for name, part in (components.weight_parts(model) if whole else {"model": model}).items():
+        refuse_adapted(name, part, "saved")
     if portable:
         if target.suffix == ".safetensors":
             refuse_portable_file(target)
@@ -124,18 +126,9 @@ def refuse_nested(source: Path, target: Path) -> None:
 @contextmanager
 def offload_suspended(model: Any) -> Iterator[None]:
     """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
-    from . import offload
-
     done = getattr(model, "sdquant", None)
-    if done is None or not done.offload.active or done.plan.offload == "none":
+    with done.offload.suspended() if done is not None else nullcontext():
         yield
-        return
-    done.offload.remove()
-    try:
-        yield
-    finally:
-        handle = offload.apply(model, done.plan.offload, device=done.plan.device, budget=done.plan.budget)
-        model.sdquant = replace(done, offload=handle)
 
 
 def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:

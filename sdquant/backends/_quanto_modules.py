@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
         raise NotImplementedError(
             f"optimum-quanto has QLinear and QConv2d, and nothing for {type(module).__name__}; use runtime='plain'"
         )
-    made = quanto.QLinear if isinstance(module, nn.Linear) else quanto.QConv2d
+    made = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)
     layer: Any = made.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -32,6 +33,31 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     layer.train(module.training)
     assert isinstance(layer, nn.Module)
     return layer
+
+
+@lru_cache(maxsize=1)
+def _conv2d() -> Any:
+    """quanto's `QConv2d`, whose type can be called for a convolution of floats.
+
+    PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`. quanto's own class makes a module then
+    that has no quantized weight, and fails when it is called.
+    """
+    from optimum import quanto
+
+    class QConv2d(quanto.QConv2d):  # type: ignore[misc]  # the base is only known at run time
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if (args or kwargs) and kwargs.get("weights") is None:
+                return nn.Conv2d(*args, **kwargs)
+            return super().__new__(cls)
+
+    QConv2d.__module__, QConv2d.__qualname__ = __name__, "QConv2d"  # where pickle looks for it
+    return QConv2d
+
+
+def __getattr__(name: str) -> Any:
+    if name == "QConv2d":
+        return _conv2d()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _tensor(packed: Packed, quanto: Any) -> Any:

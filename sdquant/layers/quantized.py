@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
 from ..rows import take
+from .packed_tensor import LayerWeight
 from .scratch import scratch
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
@@ -43,13 +44,19 @@ def kind_of(module: nn.Module) -> str | None:
 class QuantizedLayer(nn.Module):
     """What the quantized layers share. Comes before the `torch.nn` class in their bases.
 
-    `weight` is a tensor on the meta device: it has the shape and dtype of the float weight, which is what code that
-    peeks at it wants to know (T5 casts its activations to `wo.weight.dtype`), and no values, so that code that would
-    use them fails loudly. `dequantize()` gives the values.
+    `weight` is a tensor that decodes itself where it is used; see `packed_tensor`. `dequantize()` gives the values.
+
+    The classes make quantized layers by `quantized_layer` alone. Called like the `torch.nn` class, they make a layer of
+    that class: PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`, and both are to be floats.
     """
 
     spec: PackedSpec
     _backend: Backend
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return next(base for base, made in _LAYERS.items() if issubclass(cls, made))(*args, **kwargs)
+        return super().__new__(cls)
 
     def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
         """Take over everything but the weight from `original`, and the weight from `packed`."""
@@ -75,7 +82,7 @@ class QuantizedLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":  # see the class
-            return torch.empty(self.spec.shape, dtype=self.compute_dtype, device="meta")
+            return LayerWeight(self.packed, self.compute_dtype)
         return super().__getattr__(name)
 
     @property
@@ -92,7 +99,7 @@ class QuantizedLayer(nn.Module):
     def _float_weight(self, x: Tensor) -> Tensor:
         """The float weight in the dtype of `x`, in the scratch buffer where no gradient will need it later."""
         packed = self.packed
-        if torch.is_grad_enabled() and x.requires_grad:
+        if _gradient_of(x):
             return self._backend.decode(packed, x.dtype)
         out = scratch(self.spec.shape, x.dtype, x.device)
         self._backend.decode_into(packed, out)
@@ -146,6 +153,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._backend.computes(self.spec):
+            if _gradient_of(x) and not torch.compiler.is_compiling():
+                return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
             return F.linear(x, self._float_weight(x), self._bias(x))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
@@ -185,13 +194,18 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
-    if not layer._backend.computes(layer.spec):
+    computes = layer._backend.computes(layer.spec)
+    if not computes and (torch.compiler.is_compiling() or not _gradient_of(x)):
         return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
+    if x.ndim == layer.weight.ndim - 1:  # one sample without a batch
+        return _convolved(layer, x[None])[0]
     padding = layer.padding
     if layer.padding_mode != "zeros":
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
+    if not computes:
+        return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
 
@@ -213,15 +227,64 @@ class Computed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,), (shape, dtype) = grads, ctx.form
-        weight = ctx.layer.dequantize(dtype)
-        if ctx.geometry is None:
-            return grad @ weight, None, None
-        with torch.enable_grad():  # the gradient of a convolution does not depend on its input
-            x = torch.zeros(shape, dtype=dtype, device=grad.device, requires_grad=True)
-            how = ctx.geometry
-            conv = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
+        return _gradient(grad, ctx.layer.dequantize(dtype), shape, ctx.geometry), None, None
+
+
+class Decoded(torch.autograd.Function):
+    """A product with the decoded weight that keeps nothing: its gradient decodes the weight again.
+
+    Kept for the gradient, the weights of all layers would be in memory as floats, and training a LoRA would take as
+    much as on the unquantized model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any, geometry: Geometry | None) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.shape = layer, geometry, x.shape
+        weight = layer._float_weight(x)
+        if geometry is None:
+            return F.linear(x, weight, bias)
+        conv: Any = _CONVOLUTIONS[len(geometry.stride) - 1]
+        done: Tensor = conv(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        return done
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad,) = grads
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = _gradient(grad, ctx.layer._float_weight(grad), ctx.shape, ctx.geometry)
+        if ctx.needs_input_grad[1]:
+            channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
+            of_bias = grad.sum([d for d in range(grad.dim()) if d != channels])
+        return of_x, of_bias, None, None
+
+
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def _gradient_of(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | None) -> Tensor:
+    """Of x [*shape], where y = x weight^T or a convolution of x, and `grad` is that of y.
+
+    It does not depend on x, so that nothing but the weight is needed.
+    """
+    if how is None:
+        return grad @ weight
+    if isinstance(how.padding, str):  # "same" may be uneven, which the gradient's own function cannot do
+        with torch.enable_grad():
+            x = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
+            conv: Any = _CONVOLUTIONS[len(how.stride) - 1]
             y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
-        return torch.autograd.grad(y, x, grad)[0], None, None
+        return torch.autograd.grad(y, x, grad)[0]
+    like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)
+    mask = [True, False, False]
+    found: Tensor = torch.ops.aten.convolution_backward(
+        grad, like, weight, None, how.stride, how.padding, how.dilation, False, zeros, how.groups, mask
+    )[0]
+    return found
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {

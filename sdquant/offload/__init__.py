@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,19 +132,37 @@ def apply(
 
     target = torch.device(device)
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
-    try:
-        importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
-        for part in parts.values():
-            part.__dict__[_HANDLE] = handle
-            handle.undo.callback(part.__dict__.pop, _HANDLE, None)
-        if mode != "none":
-            from ..memory import give_back
 
-            give_back()
-    except BaseException:
-        handle.remove()
-        raise
+    def engage() -> None:
+        handle.total = weight_bytes(*parts.values())
+        handle.counters.resident = 0
+        try:
+            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
+            for part in parts.values():
+                part.__dict__[_HANDLE] = handle
+                handle.undo.callback(part.__dict__.pop, _HANDLE, None)
+            if mode != "none":
+                from ..memory import give_back
+                from .changes import follow
+
+                follow(model, parts, handle)
+                give_back()
+        except BaseException:
+            handle.remove()
+            raise
+
+    handle.engage = engage
+    engage()
     return handle
+
+
+@contextmanager
+def suspended(*parts: nn.Module) -> Iterator[None]:
+    """These components' weights in ordinary memory, whatever their offload modes; see `OffloadHandle.suspended`."""
+    with ExitStack() as stack:
+        for handle in {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}.values():
+            stack.enter_context(handle.suspended())
+        yield
 
 
 _HANDLE = "_sdquant_offload"  # on each component: the handle that is active

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -64,6 +65,19 @@ class OffloadHandle:
         self.components: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self.active = True
+        self.engage: Callable[[], None] = lambda: None  # does what the mode does; `apply` sets it
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The weights in ordinary memory and no hooks; afterwards the mode is at work again, on what is there then."""
+        if not self.active or self.mode == "none":
+            yield
+            return
+        self.undo.close()
+        try:
+            yield
+        finally:
+            self.engage()
 
     def remove(self) -> None:
         """Take every hook off again, bring weights back into ordinary memory, delete files. Twice is as good as once.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
+from .interception import mark
 from .qt.layers import QtLayer
 from .rule import to_dict
 from .spec import operation_of
@@ -24,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
-    """A copy of `model` whose linear and convolution layers are as the rules of `provider` say.
+    """A copy of `model` whose linear and convolution layers, and products of activations that rules name, are as the
+    rules of `provider` say.
 
     A model on the meta device gives a template, which allocates nothing: `quantize_params` says what belongs into it.
 
@@ -46,18 +49,20 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         row = _rule_for(module, path, provider)
         if row is not None:
             made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
-    if not made:
+    quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
+    if not mark(quantized, provider.rules) and not made:
         raise IncompatibleError(
             f"A {type(model).__name__} was to be quantized by {len(provider.rules.rules)} rules",
             "none of them is for a layer of it",
             "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
         )
-    quantized = copy.deepcopy(model, made)
     for row in provider.rules.unused():
-        log.warning("A rule matched nothing: %s", to_dict(row))
+        if not row.products:  # those are told after the first run
+            log.warning("A rule matched nothing: %s", to_dict(row))
     if inputs:
         with torch.no_grad():
             quantized(*inputs)
+    prepare(quantized)
     return quantized
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import SettingsError
 
@@ -27,6 +28,7 @@ class Method:
         return self.name == "minmax" or (self.name == "fixed" and sum(self.numbers) != 0)
 
 
+@lru_cache(maxsize=256)
 def method(text: str) -> Method:
     """Parse "<method>[,<numbers>]".
 

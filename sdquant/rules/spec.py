@@ -7,9 +7,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..backends.base import QuantSpec, Unfit
 from .rule import PRODUCTS, QuantizationRule, to_dict
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NO_RULE = "no rule is for it"
 LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
@@ -65,6 +69,19 @@ class RulesSpec(QuantSpec):
         """Whether a rule is for one of these weights, given by name and shape."""
         found = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
         return any(row is not None and row.weight_qtype is not None for row in found)
+
+    @property
+    def products(self) -> bool:
+        """Whether a rule is for products of activations."""
+        return any(row.products for row in self.rules)
+
+    def mark(self, model: nn.Module) -> None:
+        """Have a component's products of activations quantized where rules name them."""
+        if self.products:
+            from .interception import mark
+            from .rule import Rules
+
+            mark(model, Rules(self.rules))
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
         """The rules for weights that are the first to match none of these, given by name and shape."""

@@ -361,3 +361,26 @@ def test_pictures(pipe: Any, path: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[key].to(tensor.dtype)) for key, tensor in model.state_dict().items())
     unmark(model)
     assert all(np.array_equal(*both) for both in zip(pictures(pipe, name), exact, strict=True))
+
+
+@pytest.mark.parametrize("name", ["digits-sd", "digits-flux"])
+def test_load_model_and_quantize_follow_rules_for_products(name: str) -> None:
+    """Products alone, without a quantized weight, and beside weights."""
+    import sdquant
+    from sdquant.components import main_part
+    from sdquant.demo import path
+    from sdquant.rules.interception import Marked
+
+    product = {"op_names": ["sdpa"], "act_qtype": "int8"}
+    weights = {"op_names": ["linear"], "weight_qtype": "int8"}
+    part = {"digits-sd": "unet", "digits-flux": "transformer"}[name]
+    for rules in ([product], [product, weights]):
+        loaded = sdquant.load_model(path(name), rules=rules, components=part, progress=False)
+        later = sdquant.quantize(
+            sdquant.load_model(path(name), progress=False), rules=rules, components=part, progress=False
+        )
+        for pipe in (loaded, later):
+            assert any(isinstance(module, Marked) for module in main_part(pipe).modules())
+            assert not any(isinstance(module, Marked) for module in pipe.text_encoder.modules())
+    plain = sdquant.load_model(path(name), rules=[weights], progress=False)
+    assert not any(isinstance(module, Marked) for module in main_part(plain).modules())

@@ -22,6 +22,7 @@ MODULES = {
     "row": (lambda: nn.Linear(32, 6, bias=False), (32,)),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2), (2, 4, 9)),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, padding="same", groups=2), (2, 4, 7, 7)),
+    "no batch": (lambda: nn.Conv2d(4, 6, 3), (4, 7, 7)),
     "reflect": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (2, 4, 7, 7)),
     "conv3d": (lambda: nn.Conv3d(4, 6, 2, padding=1), (2, 4, 3, 3, 3)),
 }

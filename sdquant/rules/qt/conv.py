@@ -88,10 +88,15 @@ class _Conv(torch.autograd.Function):
         saved, rule, window = ctx.saved_tensors, ctx.rule, ctx.window
         of_x = of_weight = of_bias = None
         with torch.autocast(g.device.type, enabled=False):
-            if ctx.needs_input_grad[0]:
-                of_x = _for_x(g, ctx.keeper.get("weight", saved), ctx.shapes, window, rule, ctx.generator)
-            if ctx.needs_input_grad[1]:
-                of_weight = _for_weight(g, ctx.keeper.get("x", saved), ctx.shapes, window, rule, ctx.generator)
+            x, weight = (ctx.keeper.get(name, saved) for name in ("x", "weight"))  # None if no gradient needs it
+            if rule.bwd_qtype is None:
+                x, weight = (None if one is None else _float(one) for one in (x, weight))
+                of_x, of_weight = _float_for_both(g, x, weight, ctx.shapes, window)
+            else:
+                if weight is not None:
+                    of_x = _for_x(g, weight, ctx.shapes, window, rule, ctx.generator)
+                if x is not None:
+                    of_weight = _for_weight(g, x, ctx.shapes, window, rule, ctx.generator)
             if ctx.needs_input_grad[2]:
                 of_bias = g.transpose(0, 1).flatten(1).sum(1)
         return of_x, of_weight, of_bias, None, None, None, None, None
@@ -103,8 +108,6 @@ Shapes = tuple[torch.Size, torch.Size]  # of x and of the weight
 def _for_x(
     g: Tensor, weight: Tensor | QArray, shapes: Shapes, window: Window, rule: QtRule, generator: torch.Generator | None
 ) -> Tensor:
-    if rule.bwd_qtype is None:
-        return _float_for_x(g, _float(weight), shapes, window)
     dtype, noise = g.dtype, gradient.noise_of(rule, g, generator)
     if isinstance(weight, QArray):
         g = g * weight.scale.reshape(1, -1, *[1] * window.space)
@@ -120,7 +123,7 @@ def _for_weight(
     g: Tensor, x: Tensor | QArray, shapes: Shapes, window: Window, rule: QtRule, generator: torch.Generator | None
 ) -> Tensor:
     shards = rule.bwd_weight_grad_shards
-    if rule.bwd_qtype is None or shards == 0:
+    if shards == 0:
         return _float_for_weight(g, _float(x), shapes, window)
     dtype = g.dtype
     if isinstance(x, QArray):
@@ -167,30 +170,35 @@ def _has_sums(*arrays: QArray) -> bool:
 
 def _float_for_x(g: Tensor, weight: Tensor, shapes: Shapes, window: Window) -> Tensor:
     """The gradient of the input, of float operands."""
-    x = g.new_zeros(()).expand(_padded(shapes[0], window))
-    done = _backward(g, x, weight.to(g.dtype), window, 0)
-    return F.pad(done, [-size for size in window.around])
+    done = _float_for_both(g, None, weight, shapes, window)[0]
+    assert done is not None
+    return done
 
 
 def _float_for_weight(g: Tensor, x: Tensor, shapes: Shapes, window: Window) -> Tensor:
     """The gradient of the weight, of float operands."""
-    weight = g.new_zeros(()).expand(shapes[1])
-    return _backward(g, F.pad(x.to(g.dtype), window.around), weight, window, 1)
-
-
-def _padded(shape: torch.Size, window: Window) -> list[int]:
-    space = [size + low + high for size, (low, high) in zip(shape[2:], window.edges, strict=True)]
-    return [*shape[:2], *space]
-
-
-def _backward(g: Tensor, x: Tensor, weight: Tensor, window: Window, which: int) -> Tensor:
-    none = [0] * window.space
-    wanted = [which == 0, which == 1, False]
-    done = torch.ops.aten.convolution_backward(
-        g, x, weight, None, window.stride, none, window.dilation, False, none, window.groups, wanted
-    )[which]
-    assert isinstance(done, Tensor)
+    done = _float_for_both(g, x, None, shapes, window)[1]
+    assert done is not None
     return done
+
+
+def _float_for_both(
+    g: Tensor, x: Tensor | None, weight: Tensor | None, shapes: Shapes, window: Window
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the input and the weight, of float operands. That of the one is there if the other is given."""
+    wanted = [weight is not None, x is not None, False]
+    if x is None and weight is None:
+        return None, None
+    nothing = g.new_zeros(())  # what torch only looks at the shape of
+    x = nothing.expand(len(g), *shapes[0][1:]) if x is None else x.to(g.dtype)
+    weight = nothing.expand(shapes[1]) if weight is None else weight.to(g.dtype)
+    padding, even = [low for low, _ in window.edges], all(low == high for low, high in window.edges)
+    if not even:
+        x, padding = F.pad(x, window.around), [0] * window.space
+    for_x, for_weight, _ = torch.ops.aten.convolution_backward(
+        g, x, weight, None, window.stride, padding, window.dilation, False, [0] * window.space, window.groups, wanted
+    )
+    return for_x if even or for_x is None else F.pad(for_x, [-size for size in window.around]), for_weight
 
 
 def _sums_for_x(g: Tensor, taps: Tensor, types: tuple[str, str], shapes: Shapes, window: Window) -> Tensor:

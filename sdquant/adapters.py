@@ -1,0 +1,124 @@
+"""What a model with quantized layers needs so that LoRAs go onto it by diffusers' own calls, and come off again.
+
+The layers take PEFT's adapters as they are. Two things are left, and neither needs peft to be there:
+* Flux pipelines look up each weight that a LoRA is for in the model's `state_dict()`, where a packed one is not.
+* Fusing a LoRA adds it to the weights. Packed ones would have to be quantized anew, which loses most of a small change,
+  and some libraries' weights take the sum without an error and forget it. So fusing is refused, before the first layer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConflictError, IncompatibleError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FUSE = "fuse_lora"
+
+
+def adapted(model: nn.Module) -> list[str]:
+    """The paths of the layers that have an adapter around them."""
+    return [path for path, module in model.named_modules() if _wraps(module)]
+
+
+def refuse_adapted(name: str, model: nn.Module, what: str) -> None:
+    """Raise ConflictError if the model has adapters on it, which `what` would take for its own layers."""
+    paths = adapted(model)
+    if paths:
+        raise ConflictError(
+            f"The {name} was to be {what}",
+            f"a LoRA is on it, at {len(paths)} layers ({paths[0]!r} is the first)",
+            f"Take the LoRA off (unload_lora_weights), have it {what}, and load the LoRA again; "
+            "save_lora_weights or sdquant.lora.save_lora writes the LoRA itself",
+        )
+
+
+def prepare(model: Any) -> None:
+    """Let a component with quantized layers take LoRAs. Again is as good as once; copies of it are prepared too."""
+    if not any(hook is _with_packed for hook in model._state_dict_hooks.values()):
+        model._register_state_dict_hook(_with_packed)
+    prepare_pipeline(model)
+
+
+def prepare_pipeline(pipe: Any) -> None:
+    """Refuse fusing on this pipeline, or component, where a LoRA is on quantized layers."""
+    if hasattr(type(pipe), _FUSE) and _FUSE not in pipe.__dict__:
+        pipe.__dict__[_FUSE] = _Fuse(pipe)
+
+
+class _Fuse:
+    """`fuse_lora` of one pipeline or component, which looks at its layers first."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from .offload import components_of
+
+        for part in components_of(self._owner).values():
+            _refuse_fusing(part)
+        return getattr(type(self._owner), _FUSE)(self._owner, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Fuse:
+        """Of a copied owner the copy's, which is known already when its attributes are copied."""
+        return _Fuse(memo.get(id(self._owner), self._owner))
+
+
+def _refuse_fusing(model: nn.Module) -> None:
+    from .layers import packed_of
+
+    for path in adapted(model):
+        packed = packed_of(_base(model.get_submodule(path)))
+        if packed is not None:
+            raise IncompatibleError(
+                "fuse_lora was called",
+                f"the layer {path!r} is quantized to {packed.spec.scheme}: the sum would have to be quantized anew, "
+                "which loses most of what the LoRA changes",
+                "Leave the LoRA beside the weights, where it has its whole effect; its strength is set by set_adapters",
+            )
+
+
+class _State(OrderedDict[str, Any]):
+    """A state dict that also answers for the float names of packed weights, without listing them."""
+
+    owner: nn.Module
+
+    def __missing__(self, key: str) -> Any:
+        from .layers import packed_of
+
+        path, _, leaf = key.rpartition(".")
+        if leaf == "weight":
+            try:
+                module = _base(self.owner.get_submodule(path))
+            except AttributeError:
+                raise KeyError(key) from None
+            if packed_of(module) is not None:
+                return module.weight
+        raise KeyError(key)
+
+
+def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> Any:
+    """A state dict hook of `torch.nn.Module`: what it returns is the state dict, if it is that of the whole model."""
+    if prefix:
+        return None
+    made = _State(state)
+    made.owner = model
+    if hasattr(state, "_metadata"):
+        vars(made)["_metadata"] = state._metadata
+    return made
+
+
+def _wraps(module: nn.Module) -> bool:
+    return "base_layer" in module._modules and hasattr(type(module), "merge")
+
+
+def _base(module: nn.Module) -> nn.Module:
+    """The layer inside its adapters."""
+    while "base_layer" in module._modules:
+        inner = module._modules["base_layer"]
+        assert inner is not None
+        module = inner
+    return module

@@ -1,0 +1,110 @@
+"""A packed weight seen as a tensor: the float weight's shape, dtype and device, and its values to whoever reads them.
+
+Code outside looks at `layer.weight`: T5 for the dtype to compute in, PEFT for the device to put a LoRA on, DoRA for the
+values, ComfyUI for the shapes by which it tells models. Such a tensor costs nothing until an operation needs values;
+then the weight is decoded for that operation. What would write into it is refused: it would write into a copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .. import backends
+from ..errors import IncompatibleError
+
+if TYPE_CHECKING:
+    from ..backends.base import Packed
+
+_KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class PackedTensor(Tensor):
+    """The float weight, for whoever asks for its shape; see the module.
+
+    Attributes:
+        packed: the weight. Its parts are those of the layer, not copies.
+        way_out: the last sentence of the error for who would write into it.
+    """
+
+    packed: Packed
+    way_out: ClassVar[str] = (
+        "Leave the LoRA beside the weights (do not fuse or merge it), or load the model without quantization"
+    )
+
+    @staticmethod
+    def __new__(cls, packed: Packed, dtype: torch.dtype | None = None) -> PackedTensor:
+        made: PackedTensor = Tensor._make_wrapper_subclass(
+            cls,
+            packed.spec.shape,
+            dtype=dtype or getattr(torch, packed.spec.dtype),
+            device=packed.device,
+            requires_grad=False,
+        )
+        return made
+
+    def __init__(self, packed: Packed, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: that it shows; None is that of the weight that was encoded."""
+        self.packed = packed
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({list(self.shape)}, {self.packed.spec.scheme}, {self.device})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func` on the decoded weight."""
+        if func in _KEPT:
+            return type(args[0])(args[0].packed, args[0].dtype)
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+            for argument in func._schema.arguments:
+                value = {**values, **kwargs}.get(argument.name)
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, PackedTensor):
+                    raise value.refusal(str(func))
+        args, kwargs = tree_map_only(PackedTensor, decoded, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def refusal(self, how: str) -> IncompatibleError:
+        """The error for who would write into it."""
+        return IncompatibleError(
+            f"A weight in {self.packed.spec.scheme} was to be written to ({how})",
+            "it stays packed, and what is written would be lost",
+            self.way_out,
+        )
+
+
+class LayerWeight(PackedTensor):
+    """What a quantized layer answers for its `weight`: as above, also for uses of a tensor that are no operations."""
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The same weight; assigning another is refused."""
+        return self
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise self.refusal("weight.data = ...")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The decoded values."""
+        return decoded(self).numpy(force=force)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:  # type: ignore[override]
+        return decoded(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # pickled, it is the decoded values
+        return decoded(self).__reduce_ex__(protocol)
+
+
+def decoded(weight: PackedTensor) -> Tensor:
+    """The float weight in the dtype that the tensor shows, in memory of its own."""
+    packed = weight.packed
+    return backends.of_scheme(packed.spec.scheme).decode(packed, weight.dtype)

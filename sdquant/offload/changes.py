@@ -1,0 +1,47 @@
+"""Calls that change what a model is made of, while it is offloaded: a LoRA comes, or goes.
+
+Modes cut a model into what they move when they are applied. So such a call suspends the mode: all weights come into
+ordinary memory, the call does its work there, and the mode is applied to what the model is then.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .handle import OffloadHandle
+
+# Of diffusers' pipelines and models, and of transformers' models.
+_METHODS = (
+    "load_lora_weights", "unload_lora_weights", "delete_adapters", "set_lora_device", "fuse_lora", "unfuse_lora",
+    "load_lora_adapter", "unload_lora", "load_adapter", "add_adapter", "delete_adapter",
+)  # fmt: skip
+
+
+def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
+    """Wrap those methods of a pipeline (or component) and its components, as attributes of the instances."""
+    for owner in {id(one): one for one in (model, *parts.values())}.values():
+        for name in _METHODS:
+            if hasattr(owner, name):
+                _wrap(owner, name, handle)
+
+
+def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
+    method, earlier = getattr(owner, name), owner.__dict__.get(name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with handle.suspended():
+            return method(*args, **kwargs)
+
+    def undo() -> None:
+        if earlier is None:
+            owner.__dict__.pop(name, None)
+        else:
+            owner.__dict__[name] = earlier
+
+    owner.__dict__[name] = call
+    handle.undo.callback(undo)
