@@ -259,7 +259,7 @@ def _finish(job: loop.Job, whole: model.Model) -> Path:
         job.ema.copy_to(job.learning)
     _draw_samples(job, pipe, net)
     if job.settings.lora_rank:
-        return network.save_lora(pipe, net, target)
+        return network.save_lora(pipe, target)
     whole.restore()
     with quiet():  # diffusers tells of modules to keep in float32 and names none
         setattr(pipe, whole.main, network.finished(whole.net, net, whole.dtype))

@@ -211,3 +211,15 @@ def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
     again = short(lora_rank=2, lora_dropout=0.1, checkpoint_every=2, learning_rate=1e-2, resume="latest")
     assert again.begun == 2
     assert all(torch.equal(rows[name], row) for name, row in load_file(file).items())
+
+
+def test_a_lora_on_quantized_weights(short: Short, sd: Path, tmp_path: Path) -> None:
+    """It is trained on packed weights, towards the answers of the unquantized network, and goes onto packed ones."""
+    done = short(lora_rank=2, lora_alpha=4, quantization="nf4", distillation=True, learning_rate=1.0e-2)
+    assert done.first_loss > 1e-4  # how far nf4 is off its teacher
+    pipe = sdquant.load_model(sd, "nf4", dtype="float32", progress=False)
+    x, t, states = torch.randn(1, 4, 8, 8), 3, torch.randn(1, 16, pipe.unet.config.cross_attention_dim)
+    with torch.no_grad():
+        before = pipe.unet(x, t, states).sample
+        pipe.load_lora_weights(tmp_path / "run/lora")
+        assert not torch.equal(pipe.unet(x, t, states).sample, before)
