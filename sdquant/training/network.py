@@ -39,6 +39,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     Other layers stay as they are even if a rule is for them: those that were asked to be skipped, or whose weight the
     rule cannot hold. It is the same in a model that is loaded with the rules.
     """
+    from ..layers import kind_of
     from ..rules.flow import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
     from ..rules.statistics_file import read_statistics
@@ -46,7 +47,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     others = [
         re.escape(path)
         for path, module in model.named_modules()
-        if hasattr(module, "weight") and f"{path}.weight" not in quantized
+        if kind_of(module) in ("linear", "conv") and f"{path}.weight" not in quantized
     ]
     first = [QuantizationRule(module_path="|".join(others))] if others else []
     net = quantize_model(model, QtProvider([*first, *settings.rules]))

@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 
 import sdquant
 from sdquant import cli, config, writing
+from sdquant.config import examples
 from sdquant.errors import BadFileError, DiskSpaceError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
+from sdquant.training.run import train
 
 if TYPE_CHECKING:
     from sdquant.training.settings import Settings
@@ -166,10 +168,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], written: Callable[..., 
 RULES = {"use_qwix_quantization": True, "rules": [{"weight_qtype": "int4", "act_qtype": "int8"}]}
 
 
-def test_quantized_training(short: Short, tmp_path: Path) -> None:
+def test_quantized_training(short: Short, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The network is trained with its weights in int4; what is written are floats, for the same rules."""
     exact = short(run_name="exact", distillation=True, max_train_steps=1)
     done = short(distillation=True, max_train_steps=3, checkpoint_every=2, **RULES)
+    assert not caplog.records  # no rule is said to match nothing
     assert exact.first_loss == 0 and done.first_loss > 1e-3  # how far int4 is off, which the teacher is not
     state = load_file(tmp_path / "run" / UNET)
     assert {row.dtype for row in state.values()} == {torch.bfloat16}
@@ -189,6 +192,16 @@ def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path
     writing.remove(tmp_path / "broken/checkpoints/step-3")
     assert short(run_name="broken", max_train_steps=3, resume="latest", **rules).begun == 2
     assert _same(*(tmp_path / run / "checkpoints/step-3/trained.safetensors" for run in ("whole", "broken")))
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path: Path) -> None:
+    """Three bits for everything: after 20 steps the network is nearer to what it was."""
+    words = ["max_train_steps=20", "warmup_steps_fraction=0", "lr_scheduler=constant", "sample_every=0"]
+    file = examples.path("digits-train")
+    done = train(config.load(file, [*words, f"output_dir={tmp_path}"], command="train"))
+    losses = [line.loss for line in read(tmp_path / "digits-w3a3/log.jsonl")]
+    assert done.steps == 20 and sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
