@@ -12,6 +12,7 @@
     ├── MissingComponentError      a part of the pipeline is nowhere to be found
     ├── BudgetError                the model cannot run within the memory budget
     ├── DiskSpaceError             there is no room for what is to be written
+    ├── DistributedError           another of the processes that work together has ended
     └── SettingsError              a setting or argument with a value it cannot have
 
 Each says what was asked, why it cannot be done, and how to get on: `.what`, `.why`, `.fix`. Its text is those three.
@@ -84,6 +85,10 @@ class BudgetError(SdquantError):
 
 class DiskSpaceError(SdquantError):
     """There is no room where a file was to be written."""
+
+
+class DistributedError(SdquantError):
+    """Another of the processes that work together has ended, or does not answer."""
 
 
 class SettingsError(SdquantError):

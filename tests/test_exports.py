@@ -28,6 +28,7 @@ PROMISED = {
     "SdquantError", "UnknownQuantError", "UnknownOffloadError", "IncompatibleError", "BackendUnavailableError",
     "BadFileError", "UnsupportedFileError", "ConflictError", "MissingComponentError", "BudgetError", "SettingsError",
     "DiskSpaceError",
+    "DistributedError",
 }  # fmt: skip
 
 

@@ -1,0 +1,290 @@
+"""Several processes at one piece of work: the one place that knows torch.distributed.
+
+    torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4
+
+torchrun starts the processes and tells each, in its environment, which it is. Between them gloo carries what is on the
+CPU, and nccl what is on graphics cards. Without torchrun there is one process, and nothing is started or imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import DistributedError, SettingsError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+
+TIMEOUT = "SDQUANT_PROCESS_TIMEOUT"  # seconds that a process waits for the others; one that ended is noticed at once
+_TIMEOUT = 1800.0
+_LOOK = "Look at the first message of another process: it says why that one ended"
+
+# What is compared instead of numbers of a dtype: whole numbers in the same order, of a kind that gloo and nccl carry.
+_BITS = {8: ("int64", "int64"), 4: ("int32", "int32"), 2: ("int16", "int32")}
+
+# Groups started so far. Each writes addresses of its own under it: one that read those of the group before would hang.
+_STARTED = itertools.count()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that work together, seen from one of them. The methods are collectives: all of them call each.
+
+    Attributes:
+        rank: which one this is, from 0. count: how many there are. local_rank: which one on its node.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @property
+    def group(self) -> Any:
+        """torch's process group; None where there is one process. Do not keep it: a process of torch 2.13 that holds
+        one at its exit, after the group's end, aborts now and then."""
+        if self.count == 1:
+            return None
+        from torch import distributed
+
+        return distributed.group.WORLD
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that speaks and writes for all."""
+        return self.rank == 0
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, by rank. A value can be anything that pickles."""
+        if self.count == 1:
+            return [value]
+        from torch import distributed
+
+        values: list[Any] = [None] * self.count
+        with _collective("gathering a value of each process"):
+            distributed.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self.gathered(None)
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The largest number of all processes' tensors at each place, NaN where one is; all are of one shape and dtype.
+
+        Exactly one of the numbers that went in: they are compared as whole numbers, so that neither the dtype nor a
+        NaN depends on what gloo or nccl makes of it. Zeros of both signs are one number.
+        """
+        if self.count == 1:
+            return tensor
+        from torch import distributed
+
+        ordered = _ordered(tensor)
+        carried = ordered if ordered.is_cuda and self._on_cards else ordered.cpu()
+        with _collective("finding the largest of all processes' numbers"):
+            distributed.all_reduce(carried, distributed.ReduceOp.MAX, group=self.group)
+        return _numbers(carried.to(tensor.device), tensor.dtype)
+
+    def least(self, tensor: Tensor) -> Tensor:
+        """The least number of all processes' tensors at each place; as `largest`."""
+        return tensor if self.count == 1 else -self.largest(-tensor)
+
+    @property
+    def _on_cards(self) -> bool:
+        from torch import distributed
+
+        return "nccl" in str(distributed.get_backend_config(self.group))
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Processes]:
+    """The processes that torchrun has started, able to talk to each other; without torchrun, this one.
+
+    What is started here ends here; a group that somebody else has started is used, and left as it is.
+
+    Args:
+        device: that tensors are compared on: for "cuda" nccl is started besides gloo, and "cuda" is from then on the
+            card of this process' LOCAL_RANK.
+        timeout: seconds that a process waits for the others; default the environment variable SDQUANT_PROCESS_TIMEOUT,
+            else 30 minutes. One that has ended is noticed at once.
+
+    Raises:
+        DistributedError: the processes do not find each other. SettingsError: an environment that torchrun has not
+            made, or a torch without torch.distributed.
+    """
+    rank, count, local = _environment()
+    if count == 1:
+        yield ALONE
+        return
+    distributed = _torch_distributed()
+    if distributed.is_initialized():
+        yield Processes(distributed.get_rank(), distributed.get_world_size(), local)
+        return
+    seconds = _timeout() if timeout is None else timeout
+    with _collective("starting the group of processes"):
+        store = distributed.PrefixStore(f"sdquant-{next(_STARTED)}", _store(seconds))
+        distributed.init_process_group(
+            _backend(device, local), store=store, rank=rank, world_size=count, timeout=timedelta(seconds=seconds)
+        )
+    try:
+        yield Processes(rank, count, local)
+    finally:
+        with contextlib.suppress(RuntimeError):  # of one that died: what it broke has been said, or is being raised
+            distributed.destroy_process_group()
+
+
+@functools.cache
+def _store(seconds: float) -> Any:
+    """Where the processes tell each other their addresses; it stays, as others may still be reading it."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(iter(rendezvous("env://", timeout=timedelta(seconds=seconds))))[0]
+
+
+def launched() -> bool:
+    """Whether torchrun has started this process as one of several. Imports no torch.
+
+    Raises:
+        SettingsError: as `processes`.
+    """
+    return _environment()[1] > 1
+
+
+def rank() -> int:
+    """Which of torchrun's processes this is, 0 without torchrun. Imports no torch.
+
+    Raises:
+        SettingsError: as `processes`.
+    """
+    return _environment()[0]
+
+
+def local_rank() -> int:
+    """Which of torchrun's processes on its node this is, 0 without torchrun: the number of its card.
+
+    Raises:
+        SettingsError: as `processes`.
+    """
+    return _environment()[2]
+
+
+def _environment() -> tuple[int, int, int]:
+    """Rank, count and local rank. (0, 1, 0) without torchrun."""
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        return 0, 1, 0
+    count, rank = _number("WORLD_SIZE"), _number("RANK")
+    local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
+    if not rank < count or not local <= rank:
+        raise SettingsError(
+            f"RANK={rank}, LOCAL_RANK={local} and WORLD_SIZE={count} are in the environment",
+            "there is no such process among so many",
+            "Start with torchrun, or remove them from the environment",
+        )
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if count > 1 and missing:
+        raise SettingsError(
+            f"RANK and WORLD_SIZE are in the environment, for {count} processes",
+            f"{missing[0]} is not, where they would find each other",
+            "Start with torchrun, which sets it",
+        )
+    return rank, count, local
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isascii() or not text.isdigit():
+        raise SettingsError(
+            f"{name}={text!r:.40} is in the environment",
+            "it is a whole number, as torchrun sets it",
+            "Start with torchrun, or remove it from the environment",
+        )
+    return int(text)
+
+
+def _timeout() -> float:
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(text) if text else _TIMEOUT
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise SettingsError(
+            f"{TIMEOUT}={text!r:.40} is in the environment",
+            "it is how many seconds a process waits for the others, above 0",
+            f"Use a number, such as {TIMEOUT}=600",
+        )
+    return seconds
+
+
+def _torch_distributed() -> Any:
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise SettingsError(
+            "torchrun has started several processes",
+            "the torch of this platform was built without torch.distributed and gloo",
+            "Start sdquant without torchrun",
+        )
+    return distributed
+
+
+def _backend(device: str, local: int) -> str:
+    """gloo; and nccl where each process of this node has a card of its own."""
+    import torch
+
+    if not device.startswith("cuda") or not torch.distributed.is_nccl_available():
+        return "gloo"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if max(here, local + 1) > torch.cuda.device_count():
+        return "gloo"  # nccl refuses two processes on a card
+    torch.cuda.set_device(local)
+    return "cpu:gloo,cuda:nccl"
+
+
+@contextmanager
+def _collective(doing: str) -> Iterator[None]:
+    """What gloo or nccl says when a process is gone, as an error that tells where to look."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        late = "timed out" in said.lower() or "timeout" in said.lower()
+        ended = "another process did not come to this point in time" if late else "another process has ended"
+        fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
+        raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({said:.200})", fix) from error
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """Whole numbers in the order of a float tensor's numbers; NaN is above all. Undone by `_numbers`."""
+    import torch
+
+    bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
+    plain = torch.where(tensor.isnan(), tensor.abs(), tensor) + 0.0  # NaN without a sign; -0.0 + 0.0 is 0.0
+    return _flipped(plain.contiguous().view(bits)).to(carried)
+
+
+def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
+    import torch
+
+    bits = getattr(torch, _BITS[dtype.itemsize][0])
+    return _flipped(ordered.to(bits)).view(dtype)
+
+
+def _flipped(bits: Tensor) -> Tensor:
+    """Sign and magnitude to two's complement, and back: the bits under the sign are flipped where it is set."""
+    import torch
+
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
