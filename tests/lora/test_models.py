@@ -26,10 +26,12 @@ Effect = Callable[..., torch.Tensor]
 
 # The least cosine, by bits, of what a LoRA changes in a scheme and what it changes unquantized, and how far the lengths
 # may differ. A LoRA adds the same to each layer, but what follows works on other numbers: the fewer the bits, the more
-# so. The LoRA here is random, which is harder than a trained one; bench/results/lora.json has figures for one of those.
-COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5, 2: 0.0, 1: 0.0}
-LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4, 2: 3.0, 1: 3.0}
+# so; at two bits little is left of these small models. The LoRA here is random, which is harder than a trained one;
+# bench/results/lora.json has figures for one of those.
+COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5}
+LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4}
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "lora.json"
+SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.backend != "rules"]
 
 
 def held(found: torch.Tensor, wanted: torch.Tensor, bits: float) -> None:
@@ -64,7 +66,9 @@ def test_effect(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["digits-sd", "digits-flux"])
-@pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if row.bits < 16 and row.backend != "rules"])
+@pytest.mark.parametrize(
+    "scheme", [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.backend != "rules"]
+)
 def test_effect_of_every_scheme(
     model: str, scheme: str, tmp_path: Path, lora_file: Files, float_effect: Effect
 ) -> None:
