@@ -84,13 +84,24 @@ class RulesSpec(QuantSpec):
             mark(model, Rules(self.rules))
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
-        """The rules for weights that are the first to match none of these, given by name and shape."""
-        used = {id(first(self.rules, name.removesuffix(".weight"), operation_of(shape))) for name, shape in weights}
-        return tuple(row for row in self.rules if id(row) not in used and not _only_products(row))
+        """The rules for weights that decide for none of these, given by name and shape. A rule for a kind of layer,
+        anywhere, is none of them where there is no such layer: in a model without convolutions, one for these."""
+        return without_effect(self.rules, weights)
 
     def described(self) -> str:
         rows = [to_dict(row) for row in self.rules]
         return json.dumps([str(self), rows, self.component, digest(self.statistics)], sort_keys=True)
+
+
+def without_effect(
+    rules: Iterable[QuantizationRule], weights: Iterable[tuple[str, tuple[int, ...]]]
+) -> tuple[QuantizationRule, ...]:
+    """See `RulesSpec.unused`."""
+    rules = tuple(rules)
+    layers = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights]
+    used = {id(first(rules, *layer)) for layer in layers}
+    unused = (row for row in rules if id(row) not in used and not _only_products(row))
+    return tuple(row for row in unused if row.module_path != ".*" or any(row.matches(*layer) for layer in layers))
 
 
 def digest(file: str | None) -> str | None:
