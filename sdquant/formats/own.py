@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import backends, jsonline
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
+from ..errors import BadFileError, SettingsError, UnknownQuantError, UnsupportedFileError
+
+if TYPE_CHECKING:
+    from ..rules.spec import RulesSpec
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
@@ -39,6 +42,26 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         if not _is_row(row):
             raise _damaged(file, f"what it says about weight {name!r} is not complete")
     return dict(own)
+
+
+def rules_in(file: Path, own: Mapping[str, Any]) -> RulesSpec | None:
+    """The rules that a model was quantized by, if the file says them.
+
+    Raises:
+        BadFileError: they are none.
+    """
+    if "rules" not in own:
+        return None
+    from ..rules.rule import rule_of
+    from ..rules.spec import with_rules
+
+    rows = own["rules"]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise _damaged(file, "its rules are no list of rules")
+    try:
+        return with_rules(backends.parse("rules"), tuple(rule_of(row) for row in rows))
+    except (SettingsError, TypeError) as error:
+        raise _damaged(file, f"its rules are none: {error}") from error
 
 
 def _is_row(row: Any) -> bool:
