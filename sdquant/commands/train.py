@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from ..training.run import train
 
     done = train(config, progress=args.progress)
-    if args.json:
+    if done.first and args.json:
         _shared.print_json(done.to_dict())
     elif done.first:
         print(render(done))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..layers import QuantizedLayer, kind_of
 from .interception import unmark
 from .qt.layers import QtLayer
 from .recovering import Layer, recovered
+from .rule import to_dict
 from .spec import operation_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ SCHEME = "rules"
 def keep(model: nn.Module, rules: Iterable[QuantizationRule]) -> None:
     """Have a model remember the rules that it was quantized by. Copies and pickles of it do, too."""
     model.__dict__[_ATTRIBUTE] = tuple(rules)
+
+
+def given_rules(model: nn.Module) -> dict[str, Any]:
+    """The same as `library_config.said_rules`, before the model's layers are in place: those that were given for it."""
+    rules = model.__dict__.get(_ATTRIBUTE, ())
+    return {"rules": [to_dict(row) for row in rules]} if rules else {}
 
 
 def forget(model: nn.Module) -> None:

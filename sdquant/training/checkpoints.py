@@ -85,9 +85,9 @@ def attach(accelerator: Any) -> None:
 
 
 def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], keep: int, nbytes: int) -> Path:
-    """Write a checkpoint and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
+    """Write a checkpoint, and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
     target = folder / f"step-{step}"
-    if accelerator.is_main_process and not (target / STATE).exists():
+    if accelerator.is_main_process:
         with whole_folder(target, nbytes) as beside:
             accelerator.save_state(str(beside))
             (beside / STATE).write_text(json.dumps({"step": step, **state}, indent=1))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import TrainingError
+from ..writing import remove
 from . import chance, checkpoints, network
 from .record import Line, Log
 
@@ -30,7 +31,7 @@ class Job:
     Attributes:
         net: what accelerate has put around the network. ema: diffusers' EMAModel of its weights; None for none.
         identity: what a training that goes on from a checkpoint must have in common with this one.
-        step: steps done.
+        step: steps done. abandoned: checkpoints of later steps than that which the training went on from.
     """
 
     accelerator: Any
@@ -42,7 +43,8 @@ class Job:
     data: Encoded
     identity: dict[str, Any]
     ema: Any = None
-    step: int = field(default=0)
+    step: int = 0
+    abandoned: list[checkpoints.Checkpoint] = field(default_factory=list)
 
     @property
     def bare(self) -> Any:
@@ -127,7 +129,8 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
             total += loss.detach() / settings.gradient_accumulation_steps
             if accelerator.sync_gradients:
                 norm = float(accelerator.clip_grad_norm_(job.learning, settings.max_grad_norm or math.inf))
-                _refuse_not_finite(job, total, norm)
+                if accelerator.scaler is None and not math.isfinite(norm):  # the same in all processes
+                    raise _not_finite(job, float(total), norm)
             job.optimizer.step()
             if accelerator.sync_gradients:
                 job.schedule.step()
@@ -135,7 +138,10 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
     if job.ema is not None:
         job.ema.step(job.learning)
     seen = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
-    return float(seen[0]) / accelerator.num_processes, norm, bool(seen[1] > 0)
+    mean = float(seen[0]) / accelerator.num_processes
+    if not math.isfinite(mean):
+        raise _not_finite(job, mean, norm)
+    return mean, norm, bool(seen[1] > 0)
 
 
 def _batch(job: Job, number: int) -> Batch:
@@ -147,35 +153,34 @@ def _batch(job: Job, number: int) -> Batch:
     return job.data.batch(settings, positions, flow=job.objective.family.flow).to(accelerator.device)
 
 
-def _refuse_not_finite(job: Job, loss: torch.Tensor, norm: float) -> None:
-    """Before the weights are changed by it. fp16's scaler skips steps whose gradients overflow: those are no error.
-
-    Every process comes to the same answer: gradients are averaged over all of them.
-    """
-    scaled = job.accelerator.scaler is not None
-    if math.isfinite(norm) and math.isfinite(float(loss)):
-        return
-    if scaled and math.isfinite(float(loss)):
-        return
+def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
+    """Raised before the weights are changed by it: fp16's scaler leaves out steps whose gradients are not finite, which
+    alone is no error."""
     kept = checkpoints.found(job.settings.folder / "checkpoints")
     last = f"the last checkpoint is that of step {kept[-1].step}" if kept else "there is no checkpoint yet"
-    raise TrainingError(
-        f"Step {job.step + 1} was trained", f"its loss is {float(loss):g} and its gradient's norm {norm:g}; {last}",
+    return TrainingError(
+        f"Step {job.step + 1} was trained",
+        f"its loss is {loss:g} and its gradient's norm {norm:g}; {last}",
         "Start a run with a lower learning_rate or max_grad_norm, or with mixed_precision=no",
-    )  # fmt: skip
+    )
 
 
 def save(job: Job) -> None:
     """A checkpoint of the steps that are done."""
     place = job.settings.folder / "checkpoints"
+    if job.accelerator.is_main_process:
+        for old in job.abandoned:
+            remove(old.path)
+    job.abandoned = []
     keep = job.settings.checkpoints_to_keep
     checkpoints.write(job.accelerator, place, job.step, job.identity, keep, bytes_of(job))
 
 
 def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
-    """Go on from a checkpoint."""
+    """Go on from a checkpoint. Later ones are removed when the next is written."""
     checkpoints.read(job.accelerator, checkpoint, job.identity, job.settings)
     job.step = checkpoint.step
+    job.abandoned = [row for row in checkpoints.found(checkpoint.path.parent) if row.step > checkpoint.step]
 
 
 def bytes_of(job: Job) -> int:

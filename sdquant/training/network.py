@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-LORA = "default"  # PEFT's name of the only LoRA there is
-
 
 def trainable(model: nn.Module, settings: Settings, quantized: Collection[str]) -> Any:
     """The network to train: with float32 weights, quantized by rules as it runs, or frozen under a LoRA.
@@ -41,6 +39,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     Other layers stay as they are even if a rule is for them: those that were asked to be skipped, or whose weight the
     rule cannot hold. It is the same in a model that is loaded with the rules.
     """
+    from ..layers import kind_of
     from ..rules.flow import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
     from ..rules.statistics_file import read_statistics
@@ -48,7 +47,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     others = [
         re.escape(path)
         for path, module in model.named_modules()
-        if hasattr(module, "weight") and f"{path}.weight" not in quantized
+        if kind_of(module) in ("linear", "conv") and f"{path}.weight" not in quantized
     ]
     first = [QuantizationRule(module_path="|".join(others))] if others else []
     net = quantize_model(model, QtProvider([*first, *settings.rules]))
@@ -57,42 +56,25 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     return net
 
 
-def add_lora(model: Any, settings: Settings) -> None:
-    """Put a LoRA on the model's layers and freeze the rest. Its weights are float32, drawn by the seed."""
+def add_lora(model: nn.Module, settings: Settings) -> None:
+    """Put a LoRA on the model's layers, its weights drawn by the seed, and freeze the rest."""
     import torch
-    from peft import LoraConfig
 
+    from .. import lora
     from .chance import seed_of
 
-    model.requires_grad_(False)
     torch.manual_seed(seed_of(settings.seed, "lora"))
-    alpha: Any = settings.lora_rank if settings.lora_alpha is None else settings.lora_alpha  # PEFT takes fractions too
-    config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=alpha,
-        lora_dropout=settings.lora_dropout,
-        target_modules=list(settings.lora_target_modules),
-    )
-    try:
-        model.add_adapter(config, adapter_name=LORA)
-    except ValueError as error:
-        raise SettingsError(
-            f"A LoRA on {', '.join(settings.lora_target_modules)} was asked for", str(error).rstrip("."),
-            "Name layers in lora_target_modules by the ends of their paths",
-        ) from error  # fmt: skip
+    lora.add_lora(
+        model, rank=settings.lora_rank, alpha=settings.lora_alpha, dropout=settings.lora_dropout,
+        target_modules=settings.lora_target_modules,
+    )  # fmt: skip
 
 
-def save_lora(pipe: Any, model: Any, folder: Path) -> Path:
+def save_lora(pipe: Any, folder: Path) -> Path:
     """Write the LoRA alone, as diffusers' `load_lora_weights` reads it: a folder."""
-    from peft.utils import get_peft_model_state_dict
+    from .. import lora
 
-    from ..detection import MAIN
-    from ..writing import whole_folder
-
-    name = next(name for name in MAIN if name in pipe.components)
-    layers = {key: row.detach().cpu().contiguous() for key, row in get_peft_model_state_dict(model).items()}
-    with whole_folder(folder, sum(row.nbytes for row in layers.values())) as beside:
-        type(pipe).save_lora_weights(beside, **{f"{name}_lora_layers": layers})
+    lora.save_lora(pipe, folder)
     return folder
 
 

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.loading import shards_of
+from ..config.pictures import save as save_config
 from ..errors import SettingsError
 from . import checkpoints, data, encoded, families, model, network, objectives, record, samples
 from .interrupts import Interrupts
@@ -96,7 +98,7 @@ def train(config: Config, *, progress: bool = False) -> Summary:
         begun, count = job.step, sum(row.numel() for row in job.learning)
         first = accelerator.is_main_process
         if first:
-            _write_text(settings.folder / "config.yml", config.to_yaml())
+            save_config(config, settings.folder / "config.yml", shards_of(config))
         kept = record.Log(settings.folder / "log.jsonl", job.step) if first else None
         try:
             with _bar(settings, job, shown=first) as told:
@@ -257,19 +259,12 @@ def _finish(job: loop.Job, whole: model.Model) -> Path:
         job.ema.copy_to(job.learning)
     _draw_samples(job, pipe, net)
     if job.settings.lora_rank:
-        return network.save_lora(pipe, net, target)
+        return network.save_lora(pipe, target)
     whole.restore()
     with quiet():  # diffusers tells of modules to keep in float32 and names none
         setattr(pipe, whole.main, network.finished(whole.net, net, whole.dtype))
         pipe.to(whole.dtype)
     return save(pipe, target, overwrite=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    from ..writing import whole_file
-
-    with whole_file(path) as file:
-        file.write(text.encode())
 
 
 def _summary(

@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 
 import sdquant
 from sdquant import cli, config, writing
+from sdquant.config import examples
 from sdquant.errors import BadFileError, DiskSpaceError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
+from sdquant.training.run import train
 
 if TYPE_CHECKING:
     from sdquant.training.settings import Settings
@@ -91,7 +93,8 @@ def test_resume_is_told_where_from(short: Short, settings: Callable[..., Setting
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(BadFileError, match=r"step-2.*damaged"):
         short(resume="latest")
-    assert short(resume="step-1", max_train_steps=3).steps == 3
+    assert short(resume="step-1", max_train_steps=3, checkpoint_every=0).steps == 3
+    assert [row.step for row in checkpoints.found(tmp_path / "run/checkpoints")] == [1, 3]  # step 2 was left behind
 
 
 def test_the_loss_goes_down(short: Short, tmp_path: Path) -> None:
@@ -165,10 +168,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], written: Callable[..., 
 RULES = {"use_qwix_quantization": True, "rules": [{"weight_qtype": "int4", "act_qtype": "int8"}]}
 
 
-def test_quantized_training(short: Short, tmp_path: Path) -> None:
+def test_quantized_training(short: Short, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The network is trained with its weights in int4; what is written are floats, for the same rules."""
     exact = short(run_name="exact", distillation=True, max_train_steps=1)
     done = short(distillation=True, max_train_steps=3, checkpoint_every=2, **RULES)
+    assert not caplog.records  # no rule is said to match nothing
     assert exact.first_loss == 0 and done.first_loss > 1e-3  # how far int4 is off, which the teacher is not
     state = load_file(tmp_path / "run" / UNET)
     assert {row.dtype for row in state.values()} == {torch.bfloat16}
@@ -188,6 +192,16 @@ def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path
     writing.remove(tmp_path / "broken/checkpoints/step-3")
     assert short(run_name="broken", max_train_steps=3, resume="latest", **rules).begun == 2
     assert _same(*(tmp_path / run / "checkpoints/step-3/trained.safetensors" for run in ("whole", "broken")))
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path: Path) -> None:
+    """Three bits for everything: after 20 steps the network is nearer to what it was."""
+    words = ["max_train_steps=20", "warmup_steps_fraction=0", "lr_scheduler=constant", "sample_every=0"]
+    file = examples.path("digits-train")
+    done = train(config.load(file, [*words, f"output_dir={tmp_path}"], command="train"))
+    losses = [line.loss for line in read(tmp_path / "digits-w3a3/log.jsonl")]
+    assert done.steps == 20 and sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
@@ -210,3 +224,15 @@ def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
     again = short(lora_rank=2, lora_dropout=0.1, checkpoint_every=2, learning_rate=1e-2, resume="latest")
     assert again.begun == 2
     assert all(torch.equal(rows[name], row) for name, row in load_file(file).items())
+
+
+def test_a_lora_on_quantized_weights(short: Short, sd: Path, tmp_path: Path) -> None:
+    """It is trained on packed weights, towards the answers of the unquantized network, and goes onto packed ones."""
+    done = short(lora_rank=2, lora_alpha=4, quantization="nf4", distillation=True, learning_rate=1.0e-2)
+    assert done.first_loss > 1e-4  # how far nf4 is off its teacher
+    pipe = sdquant.load_model(sd, "nf4", dtype="float32", progress=False)
+    x, t, states = torch.randn(1, 4, 8, 8), 3, torch.randn(1, 16, pipe.unet.config.cross_attention_dim)
+    with torch.no_grad():
+        before = pipe.unet(x, t, states).sample
+        pipe.load_lora_weights(tmp_path / "run/lora")
+        assert not torch.equal(pipe.unet(x, t, states).sample, before)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...errors import SettingsError
 
-EXAMPLES = ("digits-sd", "digits-flux")
+EXAMPLES = ("digits-sd", "digits-flux", "digits-train")
 
 
 def path(name: str) -> Path:

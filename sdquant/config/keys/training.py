@@ -52,7 +52,7 @@ KEYS = (
     # LoRA.
     _key("lora_rank", "int", 0, "train a LoRA of this rank on a frozen network; 0 trains the network", least=0),
     _key("lora_alpha", "float", None, "the LoRA's alpha (default: its rank)", least=0),
-    _key("lora_dropout", "float", 0.0, "share of the LoRA's inputs dropped", least=0, most=1),
+    _key("lora_dropout", "float", 0.0, "share of the LoRA's inputs dropped, below 1", least=0, most=1),
     _key(
         "lora_target_modules", "names", ("to_q", "to_k", "to_v", "to_out.0"),
         "layers that the LoRA is put on: the ends of their paths",
