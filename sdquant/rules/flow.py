@@ -12,6 +12,7 @@ from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
 from .interception import mark
+from .kept import keep
 from .qt.layers import QtLayer
 from .rule import to_dict
 from .spec import operation_of, without_effect
@@ -59,6 +60,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
             "none of them is for a layer of it",
             "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
         )
+    keep(quantized, provider.rules.rules)
     for row in without_effect(provider.rules.rules, weights):  # those for products are told after the first run
         log.warning("A rule matched nothing: %s", to_dict(row))
     if inputs:
