@@ -22,8 +22,10 @@ from typing import Any
 
 from . import __version__
 from .commands._config import ConfigParser
+from .distributed import label
 from .errors import SdquantError
 
+_SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
 COMMANDS = (
     "demo", "generate", "train", "compare", "inspect", "plan", "quantize", "calibrate", "ui", "install-extension",
@@ -53,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = parser().parse_args(argv)
-    if not sys.stderr.isatty():
-        args.progress = False  # bars are for terminals
+    if not sys.stderr.isatty() or label() not in _SPEAKERS:
+        args.progress = False  # bars are for terminals, and for one process
     stop = _Stop()
     try:
         with _voices(args.verbose), stop:
@@ -83,7 +85,7 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
     """Say what, why and fix; on stdout too, as JSON, where JSON was asked for."""
     if args.verbose:
         traceback.print_exception(error)
-    print(f"sdquant: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
+    print(f"sdquant{label()}: {error.what}\n   why: {error.why}\n   fix: {error.fix}", file=sys.stderr)
     if getattr(args, "json", False):
         row = {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         print(json.dumps({"error": row}, indent=2))
@@ -96,7 +98,8 @@ def _voices(verbose: bool) -> Iterator[None]:
     from .compat import SdquantWarning
 
     def ours(record: logging.LogRecord) -> bool:
-        return verbose or record.levelno >= logging.ERROR or record.name.partition(".")[0] == "sdquant"
+        mine = record.name.partition(".")[0] == "sdquant" and label() in _SPEAKERS
+        return verbose or record.levelno >= logging.ERROR or mine
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         print(f"sdquant: warning: {message}", file=sys.stderr)
@@ -148,7 +151,10 @@ class _Stop:
         # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
         # by the signal instead of with our code. The next exec() makes it forget.
         exec("")
-        print(f"sdquant: {'terminated' if self.signal == signal.SIGTERM else 'interrupted'}", file=sys.stderr)
+        said = "terminated" if self.signal == signal.SIGTERM else "interrupted"
+        if label() and self.signal == signal.SIGTERM:
+            said += ", as torchrun does when another process has ended: look at what that one says"
+        print(f"sdquant{label()}: {said}", file=sys.stderr)
         return 128 + int(self.signal or 0)
 
 

@@ -116,8 +116,8 @@ def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Pro
     What is started here ends here; a group that somebody else has started is used, and left as it is.
 
     Args:
-        device: that tensors are compared on: for "cuda" nccl is started besides gloo, and "cuda" is from then on the
-            card of this process' LOCAL_RANK.
+        device: that this process computes on. If that is "cuda", or the card of its LOCAL_RANK, nccl is started besides
+            gloo where there are cards for all, and "cuda" is from then on that card.
         timeout: seconds that a process waits for the others; default the environment variable SDQUANT_PROCESS_TIMEOUT,
             else 30 minutes. One that has ended is noticed at once.
 
@@ -172,13 +172,16 @@ def rank() -> int:
     return _environment()[0]
 
 
-def local_rank() -> int:
-    """Which of torchrun's processes on its node this is, 0 without torchrun: the number of its card.
+def label() -> str:
+    """What tells the lines of several processes apart: "[1]" for the second; "" without torchrun. Never raises."""
+    rank, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return f"[{rank}]" if rank.isdigit() and count.isdigit() and int(count) > 1 else ""
 
-    Raises:
-        SettingsError: as `processes`.
-    """
-    return _environment()[2]
+
+def local_rank() -> int:
+    """Which of torchrun's processes on its node this is, 0 without torchrun: the number of its card. Never raises."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _environment() -> tuple[int, int, int]:
@@ -245,7 +248,7 @@ def _backend(device: str, local: int) -> str:
     """gloo; and nccl where each process of this node has a card of its own."""
     import torch
 
-    if not device.startswith("cuda") or not torch.distributed.is_nccl_available():
+    if device not in ("cuda", f"cuda:{local}") or not torch.distributed.is_nccl_available():
         return "gloo"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if max(here, local + 1) > torch.cuda.device_count():

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .distributed import local_rank
 from .errors import SettingsError
 
 if TYPE_CHECKING:
@@ -158,8 +159,9 @@ def probe() -> Machine:
 
 
 def default_device(machine: Machine) -> str:
-    """The device to compute on if the user names none, as torch calls it."""
-    return machine.best.torch_name
+    """The device to compute on if the user names none, as torch calls it. Each process of torchrun has its own."""
+    same = [device for device in machine.devices if device.kind == machine.best.kind]
+    return sorted(same, key=lambda device: device.index)[local_rank() % len(same)].torch_name
 
 
 def device_kind(name: str, machine: Machine | None = None) -> str:

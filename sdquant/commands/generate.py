@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..distributed import rank
 from ..errors import SettingsError
 from ..pictures import SUFFIXES, save
 from . import _config, _shared
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         config = _config.read(args)
         return 0 if config is None else _run_config(config, args)
     _shared.refuse_target(args.out, SUFFIXES)
+    if rank() > 0:  # there is nothing to share out
+        return 0
     pipe = load(_shared.request_of(args))
     images = draw(
         pipe,
@@ -73,6 +76,8 @@ def _run_config(config: Config, args: argparse.Namespace) -> int:
     folder = Path(config.output_dir).expanduser() / config.run_name
     _shared.refuse_target(folder / "config.yml")
     made = draw_config(config, folder, progress=args.progress)
+    if made is None:  # another process than the first
+        return 0
     if args.json:
         _shared.print_json(made.to_dict())
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from .asked import request_of, size_of
 from .loading import shards_of
 
 if TYPE_CHECKING:
+    from ..request import Request
     from .config import Config
     from .topology import Shards
 
@@ -40,21 +42,23 @@ class Drawn:
         return dataclasses.asdict(self)
 
 
-def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Drawn:
+def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Drawn | None:
     """Load the model, draw, and write `<seed>.png` for each seed and `generate.yml` into a folder.
 
-    Nothing is written before all pictures are drawn.
+    Nothing is written before all pictures are drawn. Of several processes of torchrun the first does it; the others
+    find their parts of the ranges of weights, where these are found in parts, and return None.
 
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
     """
     from .. import pictures
     from ..drawing import draw
-    from ..loader import load
 
     width, height = size_of(config)
     shards = shards_of(config)
-    pipe = load(request_of(config, progress=progress))
+    pipe = _loaded(request_of(config, progress=progress), shards)
+    if pipe is None:
+        return None
     if config.guidance_scale is not None and "guidance_scale" not in inspect.signature(type(pipe).__call__).parameters:
         raise SettingsError(
             f"guidance_scale={config.guidance_scale:g} was set", f"{type(pipe).__name__} has none", "Leave it out"
@@ -85,6 +89,32 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
         shards=shards,
         seconds_loading=pipe.sdquant.seconds,
     )
+
+
+def _loaded(asked: Request, shards: Shards) -> Any:
+    """The model, in the first process; None in the others.
+
+    The others load it too, if ranges are found in parts: each needs the weights that it looks at. With a cache they do
+    not: what comes out of it has its ranges.
+    """
+    from ..cache import cache_of
+    from ..distributed import ALONE, processes, rank
+    from ..loader import load
+    from ..machine import default_device, probe
+    from ..rules.sharding import sharded
+
+    in_parts = asked.rules is not None and shards.parts > 1
+    together = in_parts and cache_of(asked) is None
+    if rank() > 0 and not together:
+        return None
+    device = (asked.device or default_device(probe())) if together else ""
+    with (
+        processes(device) if together else nullcontext(ALONE) as ranks,
+        sharded(shards.parts if in_parts else 1, ranks),
+    ):
+        model = load(asked)
+        ranks.barrier()  # an error of one is one of all
+    return model if ranks.first else None
 
 
 def save(config: Config, path: Path, shards: Shards) -> None:

@@ -71,8 +71,8 @@ KEYS = (
     ),
     Key(
         name="quantization_local_shard_count", kind="int", default=-1, least=-1, origin=MAXDIFFUSION,
-        help="parts that ranges are found in, one after another: of weights (generate), of the sum in the weight's "
-        "gradient (train; 0 leaves it unquantized); -1: as many as slices",
+        help="parts that ranges are found in, one after another or by card or process: of weights (generate), of the "
+        "sum in the weight's gradient (train; 0 leaves it unquantized); -1: as many as slices",
     ),
     Key(
         name="compile_topology_num_slices", kind="int", default=-1, least=-1, origin=MAXDIFFUSION,
