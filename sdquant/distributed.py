@@ -9,10 +9,12 @@ CPU, and nccl what is on graphics cards. Without torchrun there is one process, 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +33,9 @@ _LOOK = "Look at the first message of another process: it says why that one ende
 # What is compared instead of numbers of a dtype: whole numbers in the same order, of a kind that gloo and nccl carry.
 _BITS = {8: ("int64", "int64"), 4: ("int32", "int32"), 2: ("int16", "int32")}
 
+# Groups started so far. Each writes addresses of its own under it: one that read those of the group before would hang.
+_STARTED = itertools.count()
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -38,13 +43,21 @@ class Processes:
 
     Attributes:
         rank: which one this is, from 0. count: how many there are. local_rank: which one on its node.
-        group: torch's process group; None where there is one process.
     """
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
-    group: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def group(self) -> Any:
+        """torch's process group; None where there is one process. Do not keep it: a process of torch 2.13 that holds
+        one at its exit, after the group's end, aborts now and then."""
+        if self.count == 1:
+            return None
+        from torch import distributed
+
+        return distributed.group.WORLD
 
     @property
     def first(self) -> bool:
@@ -118,16 +131,27 @@ def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Pro
         return
     distributed = _torch_distributed()
     if distributed.is_initialized():
-        yield Processes(distributed.get_rank(), distributed.get_world_size(), local, distributed.group.WORLD)
+        yield Processes(distributed.get_rank(), distributed.get_world_size(), local)
         return
     seconds = _timeout() if timeout is None else timeout
     with _collective("starting the group of processes"):
-        distributed.init_process_group(_backend(device, local), timeout=timedelta(seconds=seconds))
+        store = distributed.PrefixStore(f"sdquant-{next(_STARTED)}", _store(seconds))
+        distributed.init_process_group(
+            _backend(device, local), store=store, rank=rank, world_size=count, timeout=timedelta(seconds=seconds)
+        )
     try:
-        yield Processes(rank, count, local, distributed.group.WORLD)
+        yield Processes(rank, count, local)
     finally:
         with contextlib.suppress(RuntimeError):  # of one that died: what it broke has been said, or is being raised
             distributed.destroy_process_group()
+
+
+@functools.cache
+def _store(seconds: float) -> Any:
+    """Where the processes tell each other their addresses; it stays, as others may still be reading it."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(iter(rendezvous("env://", timeout=timedelta(seconds=seconds))))[0]
 
 
 def launched() -> bool:

@@ -54,7 +54,11 @@ class Installer:
         fitted = self._fitted(key, name, tensor, file)
         if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
             raise BadFileError(_asked(key, file), NOT_FINITE, AGAIN)
-        components.set_tensor(self.model, self._names(name), fitted)
+        self.put(name, fitted)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """A tensor in the model's shape, under the model's name."""
+        components.set_tensor(self.model, self._names(name), tensor)
 
     def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
         """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
@@ -130,7 +134,7 @@ class Installer:
 
     def finish(self, src: Source) -> None:
         """Raise if a parameter got no value; tell of tensors that nobody wanted."""
-        missing = components.missing(self.model)
+        missing = self.missing()
         if missing:
             raise BadFileError(
                 f"{src.path} was to be loaded",
@@ -144,6 +148,10 @@ class Installer:
                 len(self.unexpected),
                 self.unexpected[0],
             )
+
+    def missing(self) -> list[str]:
+        """The model's parameters that got no value."""
+        return components.missing(self.model)
 
 
 def _asked(key: str, file: Path | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from . import planner
     from .formats.source import Source
+    from .install import Installer
     from .offload import OffloadHandle
 
 log = logging.getLogger(__name__)
@@ -132,12 +133,12 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     if made.detected.container == "pipeline":
         from . import components
 
-        components.check_pipeline(_folder(made))
+        components.check_pipeline(folder_of(made))
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
-    whole = _assemble(made, parts)
+    whole = assemble(made, parts)
     from . import adapters, offload
     from .memory import trim
 
@@ -153,17 +154,17 @@ def import_classes(made: planner.Plan) -> None:
     from . import components
 
     for part in made.components:
-        components.model_class(*_class_of(_source(made, part)))
+        components.model_class(*_class_of(source_of(made, part)))
     if [part.name for part in made.components] != ["model"]:
         with components.quiet():
-            components.pipeline_class(_folder(made))
+            components.pipeline_class(folder_of(made))
 
 
 def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """All components, and the names of those that came out of the cache."""
     cache, parts, used = cache_of(asked), {}, {}
     for part in made.components:
-        src = _source(made, part)
+        src = source_of(made, part)
         if cache is None or part.action != "encode":
             parts[part.name] = build(part, src, made, tick, asked.skip)
             continue
@@ -193,38 +194,21 @@ def build(
         skip: what was asked to be taken as it is.
     """
     from . import components
-    from .encoding import refuse_not_finite
     from .install import Installer
     from .quantizer import quantize_module
-    from .selection import skipped
 
-    model = components.empty(*_class_of(src), src.config)
-    chosen = {weight.name for weight in part.weights}
-    encode = chosen if part.action == "encode" and part.mode == "pre" else set()
+    model = empty(src)
     install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
-    files, ahead = src.open(), Readahead(src.files)
+    ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:
         ahead.advance(nbytes)
         tick(nbytes)
 
     try:
-        for key, info in src.plain.items():
-            tensor = _cast(src.read(files, key), made.dtype)
-            if key in encode and part.spec is not None:
-                install.encode(key, tensor, part.spec, made.device, src.home[key])
-            else:
-                if part.spec is not None and part.action == "encode" and key not in chosen:
-                    refuse_not_finite(key, tensor, part.spec, skip)
-                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip))
-            done(info.nbytes)
-        for name, found in src.found.items():
-            install.found(found, src, files, part.spec)
-            done(src.found_bytes(name))
+        fill(install, part, src, made, done, skip)
     finally:
         ahead.close()
-        for file in files.values():
-            file.close()
     install.finish(src)
     if part.action == "encode" and part.mode == "post" and part.spec is not None:
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
@@ -235,7 +219,61 @@ def build(
     return model
 
 
-def _source(made: planner.Plan, part: planner.ComponentPlan) -> Source:
+def empty(src: Source) -> nn.Module:
+    """The model of a source on the meta device.
+
+    Raises:
+        MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.
+    """
+    from . import components
+
+    return components.empty(*_class_of(src), src.config)
+
+
+def fill(
+    install: Installer,
+    part: planner.ComponentPlan,
+    src: Source,
+    made: planner.Plan,
+    tick: Callable[[int], None],
+    skip: tuple[str, ...] = (),
+    only: Container[str] | None = None,
+) -> None:
+    """Hand a component's weights to `install`, one at a time.
+
+    Args:
+        tick: called with the bytes of each. skip: as for `build`.
+        only: keys of plain tensors and names of quantized weights; None for all.
+    """
+    from .encoding import refuse_not_finite
+    from .selection import skipped
+
+    chosen = {weight.name for weight in part.weights}
+    encode = chosen if part.action == "encode" and part.mode == "pre" else set()
+    files = src.open()
+    try:
+        for key, info in src.plain.items():
+            if only is not None and key not in only:
+                continue
+            tensor = _cast(src.read(files, key), made.dtype)
+            if key in encode and part.spec is not None:
+                install.encode(key, tensor, part.spec, made.device, src.home[key])
+            else:
+                if part.spec is not None and part.action == "encode" and key not in chosen:
+                    refuse_not_finite(key, tensor, part.spec, skip)
+                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip))
+            tick(info.nbytes)
+        for name, found in src.found.items():
+            if only is None or name in only:
+                install.found(found, src, files, part.spec)
+                tick(src.found_bytes(name))
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def source_of(made: planner.Plan, part: planner.ComponentPlan) -> Source:
+    """Where a component is read from."""
     return made.detected.sources["." if part.name == "model" else part.name]
 
 
@@ -268,15 +306,16 @@ def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor.to(dtype_named(dtype or "bfloat16"))
 
 
-def _assemble(made: planner.Plan, parts: dict[str, nn.Module]) -> Any:
+def assemble(made: planner.Plan, parts: Mapping[str, nn.Module]) -> Any:
+    """The pipeline of these components; a lone one is its own."""
     if set(parts) == {"model"}:
         return parts["model"]
     from . import components
 
-    return components.pipeline(_folder(made), parts)
+    return components.pipeline(folder_of(made), parts)
 
 
-def _folder(made: planner.Plan) -> Path:
+def folder_of(made: planner.Plan) -> Path:
     """Of the pipeline, which has what is no model: scheduler, tokenizers."""
     return Path(made.base) if made.base is not None else Path(made.path)
 

@@ -134,24 +134,41 @@ def offload_suspended(model: Any) -> Iterator[None]:
 def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:
     from . import components
 
+    write_rest(pipe, folder)
+    for name, part in components.weight_parts(pipe).items():
+        (folder / name).mkdir()
+        _write_component(part, folder / name, floats.get(name, frozenset()))
+
+
+def write_rest(pipe: Any, folder: Path) -> None:
+    """Write what a pipeline has beside its models: model_index.json, schedulers, tokenizers."""
+    from . import components
+
     pipe.save_config(folder)
     parts = components.weight_parts(pipe)
     for name, part in pipe.components.items():
-        if name in parts:
-            (folder / name).mkdir()
-            _write_component(part, folder / name, floats.get(name, frozenset()))
-        elif hasattr(part, "save_pretrained"):
+        if name not in parts and hasattr(part, "save_pretrained"):
             part.save_pretrained(folder / name)
 
 
 def _write_component(model: nn.Module, folder: Path, floats: frozenset[str]) -> None:
     """`floats`: quantized weights that are written as floats, so that the libraries read the rest."""
+    stem, guard = write_config(model, folder, floats)
+    _write_weights(model, folder / f"{stem}.safetensors", floats, guard=guard)
+
+
+def write_config(model: nn.Module, folder: Path, floats: frozenset[str] = frozenset()) -> tuple[str, bool]:
+    """Write a component's config.json.
+
+    Returns:
+        What the file of its weights is called, without the ending, and whether that is to be `guarded`.
+    """
     config = config_of(model)
     extra = library_config(model, floats)
     (folder / "config.json").write_text(json.dumps({**config, **extra}, indent=2, sort_keys=True) + "\n")
     name = "diffusion_pytorch_model" if "_class_name" in config else "model"
     ours = extra.get("quantization_config", {}).get("quant_method") == METHOD
-    _write_weights(model, folder / f"{name}.safetensors", floats, guard=ours and name == "model")
+    return name, ours and name == "model"
 
 
 def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozenset(), *, guard: bool = False) -> None:
@@ -193,8 +210,13 @@ def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     It only warns of a `quant_method` that it does not know, and would take codes for weights. So a norm's vector is
     written as a matrix of one row, which sdquant reads as the vector, and transformers refuses for its shape.
     """
+    return {**tensors, **{name: tensors[name][None] for name in guard_of(model)}}
+
+
+def guard_of(model: nn.Module) -> list[str]:
+    """The name of the norm that `guarded` writes in another shape; none if there is no norm."""
     norms = [name for name, tensor in plain(model).items() if tensor.ndim == 1 and name.endswith(".weight")]
-    return {**tensors, **{name: tensors[name][None] for name in sorted(norms)[:1]}}
+    return sorted(norms)[:1]
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:

@@ -71,6 +71,23 @@ def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
             _sync(place.parent)
 
 
+@contextmanager
+def part_file(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
+    """A new file inside a folder of `whole_folder`, which is on the disk when the block is left.
+
+    For processes that have not made the folder: where that is gone, nothing is made in its place.
+
+    Raises:
+        As `whole_file`.
+    """
+    with _errors(path, nbytes):
+        require_space(path, nbytes)
+        with open(path, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def _private(path: str, flags: int) -> int:
     """Opens for the owner alone: what is being written has not got its permissions yet."""
     return os.open(path, flags, 0o600)
@@ -147,10 +164,10 @@ def _one_writer(place: Path) -> Iterator[Path]:
     try:
         if not place.exists() and beside.with_suffix(".old").exists():
             beside.with_suffix(".old").rename(place)  # killed between two renames
-        remove(beside)
+        _remove_shared(beside)
         yield beside
     finally:
-        remove(beside)
+        _remove_shared(beside)
         lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
         os.close(file)
         _unmake(made)
@@ -239,6 +256,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _remove_shared(path: Path) -> None:
+    """Remove what other processes may be writing into: under another name first, so that they find it no more."""
+    gone = path.with_suffix(".gone")
+    remove(gone)
+    if path.is_dir() and not path.is_symlink():
+        path.rename(gone)
+        remove(gone)
+    else:
+        remove(path)
 
 
 def _sync(path: Path) -> None:

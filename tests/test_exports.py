@@ -19,7 +19,7 @@ from sdquant import backends, compat, errors
 ROOT = Path(sdquant.__file__).parent
 HEAVY = (
     "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "gradio", "bitsandbytes", "optimum",
-    "nncf", "gguf", "libgguf", "sdnq", "sklearn", "PIL", "tqdm", "huggingface_hub", "yaml", "packaging",
+    "nncf", "gguf", "libgguf", "sdnq", "sklearn", "PIL", "tqdm", "huggingface_hub", "yaml", "packaging", "peft",
 )  # fmt: skip
 
 # DESIGN section 4.

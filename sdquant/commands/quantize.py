@@ -1,11 +1,11 @@
-"""Quantize a model and write it: a folder, one .safetensors, or a .gguf."""
+"""Quantize a model and write it: a folder, one .safetensors, or a .gguf. Under torchrun, by several processes."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from .. import backends
+from .. import backends, distributed
 from ..errors import SettingsError
 from ..request import RULES
 from . import _shared
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from .. import gguf_files, single_files
-    from ..detection import detect
     from ..loader import load_planned
     from ..portable import of_model, refuse_scheme, said
     from ..preparation import prepare
@@ -63,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
                 refuse_scheme(backends.parse(text).scheme.name)
         if out.suffix in (".safetensors", ".gguf"):
             refuse_portable_file(out)
+    if distributed.launched():
+        _refuse_together(args, out, [*gguf])
+        return _run_together(args, out)
     more = ""
     if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and single_files.suits(quant)):
         if not isinstance(quant, str):
@@ -93,12 +95,45 @@ def run(args: argparse.Namespace) -> int:
         if floats:
             more = said(floats, _shared.size(sum(row.nbytes for row in floats)))
         save(model, out, overwrite=args.overwrite, portable=args.portable)
-    seen = detect(out)
-    quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
-    print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
+    _say(out)
     if more:
         print(more)
     return 0
+
+
+def _say(out: Path) -> None:
+    """What was written."""
+    from ..detection import detect
+
+    seen = detect(out)
+    quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
+    print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
+
+
+def _run_together(args: argparse.Namespace, out: Path) -> int:
+    """By the processes of torchrun, each a share of the weights; the first says what was written."""
+    from .. import together
+    from ..preparation import prepare
+
+    asked = _shared.request_of(args)
+    with distributed.processes() as ranks:
+        together.quantize(asked, prepare(asked), out, ranks)
+        if ranks.first:
+            _say(out)
+    return 0
+
+
+def _refuse_together(args: argparse.Namespace, out: Path, gguf: list[str]) -> None:
+    """Raise SettingsError for what several processes cannot do."""
+    wrong = [
+        (bool(gguf) or out.suffix in (".gguf", ".safetensors"), f"{out.name if not gguf else gguf[0]} was asked for",
+         "what they write is a folder of several safetensors files"),
+        (args.portable, "--portable was given", "they write what sdquant reads, and diffusers with it"),
+        (args.cache is not None, "--cache was given", "no process has the whole model to keep"),
+    ]  # fmt: skip
+    for is_so, what, why in wrong:
+        if is_so:
+            raise SettingsError(f"{what}, for several processes of torchrun", why, "Run it without torchrun")
 
 
 def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:

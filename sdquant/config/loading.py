@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE, OVERRIDE = "file", "override"
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def _place(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path; or the shipped file of that name, where there is nothing at the path."""
+    name = os.fspath(path)
+    shipped = EXAMPLES / name
+    return shipped if os.path.basename(name) == name and shipped.is_file() and not os.path.exists(path) else path
 
 
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
@@ -31,7 +40,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
     command, so it may only set keys of this command.
 
     Args:
-        path: of a YAML file; None for the defaults alone.
+        path: of a YAML file, or the name of a shipped one ("digits-sd.yml"); None for the defaults alone.
         overrides: "key=value" each, split at the first sign; a later one counts. The text is read as a value of the
             key's type; "" and "null" mean null where that is the key's default.
         command: of row.COMMANDS.
@@ -44,6 +53,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         raise SettingsError(f"The command {command!r} was asked for", f"it is one of {', '.join(COMMANDS)}", "Use one")
     values: dict[str, Any] = {row.name: row.default for row in keys()}
     given: dict[str, str] = {}
+    path = None if path is None else _place(path)
     source = "" if path is None else os.fspath(path)
     if path is not None:
         document = yamlfile.read(path)

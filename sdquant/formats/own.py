@@ -41,6 +41,31 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(own)
 
 
+def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
+    """What sdquant wrote into the metadata of a component's files, {} for files of others.
+
+    A shard tells of its own weights, or of all, as where diffusers has written the shards.
+
+    Args:
+        files: metadata by file.
+
+    Raises:
+        BadFileError: it is damaged, or files say different things of one model. UnsupportedFileError: a newer format.
+    """
+    whole: dict[str, Any] = {}
+    for file, metadata in files.items():
+        own = read_own(file, metadata)
+        if not own:
+            continue
+        whole = whole or {**own, "weights": {}}
+        if own["config"] != whole["config"]:
+            raise _damaged(file, "its model has another config than that of the files beside it")
+        for name, row in own["weights"].items():
+            if whole["weights"].setdefault(name, row) != row:
+                raise _damaged(file, f"of weight {name!r} it says something else than the files beside it")
+    return whole
+
+
 def _is_row(row: Any) -> bool:
     """Whether a weight's entry has all that a PackedSpec and its parts need, each of its kind."""
     if not isinstance(row, dict):

@@ -8,12 +8,13 @@ bytes begins at such a multiple, which is as far as a format without gaps allows
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..backends.base import Part
-from ..writing import whole_file
+from ..writing import part_file, whole_file
 from .safetensors import NAMES
 
 if TYPE_CHECKING:
@@ -22,28 +23,38 @@ if TYPE_CHECKING:
 ALIGN = 64  # bytes
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, part: bool = False) -> None:
     """Write a safetensors file.
+
+    Args:
+        part: of a folder that becomes whole later; see `part_file`.
 
     Raises:
         DiskSpaceError, ConflictError, SettingsError: see `whole_file`.
     """
-    write_parts(path, {key: part_of(tensor) for key, tensor in tensors.items()}, [tensors], metadata)
+    parts = {key: part_of(tensor) for key, tensor in tensors.items()}
+    write_parts(path, parts, [tensors], metadata, opened=part_file if part else whole_file)
 
 
 def write_parts(
-    path: Path, parts: Mapping[str, Part], tensors: Iterable[Mapping[str, Tensor]], metadata: Mapping[str, str]
+    path: Path,
+    parts: Mapping[str, Part],
+    tensors: Iterable[Mapping[str, Tensor]],
+    metadata: Mapping[str, str],
+    *,
+    opened: Callable[[Path, int], AbstractContextManager[BinaryIO]] = whole_file,
 ) -> None:
     """Write a safetensors file whose tensors come a few at a time, in any order.
 
     Args:
         parts: the file's tensors by key, before there are any; tensors: each of them once.
+        opened: makes the file.
 
     Raises:
         ValueError: a tensor is not one of `parts`, or one of them has not come. Else as `write`.
     """
     header, places, end = _header(parts, metadata)
-    with whole_file(path, len(header) + end) as file:
+    with opened(path, len(header) + end) as file:
         file.write(header)
         for some in tensors:
             for key in sorted(some, key=lambda key: places.get(key, -1)):

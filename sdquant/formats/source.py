@@ -13,7 +13,7 @@ from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, safetensors
 from . import folder as folders
-from .own import FORMAT_VERSION, METADATA_KEY, found_in, read_own
+from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own
 from .pickles import PickleFile, refused
 
 if TYPE_CHECKING:
@@ -217,10 +217,9 @@ def _source(
 ) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    metadata: Mapping[str, Any] = {}
+    said: dict[Path, Mapping[str, Any]] = {}
     for file in files:
-        infos, meta = _header(file, complete=complete)
-        metadata = metadata or meta
+        infos, said[file] = _header(file, complete=complete)
         for key, info in infos.items():
             if key in home:
                 raise BadFileError(
@@ -229,10 +228,11 @@ def _source(
                     "Check which of the two belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
+    metadata = next((meta for meta in said.values() if meta), {})
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
         raise BadFileError(f"{path} was to be loaded", "it holds no tensors", "Get the file from its source")
     _check_index(path, index or {}, home)
-    own = read_own(files[0], metadata)
+    own = merged_own(said)
     specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
     if specs:
         found = found_in(files[0], own, specs, tensors)

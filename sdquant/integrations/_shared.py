@@ -15,7 +15,7 @@ from ..components import model_name, set_module, tied
 from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
-from ..formats.own import found_in, read_own
+from ..formats.own import found_in, merged_own
 from ..install import common_kind, install_packed, misfit
 from ..layers.quantized import QuantizedLayer, float_layer
 from ..quantizer import weights_to_quantize
@@ -72,13 +72,12 @@ class Weights:
                 "it is not a safetensors file",
                 "Save the model again",
             )
-        metadata: Mapping[str, str] = {}
+        said: dict[Path, Mapping[str, str]] = {}
         for path in paths:
-            infos, said = safetensors.read_header(path)
+            infos, said[path] = safetensors.read_header(path)
             self.headers |= infos
             self.home |= dict.fromkeys(infos, path)
-            metadata = metadata or said
-        own = read_own(paths[0], metadata)
+        own = merged_own(said)
         if not own.get("weights"):
             raise BadFileError(
                 f"{paths[0]} was to be loaded by sdquant",

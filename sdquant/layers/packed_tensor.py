@@ -85,7 +85,7 @@ class LayerWeight(PackedTensor):
     """What a quantized layer answers for its `weight`: as above, also for uses of a tensor that are no operations."""
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The same weight; assigning another is refused."""
         return self
 
@@ -97,11 +97,15 @@ class LayerWeight(PackedTensor):
         """The decoded values."""
         return decoded(self).numpy(force=force)
 
-    def __deepcopy__(self, memo: Any) -> Tensor:  # type: ignore[override]
+    def tolist(self) -> Any:
+        """The decoded values."""
+        return decoded(self).tolist()
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
         return decoded(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled, it is the decoded values
-        return decoded(self).__reduce_ex__(protocol)
+        return decoded(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def decoded(weight: PackedTensor) -> Tensor:

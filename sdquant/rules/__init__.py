@@ -25,6 +25,13 @@ The arithmetic:
     packing.py, packed.py   codes as bytes; a quantized weight as plain parts (`backends.rules` stores these)
     static.py        ranges of activations found beforehand
 
+Products of two activations, where a rule names them:
+
+    products.py      of quantized tensors, matrix by matrix
+    straight.py      of float tensors under a rule, with gradients
+    attention.py, einsum.py   what is made of such products
+    operations.py, interception.py   torch's functions, replaced while a module runs that a rule names
+
 The flow:
 
     providers.py     PtqProvider
@@ -34,7 +41,8 @@ The flow:
 
 Bit for bit as in Qwix 0.1.8 on the CPU in float32 and bfloat16, where XLA divides as IEEE says. Better here: scales of
 float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static ranges do not tie a model
-to one sequence length.
+to one sequence length. Products of two activations are quantized only by rules that name them, and need no weight_qtype
+for that; in Qwix a rule for all operations takes them along.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from .straight import Site, product
 if TYPE_CHECKING:
     from .rule import QuantizationRule
 
-# Scores held at once where no gradient needs all of them: 64 MB of float32.
-BLOCK = 2**24
+# Scores held at once where no gradient needs all of them. On a CPU 4 MB of float32, which stay in its cache: 2 to 5
+# times as fast as 64 MB, measured with 1024 and 4096 tokens.
+BLOCK, CPU_BLOCK = 2**24, 2**20
 
 
 def attention(
@@ -75,7 +76,8 @@ def attention(
         # A row of scores depends on no other row, so that some rows at a time give the same numbers.
         right, last = sites[0].quantized(keys, -2)[0], sites[1].quantized(value, -2)[0]
         rows = query.shape[-2]
-        step = max(1, BLOCK // max(1, math.prod(query.shape[:-2]) * key.shape[-2]))
+        block = CPU_BLOCK if query.device.type == "cpu" else BLOCK
+        step = max(1, block // max(1, math.prod(query.shape[:-2]) * key.shape[-2]))
         done = []
         for first in range(0, rows, step):
             scores = multiply(sites[0].quantized(query[..., first : first + step, :], -1)[0], right)

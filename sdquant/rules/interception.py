@@ -4,7 +4,8 @@
 module is running. While one is, a torch function mode sees every call of torch's functions and replaces products
 (operations.py). What is inside a module that no rule matches, or that holds a weight, runs as it is: a rule is looked
 up for the module that makes the call, and only for that. Nothing is global: other threads and other models see nothing,
-and a model without such rules is left untouched.
+and a model without such rules is left untouched. torch.compile leaves a marked module out of its graphs: name those
+that attend, rather than all.
 
 Not seen, and so not quantized: products that do not go through these functions of torch. Those are diffusers'
 attention backends other than the native ones, kernels of other libraries, and `nn.MultiheadAttention`. A rule that
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from .rule import QuantizationRule, Rules
 
 _NAMES = tuple({operation.name for operation in OPERATIONS.values()})
-_ATTRIBUTE = "_sdquant_mark"
+_ATTRIBUTE, _REPORT = "_sdquant_mark", "_sdquant_products"
 
 
 class UnusedRuleWarning(SdquantWarning):
@@ -60,13 +62,11 @@ class Report:
         rules: as they were given.
         modules: how many modules each rule that names products decides for.
         done: how many calls each has quantized.
-        told: whether the first run's warning has had its turn.
     """
 
     rules: Rules
     modules: Counter[QuantizationRule] = field(default_factory=Counter)
     done: Counter[QuantizationRule] = field(default_factory=Counter)
-    told: bool = False
 
 
 @dataclass
@@ -76,7 +76,6 @@ class Mark:
     path: str
     rules: dict[str, QuantizationRule]
     report: Report
-    root: bool = False
 
 
 @dataclass
@@ -146,19 +145,21 @@ class Marked(nn.Module):
     """Comes before a module's own class in the class that `mark` gives it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        mark = self.__dict__[_ATTRIBUTE]
-        with _inside(mark):
-            done = super().__call__(*args, **kwargs)
-        if mark.root and not mark.report.told:
-            mark.report.told = True
-            for row in unused(self):
-                warnings.warn(f"{row}. It was to quantize products of activations", UnusedRuleWarning, stacklevel=2)
-        return done
+        # What `module.compile()` has made of the module is passed by, see `_run`.
+        own = type(self).__mro__[2].__call__ is nn.Module.__call__
+        return _run(self.__dict__[_ATTRIBUTE], self._call_impl if own else super().__call__, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the class that can be imported.
         made = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
         return (_bare, (_original(type(self)),), *made[2:])
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _run(mark: Mark, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A marked module's call, outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
+    with _inside(mark):
+        return call(*args, **kwargs)
 
 
 def _bare(kind: type[nn.Module]) -> nn.Module:
@@ -211,11 +212,13 @@ def mark(model: nn.Module, rules: Rules) -> int:
     for rule in report.modules:
         refuse(rule)
     for path, module in modules.items():
-        if path in found or not path:
-            _put(module, Mark(path=path, rules=found.get(path, {}), report=report, root=not path))
+        if path in found:
+            _put(module, Mark(path=path, rules=found[path], report=report))
         elif _can_multiply(module) and any(_under(path, above) for above in found):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
+    model.__dict__[_REPORT] = report
+    model.register_forward_hook(_tell)
     return len(found)
 
 
@@ -225,15 +228,21 @@ def unmark(model: nn.Module) -> None:
         if isinstance(module, Marked):
             _give(module, _original(type(module)))
             del module.__dict__[_ATTRIBUTE]
-        for hooks, ours in ((module._forward_pre_hooks, _shut), (module._forward_hooks, _open)):
-            for key in [key for key, hook in hooks.items() if hook is ours]:
-                del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
+        module.__dict__.pop(_REPORT, None)
+        for hook in (_shut, _open, _tell):
+            _unhook(module, hook)
+
+
+def _unhook(module: nn.Module, hook: Callable[..., Any]) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, one in hooks.items() if one is hook]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
 
 
 def unused(model: nn.Module) -> tuple[Unused, ...]:
     """The rules that name products of activations and have quantized none in this model yet."""
-    report = next((one.__dict__[_ATTRIBUTE].report for one in model.modules() if isinstance(one, Marked)), None)
+    report = model.__dict__.get(_REPORT)
     if report is None:
         return ()
     return tuple(Unused(rule=rule, why=_why(report, rule)) for rule in _named(report.rules) if not report.done[rule])
@@ -280,6 +289,13 @@ def _can_multiply(module: nn.Module) -> bool:
 
 def _under(path: str, above: str) -> bool:
     return not above or path.startswith(f"{above}.")
+
+
+def _tell(module: nn.Module, args: Any, output: Any) -> None:
+    """After a model's first run."""
+    _unhook(module, _tell)
+    for row in unused(module):
+        warnings.warn(f"{row}. It was to quantize products of activations", UnusedRuleWarning, stacklevel=2)
 
 
 def _shut(module: nn.Module, args: Any) -> None:

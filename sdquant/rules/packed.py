@@ -15,6 +15,7 @@ from .qarray import QArray, quantize, quantize_with
 from .qtypes import QType, qtype
 from .rounding import storage
 from .rule import QuantizationRule, to_dict
+from .sharding import range_of_weight
 
 if TYPE_CHECKING:
     from .static import StaticRange
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def encode(weight: Tensor, rule: QuantizationRule, static: StaticRange | None = None) -> Packed:
     """Quantize a float weight; see `layout` for the parts."""
     shape = tuple(weight.shape)
-    array = quantize(weight.detach(), weight_how(rule, shape))
+    array = quantize(weight.detach(), weight_how(rule, shape), range_of_weight)
     return pack_array(array, rule, static)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from .calibration import calibrate, scale_and_zero_point
 from .how import HowToQuantize, scale_shape, tile_sizes
 from .qtypes import qtype
 from .rounding import from_codes, to_codes
+
+Find = Callable[[Tensor, HowToQuantize], Mapping[str, Tensor]]
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -49,8 +51,11 @@ def range_of(x: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
     return calibrate(_computed_in(x).reshape(split), reduced, scale_shape(x.shape, how), how.method)
 
 
-def quantize(x: Tensor, how: HowToQuantize) -> QArray:
+def quantize(x: Tensor, how: HowToQuantize, find: Find = range_of) -> QArray:
     """Quantize a tensor with the range that it has itself.
+
+    Args:
+        find: finds it, as `range_of` does.
 
     Raises:
         SettingsError: no float tensor, or tiles that do not divide it.
@@ -61,7 +66,7 @@ def quantize(x: Tensor, how: HowToQuantize) -> QArray:
             "only float64, float32, bfloat16 and float16 are",
             "Leave it out of the rules",
         )
-    scale, zero_point = scale_and_zero_point(range_of(x, how), how.row)
+    scale, zero_point = scale_and_zero_point(find(x, how), how.row)
     return quantize_with(x, how.qtype, scale, zero_point, how.noise)
 
 

@@ -20,7 +20,8 @@ from .how import HowToQuantize
 from .matmul import LEAST_TILE
 from .method import method
 from .products import multiply, plain_precision, turned
-from .qarray import QArray, broadcast, dequantize, quantize, quantize_with, range_of
+from .qarray import QArray, broadcast, dequantize, quantize_with, range_of
+from .qt.gradient import noise_of, quantized
 from .qtypes import qtype
 from .rule import QtRule, QuantizationRule
 
@@ -28,6 +29,7 @@ Found = dict[str, Tensor]
 # Gets the name of an operand ("einsum0_lhs") and the range found in it; returns the range to use. This is where
 # statistics for static ranges can be collected.
 Collect = Callable[[str, Found], Found]
+Noise = Callable[[torch.Size], Tensor]
 
 DEFAULT_METHOD = "absmax"
 
@@ -82,7 +84,7 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
         static: whether static ranges are being collected.
 
     Raises:
-        SettingsError: no act_qtype, static ranges, zero points on both sides, or stochastic rounding of gradients.
+        SettingsError: no act_qtype, static ranges, or zero points on both sides.
     """
     what = f"The rule for {rule.module_path!r} with op_names={list(rule.op_names)} was to quantize products"
     if rule.act_qtype is None:
@@ -101,12 +103,6 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
             f"{what} with the calibration method {rule.act_calibration_method!r}",
             "it gives both operands a zero point, and only one side of a product can have one",
             'Use a symmetric method for these operations, such as "absmax", in a rule of their own',
-        )
-    if isinstance(rule, QtRule) and rule.bwd_qtype is not None and rule.bwd_stochastic_rounding is not None:
-        raise SettingsError(
-            what,
-            "their gradients are rounded to the nearest only, and bwd_stochastic_rounding is set",
-            "Give these operations a rule of their own, without bwd_stochastic_rounding",
         )
 
 
@@ -147,11 +143,14 @@ class _Product(torch.autograd.Function):
             of_a = of_b = None
             if ctx.needs_input_grad[0]:
                 other = b.mT if right is None else turned(right)
-                of_a = _clipped(_times(grad, other, site).sum_to_size(a.shape), a, found_a, site)
+                done = _times(grad, other, site, _noise(site, grad))
+                of_a = _clipped(done.sum_to_size(a.shape), a, found_a, site)
             if ctx.needs_input_grad[1]:
                 # The gradient of b transposed is grad transposed times a.
                 other = a if left is None else left
-                of_b = _clipped(_times(grad.mT, other, site).mT.sum_to_size(b.shape), b, found_b, site)
+                noise = _noise(site, grad)
+                done = _times(grad.mT, other, site, None if noise is None else lambda shape: noise(shape).mT)
+                of_b = _clipped(done.mT.sum_to_size(b.shape), b, found_b, site)
         return of_a, of_b, None
 
 
@@ -173,7 +172,12 @@ def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
     return array
 
 
-def _times(grad: Tensor, other: Tensor | QArray, site: Site) -> Tensor:
+def _noise(site: Site, grad: Tensor) -> Noise | None:
+    """That of stochastic rounding, shaped like the gradient of the result or narrower."""
+    return noise_of(site.rule, grad) if isinstance(site.rule, QtRule) else None
+
+
+def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None) -> Tensor:
     """grad [..., M, N] times other [..., N, K], grad quantized if the rule says so."""
     rule = site.rule
     if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
@@ -181,12 +185,7 @@ def _times(grad: Tensor, other: Tensor | QArray, site: Site) -> Tensor:
         return grad @ other
     # The scales of the other operand are those of the summed axis: they go into the gradient, and its codes stay.
     scaled = grad if isinstance(other, Tensor) else grad.to(other.scale.dtype) * other.scale.mT
-    how = HowToQuantize(
-        qtype=rule.bwd_qtype,
-        channelwise_axes=() if site.per_tensor else tuple(range(grad.ndim - 1)),
-        calibration_method=rule.bwd_calibration_method,
-    )
-    codes = replace(quantize(scaled, how), dtype=grad.dtype)
+    codes = quantized(scaled, rule, range(grad.ndim - 1), dtype=grad.dtype, noise=noise)
     if isinstance(other, Tensor):
         return dequantize(codes) @ other
     ones = [1] * other.qvalue.ndim

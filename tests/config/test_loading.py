@@ -274,3 +274,14 @@ def test_quantization_is_checked_while_loading(tmp_path: Path) -> None:
     with pytest.raises(SdquantError, match="fp8_full is a preset of the rule engine"):
         config.load(write(tmp_path, "quantization: fp8_full\n"))
     assert quantization.quantization_of(config.load(None)) == quantization.Quantization()
+
+
+def test_a_shipped_file_goes_by_its_name_unless_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config.load("digits-flux.yml").pretrained_model_name_or_path == "digits-flux"
+    (tmp_path / "digits-flux.yml").write_text("pretrained_model_name_or_path: mine\n")
+    assert config.load("digits-flux.yml").pretrained_model_name_or_path == "mine"
+    with pytest.raises(SettingsError):
+        config.load("examples/digits-flux.yml")

@@ -25,7 +25,7 @@ from sdquant.drawing import draw
 from sdquant.errors import SettingsError
 from sdquant.rules import attention as attentions
 from sdquant.rules.attention import attention
-from sdquant.rules.interception import UnusedRuleWarning, mark, unmark, unused
+from sdquant.rules.interception import Marked, UnusedRuleWarning, mark, unmark, unused
 from sdquant.rules.rule import QtRule, QuantizationRule, Rules
 from sdquant.rules.straight import product
 
@@ -95,7 +95,7 @@ def test_rows_in_blocks_are_the_same_numbers(monkeypatch: pytest.MonkeyPatch) ->
     for more in masks().values():
         whole = attention(q, k, v, rule=INT8, **more)
         with monkeypatch.context() as patch:
-            patch.setattr(attentions, "BLOCK", 5 * 8 * 12)
+            patch.setattr(attentions, "CPU_BLOCK", 5 * 8 * 12)
             assert torch.equal(attention(q, k, v, rule=INT8, **more), whole)
 
 
@@ -211,7 +211,9 @@ def test_what_replaces_them_is_the_same_arithmetic() -> None:
 
 def test_rules_that_are_for_weights_leave_products_alone() -> None:
     for names in ((), ("dot_general",), ("linear",)):
-        assert mark(Outer(), rules(".*", *names)) == 0
+        model = Outer()
+        assert mark(model, rules(".*", *names)) == 0
+        assert all(type(one).__mro__[1] is not Marked and not one._forward_pre_hooks for one in model.modules())
     assert mark(Outer(), Rules([QuantizationRule(op_names=("sdpa",), weight_qtype="int8")])) == 0
     both = Rules([QuantizationRule(module_path="first"), *rules(".*", "sdpa").rules])
     model = Outer()
@@ -234,7 +236,7 @@ def test_only_the_module_that_calls_counts() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(X)
-    assert sum(model._sdquant_mark.report.done.values()) == 2  # not second, not first.to_out, not x @ mix
+    assert sum(model._sdquant_products.done.values()) == 2  # not second, not first.to_out, not x @ mix
     assert torch.equal(model.second(X), Outer("matmul").second(X))
 
 
@@ -329,8 +331,28 @@ def test_training_with_checkpoints_and_autocast() -> None:
         assert decibels(exact(X).detach().numpy(), half(X).detach().numpy()) > 30
 
 
-def pictures(pipe: Any, name: str) -> list[Any]:
-    return draw(pipe, [digits.prompt(digit) for digit in (3, 7)], seeds=(0, 1), steps={"digits-sd": 10}.get(name, 4))
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # inductor's own import
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_models_compute_the_same(backend: str) -> None:
+    """Marked modules stay out of the graphs, also those that were compiled by themselves."""
+    for way in ("sdpa", "matmul"):
+        model = Outer(way)
+        mark(model, rules("first|second", way))
+        with torch.no_grad():
+            done = model(X)
+            explained = torch._dynamo.explain(model)(X)
+            assert explained.graph_break_count == 1  # then there is nothing more to compile
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=backend)
+            model.second.compile(backend=backend)
+            for _ in range(2):
+                assert torch.allclose(compiled(X), done, atol=1e-6)
+        torch._dynamo.reset()
+
+
+def pictures(pipe: Any, steps: int) -> list[Any]:
+    return draw(pipe, [digits.prompt(digit) for digit in (3, 7)], seeds=(0, 1), steps=steps)
 
 
 @pytest.fixture
@@ -339,28 +361,55 @@ def pipe(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield sdquant.load_model(sdquant.demo.path(request.param), progress=False)
 
 
+def outputs(pipe: Any, modules: list[nn.Module]) -> list[Array]:
+    """What modules give in one step."""
+    found: list[Array] = []
+    handles = [
+        module.register_forward_hook(lambda _, __, made: found.append(make(made))) for module in modules
+    ]  # fmt: skip
+    pictures(pipe, 1)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def make(made: Any) -> Array:
+    x: Array = (made[0] if isinstance(made, tuple) else made).float().numpy()
+    return x
+
+
 @pytest.mark.parametrize(
-    ("pipe", "path"),
-    [("digits-sd", r".*\.attn[12]"), ("digits-flux", ".*/attn")],
+    ("pipe", "path", "steps"),
+    [("digits-sd", r".*\.attn[12]", 10), ("digits-flux", ".*/attn", 4)],
     indirect=["pipe"],
     ids=["digits-sd", "digits-flux"],
 )
-def test_pictures(pipe: Any, path: str, tmp_path: Path) -> None:
-    name = "digits-sd" if hasattr(pipe, "unet") else "digits-flux"
-    model = pipe.unet if name == "digits-sd" else pipe.transformer
-    exact = pictures(pipe, name)
+def test_pictures(pipe: Any, path: str, steps: int, tmp_path: Path) -> None:
+    model = pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+    exact = pictures(pipe, steps)
     assert mark(model, rules(path, "sdpa")) > 1
-    made = pictures(pipe, name)
+    made = pictures(pipe, steps)
     assert digits.judge().read(made) == digits.judge().read(exact) == [3, 7]
     assert not unused(model) and model.config["_class_name"] == type(model).__name__
     noise = decibels(*(np.stack([np.asarray(one, np.float32) for one in both]) for both in (exact, made)))
-    assert 15 < noise < 45
+    assert 15 < noise < 50
     sdquant.save(model, tmp_path / "model")
-    again = type(model).from_pretrained(tmp_path / "model")
-    state = again.state_dict()
-    assert all(torch.equal(tensor, state[key].to(tensor.dtype)) for key, tensor in model.state_dict().items())
+    again = type(model).from_pretrained(tmp_path / "model").state_dict()
+    assert all(torch.equal(one, again[name].to(one.dtype)) for name, one in model.state_dict().items())
     unmark(model)
-    assert all(np.array_equal(*both) for both in zip(pictures(pipe, name), exact, strict=True))
+    assert all(np.array_equal(*both) for both in zip(pictures(pipe, steps), exact, strict=True))
+
+
+@pytest.mark.parametrize("pipe", ["digits-sd", "digits-flux"], indirect=True)
+def test_one_module_of_many(pipe: Any) -> None:
+    """What runs before the module that a rule names is as it was, to the bit; the module itself is off by a little."""
+    model = pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+    paths = [path for path, module in model.named_modules() if type(module).__name__ in ("Attention", "FluxAttention")]
+    modules = [model.get_submodule(path) for path in paths[:2]]
+    exact = outputs(pipe, modules)
+    mark(model, rules(paths[1], "sdpa"))
+    made = outputs(pipe, modules)
+    assert np.array_equal(exact[0], made[0]) and 25 < decibels(exact[1], made[1]) < 60
 
 
 @pytest.mark.parametrize("name", ["digits-sd", "digits-flux"])

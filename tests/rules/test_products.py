@@ -152,7 +152,6 @@ def test_zero_points_on_both_sides_are_refused() -> None:
     [
         (QuantizationRule(op_names=("sdpa",)), "no act_qtype"),
         (QuantizationRule(module_path="attn", act_qtype="int8", act_static_scale=True), "'attn'.*act_static_scale"),
-        (QtRule(act_qtype="int8", bwd_qtype="int8", bwd_stochastic_rounding="uniform"), "bwd_stochastic_rounding"),
     ],
 )
 def test_what_products_cannot_do_is_refused(rule: QuantizationRule, why: str) -> None:
@@ -199,6 +198,36 @@ def test_gradients_in_integers(dtype: str) -> None:
         values, steps, _ = quantized(weighed, "int8", g.shape[-1], dtype, "absmax,0.8")
         sums = (values.astype(np.int64) @ codes.astype(np.int64)).astype(np.float32)
         assert np.array_equal(made.float().numpy(), rounded(rounded(sums) * steps))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "low_bit_uniform"])
+def test_gradients_rounded_at_random_are_right_on_average(kind: str) -> None:
+    """Rounded to the nearest, a gradient of a few bits is off by the same amount each time."""
+    a, b, grad = numbers("float32")
+    b = np.broadcast_to(b, (LEAD[0], *b.shape)).copy()
+    found: dict[str | None, list[tuple[Array, Array]]] = {None: [], kind: []}
+    torch.manual_seed(4)
+    for rounding, runs in ((None, 1), (kind, 300)):
+        rule = QtRule(
+            op_names=("matmul",),
+            act_qtype="int16",
+            bwd_qtype="int3",
+            bwd_calibration_method="absmax,1.5",  # so that nothing saturates
+            bwd_stochastic_rounding=rounding,
+            channelwise_noise_axes=(0, 1, 2, 3),
+        )
+        left, right = tensor(a, "float32", True), tensor(b, "float32", True)
+        done = product(left, right, rule)
+        for _ in range(runs):
+            made = torch.autograd.grad(done, (left, right), torch.from_numpy(grad), retain_graph=True)
+            found[rounding].append((made[0].numpy(), made[1].numpy()))
+    exact = (grad @ b.swapaxes(-1, -2), a.swapaxes(-1, -2) @ grad)
+    for number, whole in enumerate(exact):
+        once, often = (
+            np.abs(np.mean([run[number] for run in found[rounding]], 0) - whole).mean() for rounding in (None, kind)
+        )
+        assert often < 0.2 * once
+    assert not np.array_equal(found[kind][0][0], found[kind][1][0])
 
 
 def test_gradients_where_codes_are_in_tiles() -> None:

@@ -1,0 +1,156 @@
+"""A share of a component's weights on its way into files, instead of into a model; see `together`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import components
+from .backends.base import Packed, PackedSpec, Part
+from .formats import safetensors_write
+from .install import Installer, install_packed
+from .memory import trim
+from .saving import guard_of, written
+from .weights import plain
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from . import planner
+    from .backends.base import QuantSpec
+    from .formats.source import Source
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that a process has written, before it has its name.
+
+    Attributes:
+        nbytes: of the whole file. keys: bytes of each tensor in it.
+    """
+
+    name: str
+    nbytes: int
+    keys: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A quantized weight without its numbers."""
+
+    spec: PackedSpec
+    parts: Mapping[str, Part]
+
+
+@dataclass
+class Written:
+    """The files of a process' share, and what is not written yet.
+
+    Attributes:
+        folder: that they are in. prefix: of their names. config: of the component. limit: bytes of a file, unless one
+            weight has more.
+        late: tensors that are written last, because how is known last.
+    """
+
+    folder: Path
+    prefix: str
+    config: Mapping[str, Any]
+    limit: int
+    rows: dict[str, Packed] = field(default_factory=dict)
+    floats: dict[str, Tensor] = field(default_factory=dict)
+    late: dict[str, Tensor] = field(default_factory=dict)
+    nbytes: int = 0
+    files: list[File] = field(default_factory=list)
+
+    def make_room(self, nbytes: int) -> None:
+        """So many bytes come: write what is there if it would be too much with them."""
+        if self.nbytes and self.nbytes + nbytes > self.limit:
+            self.write()
+        self.nbytes += nbytes
+
+    def write(self) -> None:
+        """Write what is there to a file, if there is anything."""
+        tensors, metadata = written(self.rows.items(), self.floats, self.config)
+        if tensors:
+            path = self.folder / f"{self.prefix}-{len(self.files)}.safetensors"
+            safetensors_write.write(path, tensors, {"format": "pt", **metadata}, part=True)
+            keys = {key: tensor.numel() * tensor.itemsize for key, tensor in tensors.items()}
+            self.files.append(File(path.name, path.stat().st_size, keys))
+        self.rows, self.floats, self.nbytes = {}, {}, 0
+        del tensors
+        trim()
+
+    def finish(self, *, guard: bool) -> None:
+        """Write the rest; `guard`: see `saving.guarded`."""
+        for name, tensor in self.late.items():
+            self.floats[name] = tensor[None] if guard else tensor
+        self.late = {}
+        self.write()
+
+
+class Collector(Installer):
+    """Hands on to files what an Installer puts into the model. The model stays empty, with quantized layers in it.
+
+    Attributes:
+        keys: of each tensor that the model has, its key in the file or the name of the quantized weight there; of
+            several that are tied, under the first name. sizes: its bytes in the file.
+        forms: the quantized weights that came.
+    """
+
+    def __init__(
+        self, model: nn.Module, part: planner.ComponentPlan, made: planner.Plan, src: Source, out: Written
+    ) -> None:
+        super().__init__(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
+        self.out = out
+        self.keys: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        self.forms: dict[str, Form] = {}
+        self._guard = guard_of(model)
+        rows = [(key, info.nbytes) for key, info in src.plain.items()]
+        rows += [(name, src.found_bytes(name)) for name in src.found]
+        for key, nbytes in rows:
+            name = components.model_name(key, self.known)
+            if name is None:
+                self.unexpected.append(key)
+            else:  # where two keys are one tensor, the last counts, as for a model
+                self.keys[self.first(name)], self.sizes[self.first(name)] = key, nbytes
+
+    def first(self, name: str) -> str:
+        """The name that a tensor is written under: of several that are tied, the first."""
+        return self._names(name)[0]
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self.out.make_room(tensor.numel() * tensor.itemsize)
+        rows = self.out.late if self.first(name) in self._guard else self.out.floats
+        rows[self.first(name)] = tensor
+
+    def packed(self, name: str, packed: Packed, spec: QuantSpec | None) -> None:
+        first = self.first(name)
+        form = Form(packed.spec, {key: safetensors_write.part_of(part) for key, part in packed.parts.items()})
+        self.stand_in({first: form})
+        self.forms[first] = form
+        self.out.make_room(packed.nbytes)
+        self.out.rows[first] = packed
+
+    def stand_in(self, forms: Mapping[str, Form]) -> None:
+        """Put empty quantized layers into the model for weights that are quantized, here or by another process."""
+        for name, form in forms.items():
+            if name not in self.forms:
+                parts = {
+                    key: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
+                    for key, part in form.parts.items()
+                }
+                install_packed(self.model, self._names(name), Packed(spec=form.spec, parts=parts), "plain")
+
+    def buffers(self) -> None:
+        """The tensors of the model's state that no file has to hold: those that it has made itself."""
+        for name, tensor in plain(self.model).items():
+            if tensor.device.type != "meta" and name not in self.keys:
+                self.put(name, tensor)
+
+    def missing(self) -> list[str]:
+        return [name for name in components.missing(self.model) if self.first(name) not in self.keys]

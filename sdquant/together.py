@@ -1,0 +1,175 @@
+"""Quantize a checkpoint by several processes: `torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4`.
+
+Each process reads, quantizes and writes its share of every component's weights, in files of its own; none needs more
+memory than a file and a weight. The first writes everything else: configs, tokenizers, and the index of the files. All
+of it goes into one folder beside the target, which takes the target's place when every process has reported its files.
+What is loaded from there has the same bits as what one process writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import components, loader
+from .authors import bar
+from .collecting import Collector, Written
+from .errors import BadFileError, DistributedError, SettingsError
+from .saving import config_of, write_config, write_rest
+from .shares import shares
+from .writing import whole_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from . import planner
+    from .distributed import Processes
+    from .request import Request
+
+MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
+
+
+def quantize(asked: Request, made: planner.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
+    """Quantize and write a model as a folder; every process calls this with the same values.
+
+    Args:
+        max_shard: bytes of a file, unless one weight has more.
+
+    Returns:
+        The target.
+
+    Raises:
+        DistributedError: another process has ended. SettingsError: the processes do not see the same folder, or
+            mode="post". Else as `load_model` and `save`.
+    """
+    if any(part.action == "encode" and part.mode == "post" for part in made.components):
+        raise SettingsError(
+            "A model was to be quantized by several processes with mode='post'",
+            "no process loads the whole model",
+            "Leave the mode out: the result is the same",
+        )
+    for warning in made.warnings if ranks.first else ():
+        loader.log.warning("%s", warning)
+    if made.detected.container == "pipeline":
+        components.check_pipeline(loader.folder_of(made))
+    total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
+    spec = next(part.spec for part in made.components if part.spec is not None)
+    with (
+        _one_folder(target, made.bytes, ranks) as folder,
+        bar(total // ranks.count, spec, asked.progress and ranks.first) as tick,
+    ):
+        models = {}
+        for part in made.components:
+            home = folder if part.name == "model" else folder / part.name
+            models[part.name] = _component(asked, made, part, home, ranks, tick, max_shard)
+        if ranks.first:
+            whole = loader.assemble(made, models)
+            if components.is_pipeline(whole):
+                write_rest(whole, folder)
+    return target
+
+
+@contextmanager
+def _one_folder(target: Path, nbytes: int, ranks: Processes) -> Iterator[Path]:
+    """A new folder for all processes, which the first makes. It becomes `target` when all have left the block.
+
+    Raises:
+        DistributedError: another process has ended. SettingsError: a process does not see the folder.
+    """
+    if ranks.first:
+        with whole_folder(target, nbytes) as folder:
+            ranks.gathered(str(folder))
+            _require_seen(folder, ranks)
+            yield folder
+            ranks.barrier()  # all is written
+        ranks.barrier()  # and in its place
+        return
+    folder = Path(ranks.gathered("")[0])
+    _require_seen(folder, ranks)
+    try:
+        yield folder
+    except (OSError, SettingsError) as error:
+        if folder.is_dir():
+            raise
+        raise DistributedError(
+            f"{target} was to be written by several processes",
+            "the first of them has ended, and has removed what was written",
+            "Look at its message: it says why",
+        ) from error
+    ranks.barrier()
+    ranks.barrier()
+
+
+def _require_seen(folder: Path, ranks: Processes) -> None:
+    blind = [rank for rank, sees in enumerate(ranks.gathered(folder.is_dir())) if not sees]
+    if blind:
+        raise SettingsError(
+            f"{folder} was to be written by {ranks.count} processes",
+            f"process {blind[0]} does not see it: it is on another machine's disk",
+            "Choose a folder that all nodes share",
+        )
+
+
+def _component(
+    asked: Request,
+    made: planner.Plan,
+    part: planner.ComponentPlan,
+    home: Path,
+    ranks: Processes,
+    tick: Callable[[int], Any],
+    max_shard: int,
+) -> nn.Module:
+    """Write one component into a folder; returns its empty model."""
+    src = loader.source_of(made, part)
+    model = loader.empty(src)
+    home.mkdir(exist_ok=True)
+    out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard)
+    collector = Collector(model, part, made, src, out)
+    if ranks.first:
+        collector.finish(src)
+        collector.buffers()
+    mine = shares(collector.sizes, ranks.count)[ranks.rank]
+    loader.fill(collector, part, src, made, tick, asked.skip, only={collector.keys[name] for name in mine})
+    for forms in ranks.gathered(collector.forms):
+        collector.stand_in(forms)
+    said = write_config(model, home) if ranks.first else None
+    told = ranks.gathered(said)[0]
+    assert told is not None
+    stem, guard = told
+    out.finish(guard=guard)
+    files = [file for each in ranks.gathered(out.files) for file in each]
+    if ranks.first:
+        _name(home, stem, files)
+    return model
+
+
+def _name(home: Path, stem: str, files: list[Any]) -> None:
+    """Give the files of all processes their names, and write the index, if there are several.
+
+    Raises:
+        BadFileError: one is not as it was reported.
+    """
+    for file in files:
+        path = home / file.name
+        size = path.stat().st_size if path.is_file() else None
+        if size != file.nbytes:
+            raise BadFileError(
+                f"{path} was written by another process",
+                f"it reports {file.nbytes} bytes, and "
+                + (f"{size} are here" if size is not None else "it is not here"),
+                "Choose a folder that all processes share",
+            )
+    if len(files) == 1:
+        (home / files[0].name).rename(home / f"{stem}.safetensors")
+        return
+    places: dict[str, str] = {}
+    for number, file in enumerate(files, 1):
+        name = f"{stem}-{number:05}-of-{len(files):05}.safetensors"
+        (home / file.name).rename(home / name)
+        places |= dict.fromkeys(file.keys, name)
+    total = sum(size for file in files for size in file.keys.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    (home / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
