@@ -8,6 +8,7 @@ The layers take PEFT's adapters as they are. Two things are left, and neither ne
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -50,21 +51,29 @@ def prepare_pipeline(pipe: Any) -> None:
 
 
 class _Fuse:
-    """`fuse_lora` of one pipeline or component, which looks at its layers first."""
+    """`fuse_lora` of one pipeline or component, which looks at its layers first.
+
+    Refers to its owner weakly: a model's memory is to be free as soon as nobody has the model.
+    """
 
     def __init__(self, owner: Any) -> None:
-        self._owner = owner
+        self._owner = weakref.ref(owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from .offload import components_of
 
-        for part in components_of(self._owner).values():
+        owner = self._owner()
+        for part in components_of(owner).values():
             _refuse_fusing(part)
-        return getattr(type(self._owner), _FUSE)(self._owner, *args, **kwargs)
+        return getattr(type(owner), _FUSE)(owner, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Fuse:
         """Of a copied owner the copy's, which is known already when its attributes are copied."""
-        return _Fuse(memo.get(id(self._owner), self._owner))
+        owner = self._owner()
+        return _Fuse(memo.get(id(owner), owner))
+
+    def __reduce__(self) -> Any:
+        return _Fuse, (self._owner(),)
 
 
 def _refuse_fusing(model: nn.Module) -> None:

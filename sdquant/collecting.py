@@ -52,7 +52,7 @@ class Written:
 
     Attributes:
         folder: that they are in. prefix: of their names. config: of the component. limit: bytes of a file, unless one
-            weight has more.
+            weight has more. rules: those that it is quantized by, see `saving.written`.
         late: tensors that are written last, because how is known last.
     """
 
@@ -60,6 +60,7 @@ class Written:
     prefix: str
     config: Mapping[str, Any]
     limit: int
+    rules: Mapping[str, Any] = field(default_factory=dict)
     rows: dict[str, Packed] = field(default_factory=dict)
     floats: dict[str, Tensor] = field(default_factory=dict)
     late: dict[str, Tensor] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Written:
 
     def write(self) -> None:
         """Write what is there to a file, if there is anything."""
-        tensors, metadata = written(self.rows.items(), self.floats, self.config)
+        tensors, metadata = written(self.rows.items(), self.floats, self.config, self.rules)
         if tensors:
             path = self.folder / f"{self.prefix}-{len(self.files)}.safetensors"
             safetensors_write.write(path, tensors, {"format": "pt", **metadata}, part=True)

@@ -279,6 +279,8 @@ def _keeps_promise(hint: str, quant: str | None) -> bool:
     """Whether a name is as good as true: people write "int8" or "fp8" for every scheme of that kind."""
     if quant is None:
         return backends.scheme(hint).bits >= 16
+    if backends.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
+        return True
     return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
 
 

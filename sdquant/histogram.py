@@ -80,4 +80,5 @@ def weights_of(src: Source, name: str) -> int:
     codes = src.tensors[next(iter(found.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return math.prod(codes.shape)
-    return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / backends.scheme(found.scheme).bits)
+    bits = found.details.get("bits", backends.scheme(found.scheme).bits)
+    return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)

@@ -47,12 +47,22 @@ def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> d
     """
     specs = _specs(model)
     if not set(specs) - set(floats):
-        return {}
+        rules = said_rules(model) if not specs else {}  # for products of activations alone
+        return {"quantization_config": {"quant_method": METHOD, "quant": "rules", "skip": [], **rules}} if rules else {}
     read = reading(model)
     if read.config and read.floats <= set(floats):
         return {"quantization_config": dict(read.config)}
     most = Counter(spec.scheme for spec in specs.values()).most_common(1)[0][0]
-    return {"quantization_config": {"quant_method": METHOD, "quant": most, "skip": []}}
+    return {"quantization_config": {"quant_method": METHOD, "quant": most, "skip": [], **said_rules(model)}}
+
+
+def said_rules(model: nn.Module) -> dict[str, Any]:
+    """{"rules": [...]}, as JSON values, of a model that was quantized by rules; {} of others."""
+    from .rules.kept import rules_of_model
+    from .rules.rule import to_dict
+
+    rules = rules_of_model(model)
+    return {"rules": [to_dict(row) for row in rules]} if rules else {}
 
 
 def reading(model: nn.Module) -> Reading:

@@ -214,8 +214,9 @@ def build(
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
-    if isinstance(part.spec, RulesSpec):
-        part.spec.mark(model)
+    rules = part.spec if isinstance(part.spec, RulesSpec) else src.rules
+    if rules is not None:
+        rules.mark(model)
     return model
 
 

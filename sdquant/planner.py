@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import backends
+from .backends.base import Unfit
 from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
-from .rules.rule import to_dict
+from .rules.layout import ACT_SHAPE, plain_tiles
+from .rules.recovering import does
+from .rules.rule import rule_of, to_dict
 from .rules.spec import RulesSpec
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 
@@ -241,6 +244,25 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
             f"its weights ({name}) are quantized to {held} already",
             f"Leave quant out to load it as {held}, or start from the unquantized model",
         )
+    if isinstance(spec, RulesSpec):
+        _refuse_other_rules(name, src, spec)
+
+
+def _refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
+    """Raise ConflictError if a weight on disk is quantized by another rule than the one that was asked for."""
+    for key, found in src.found.items():
+        said = dict(found.details.get("rule") or {k: v for k, v in found.details.items() if k != ACT_SHAPE})
+        shape = src.specs[key].shape if key in src.specs else src.tensors[found.keys["qvalue"]].shape
+        try:
+            asked = does(plain_tiles(spec.of(key, shape).rule, shape))
+        except Unfit:
+            asked = None
+        if asked != does(plain_tiles(rule_of(said), shape)):
+            raise ConflictError(
+                f"Rules were given for {src.path}",
+                f"its weights ({name}) are quantized by rules already, {key!r} by another one: {said}",
+                "Leave rules out to load it as it is, or start from the unquantized model",
+            )
 
 
 def _found(name: str, src: Source, request: Request, versions: Mapping[str, str] | None) -> ComponentPlan:

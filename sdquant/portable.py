@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .errors import ConflictError
-from .library_config import readable, reading
+from .library_config import readable, reading, said_rules
 from .weights import quantized
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def refuse(model: Any) -> None:
         schemes = Counter(packed.spec.scheme for _, packed in quantized(part))
         if schemes and not any(readable(scheme) for scheme in schemes):
             refuse_scheme(schemes.most_common(1)[0][0], f"{name} was")
+        if not schemes and said_rules(part):
+            refuse_scheme("rules", f"{name} was")
 
 
 def refuse_scheme(scheme: str, what: str = "A model was") -> None:

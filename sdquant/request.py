@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends, machine
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES, parse_budget, parse_size
-from .rules.spec import RulesSpec
+from .rules.spec import with_rules
 from .rules.text import rules_of
 
 if TYPE_CHECKING:
@@ -186,14 +186,8 @@ class Request:
     def _with_rules(self, spec: QuantSpec | None) -> QuantSpec | None:
         if spec is None or spec.scheme.name != RULES:
             return spec
-        if spec.options:
-            raise SettingsError(
-                f"rules were given with quant={str(spec)!r}",
-                "its options are one rule for all layers",
-                "Leave the options out, or the rules",
-            )
         assert self.rules is not None
-        return RulesSpec(spec.scheme, rules=self.rules, statistics=self.quant_stats)
+        return with_rules(spec, self.rules, self.quant_stats)
 
     def _refuse_statistics(self) -> None:
         if self.quant_stats is not None:

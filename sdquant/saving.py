@@ -3,7 +3,10 @@
 Weights go out under the key names of their ecosystem (bitsandbytes', quanto's, ...). Beside that, the file's metadata
 holds under "sdquant" what is needed to reload exactly, as JSON:
 
-    {"format": 1, "config": {...}, "weights": {name: {scheme, shape, dtype, details, parts: [...], extra: [keys]}}}
+    {"format": 1, "config": {...}, "weights": {name: {scheme, shape, dtype, details, parts: [...], extra: [keys]}},
+     "rules": [...]}
+
+"rules" is there if the model was quantized by rules (`rules.rules_of_model`).
 
 Everything is written beside the target and renamed at the end: a target is whole or not there.
 """
@@ -25,7 +28,7 @@ from .errors import SettingsError
 from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
-from .library_config import library_config
+from .library_config import library_config, said_rules
 from .portable import decoded
 from .weights import plain, quantized, weight_bytes
 from .writing import place_of, whole_folder
@@ -185,13 +188,16 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
 def contents(model: nn.Module, without: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What a component's file holds: tensors by key, and metadata; of quantized weights not those named."""
     rows = ((name, packed) for name, packed in quantized(model) if name not in without)
-    return written(rows, plain(model), config_of(model))
+    return written(rows, plain(model), config_of(model), said_rules(model))
 
 
 def written(
-    rows: Iterable[tuple[str, Packed]], floats: Mapping[str, Tensor], config: Mapping[str, Any]
+    rows: Iterable[tuple[str, Packed]],
+    floats: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    rules: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a file holds of a component: quantized weights, other tensors, `config_of` it."""
+    """What a file holds of a component: quantized weights, other tensors, `config_of` it, its `said_rules`."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
     for name, packed in rows:
@@ -200,7 +206,7 @@ def written(
         tensors |= mine
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}
         weights[name] = packed.spec.to_dict() | {"parts": list(packed.parts), "extra": sorted(set(mine) - keys)}
-    own = {"format": FORMAT_VERSION, "config": config, "weights": weights}
+    own = {"format": FORMAT_VERSION, "config": config, "weights": weights, **(rules or {})}
     return tensors | dict(floats), {METADATA_KEY: json.dumps(own, sort_keys=True)}
 
 

@@ -18,6 +18,8 @@ from . import components, loader
 from .authors import bar
 from .collecting import Collector, Written
 from .errors import BadFileError, DistributedError, SettingsError
+from .rules.kept import given_rules, keep
+from .rules.spec import RulesSpec
 from .saving import config_of, write_config, write_rest
 from .shares import shares
 from .writing import whole_folder
@@ -126,7 +128,9 @@ def _component(
     src = loader.source_of(made, part)
     model = loader.empty(src)
     home.mkdir(exist_ok=True)
-    out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard)
+    if isinstance(part.spec, RulesSpec):
+        keep(model, part.spec.rules)
+    out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
     collector = Collector(model, part, made, src, out)
     if ranks.first:
         collector.finish(src)

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from sdquant.compat import Cell
 
 STEPS = 1
-GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "iq4_xs", "mxfp4", "q4_k_m")
+# To a mover, packed weights are tensors of some dtypes and shapes: these schemes stand for those of their backend that
+# are packed alike and run in the same modules. The others' cells are in the slow run.
+STANDING = frozenset({
+    "nf4", "fp8", "bnb-int8", "f16", "q8_0", "q4_k", "iq4_xs", "q4_k_m", "int8", "int4", "qint8", "qint4", "qint3",
+    "rules", "sdnq-int8", "sdnq-uint4",
+})  # fmt: skip
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
 _SAVED: dict[tuple[str, str], Path] = {}
 
@@ -42,8 +47,7 @@ def _cells(device: str) -> list[Any]:
         # One worker takes all cells of a scheme, so that what they share is made once.
         marks = [pytest.mark.xdist_group(cell.scheme)]
         marks += [pytest.mark.gpu] if device != "cpu" else []
-        # To offload, a block is a block: some types of GGUF stand for all.
-        marks += [pytest.mark.slow] if cell.backend == "gguf" and cell.scheme not in GGUF else []
+        marks += [] if cell.scheme in STANDING else [pytest.mark.slow]
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
 

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 WEB_UIS = ROOT / "docs" / "web-uis.md"
 CONFIG = ROOT / "docs" / "config.md"
-PAGES = (README, WEB_UIS, CONFIG)
+RULES = ROOT / "docs" / "rules.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
@@ -248,9 +249,48 @@ def _of_part(part: Any, name: str) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value or "-")
 
 
+def qtypes(_: Path) -> str:
+    """Every type that rules know."""
+    from sdquant.rules.layout import layout
+    from sdquant.rules.qtypes import QTYPES
+    from sdquant.rules.rule import QuantizationRule
+
+    rows = []
+    for row in QTYPES:
+        tile = row.tile or (32 if row.bits < 8 else None)
+        parts = layout(QuantizationRule(weight_qtype=row.name, tile_size=tile), SHAPE, "bfloat16")
+        ratio = sum(part.nbytes for part in parts.values()) / (2 * SHAPE[0] * SHAPE[1])
+        scales = {"": "the weight's dtype", "power of two": "powers of two"}.get(row.scale_type, row.scale_type)
+        zero = "yes" if row.asymmetric else "no"
+        tiles = f"{row.tile}, always" if row.tile else f"any, or none; here {tile or 'none'}"
+        rows.append((f"`{row.name}`", str(row.bits), f"{row.bound:g}", zero, scales, tiles, f"{ratio:.3f}"))
+    header = ("type", "bits", "largest, in scales", "zero point", "scales are", "tile_size", "bytes / bf16")
+    return markdown(header, rows, left=6)
+
+
+def names(name: str) -> Callable[[Path], str]:
+    """What names of Qwix and MaxDiffusion are here: one of the tables of `qwix_names`."""
+    return lambda _: _names(name)
+
+
+def _names(name: str) -> str:
+    from tools.qwix_names import TABLES as rows_of
+    from tools.qwix_names import Row, shown
+
+    def theirs(row: Row) -> str:
+        names = [row.theirs] if name == "names_rest" else [f"`{one}`" for one in row.theirs.split(", ")]
+        return ", ".join(names)
+
+    rows = ((theirs(row), ", ".join(map(shown, row.ours)) or "not here, because:", row.note) for row in rows_of[name])
+    return markdown(("there", "here", ""), rows, left=3)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
+    "qtypes": qtypes,
+    "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
+    "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip
 
 

@@ -5,11 +5,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingsError
-from .base import Backend, Geometry, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme
+from .base import (
+    Backend,
+    Found,
+    Geometry,
+    Option,
+    Packed,
+    PackedSpec,
+    Part,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +58,14 @@ class RulesBackend(Backend):
             powers of two are float8_e8m0fnu, nvfp4's float8_e4m3fn.
         zero_point: codes of the scale's shape, where the range is not symmetric.
         act_scale, act_zero_point: of activations, where their range was found beforehand.
+
+    Files of others: see `_rules_files`.
     """
 
     name: ClassVar[str] = "rules"
     title: ClassVar[str] = "Rules"
     requires: ClassVar[Requirement | None] = None
+    magnitudes: ClassVar[frozenset[str]] = frozenset({"scale", "act_scale"})
     schemes: ClassVar[tuple[Scheme, ...]] = (
         Scheme(
             name="rules",
@@ -147,6 +163,16 @@ class RulesBackend(Backend):
         except SettingsError as error:
             raise ValueError(str(error)) from error
         return f"{name}.{part}"
+
+    def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
+        from ._rules_files import find
+
+        return find(tensors)
+
+    def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+        from ._rules_files import read
+
+        return read(found, shape, get)
 
 
 def _one(spec: QuantSpec) -> RuleSpec:

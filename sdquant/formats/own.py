@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import backends, jsonline
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
+from ..errors import BadFileError, SettingsError, UnknownQuantError, UnsupportedFileError
+
+if TYPE_CHECKING:
+    from ..rules.spec import RulesSpec
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
@@ -41,6 +44,26 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(own)
 
 
+def rules_in(file: Path, own: Mapping[str, Any]) -> RulesSpec | None:
+    """The rules that a model was quantized by, if the file says them.
+
+    Raises:
+        BadFileError: they are none.
+    """
+    if "rules" not in own:
+        return None
+    from ..rules.rule import rule_of
+    from ..rules.spec import with_rules
+
+    rows = own["rules"]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise _damaged(file, "its rules are no list of rules")
+    try:
+        return with_rules(backends.parse("rules"), tuple(rule_of(row) for row in rows))
+    except (SettingsError, TypeError) as error:
+        raise _damaged(file, f"its rules are none: {error}") from error
+
+
 def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
     """What sdquant wrote into the metadata of a component's files, {} for files of others.
 
@@ -60,6 +83,8 @@ def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
         whole = whole or {**own, "weights": {}}
         if own["config"] != whole["config"]:
             raise _damaged(file, "its model has another config than that of the files beside it")
+        if own.get("rules") != whole.get("rules"):
+            raise _damaged(file, "its model has other rules than that of the files beside it")
         for name, row in own["weights"].items():
             if whole["weights"].setdefault(name, row) != row:
                 raise _damaged(file, f"of weight {name!r} it says something else than the files beside it")

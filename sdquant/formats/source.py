@@ -13,12 +13,13 @@ from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, safetensors
 from . import folder as folders
-from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own
+from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rules_in
 from .pickles import PickleFile, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..rules.spec import RulesSpec
     from ..tracing import Recipe
     from .base import TensorFile
 
@@ -49,6 +50,7 @@ class Source:
         container: "safetensors", "gguf", or "pickle".
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
         variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
+        rules: by which it was quantized, where sdquant wrote the file.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class Source:
     made: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
     variant: str = ""
     variants: tuple[str, ...] = ()
+    rules: RulesSpec | None = field(default=None, repr=False)
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -252,6 +255,7 @@ def _source(
         class_name=class_name,
         metadata=metadata,
         container="gguf" if is_gguf(files[0]) else "pickle" if is_pickle(files[0]) else "safetensors",
+        rules=rules_in(files[0], own),
     )
 
 
@@ -297,8 +301,8 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
     for name in backends.names():
         try:
             rows = backends.get(name).find(tensors, side)
-        except UnsupportedFileError as error:
-            raise UnsupportedFileError(f"{path} was to be read: {error.what}", error.why, error.fix) from error
+        except (UnsupportedFileError, BadFileError) as error:
+            raise type(error)(f"{path} was to be read: {error.what}", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
                 f"{path} was to be read",

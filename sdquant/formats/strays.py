@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Keys that only quantized weights have, by the weight's own name or by its module's.
 _OF_WEIGHT = re.compile(
     r"(.*[^.])(?:\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)|_format"
-    r"|\._(?:data|data\._data|scale|shift))"
+    r"|\._(?:data|data\._data|scale|shift)|\.(?:array\.)?(?:qvalue|scale|zero_point)|_(?:qvalue|zero_point))"
 )
 _OF_MODULE = re.compile(r"(.*\.|)(?:SCB|scale_weight|weight_scale|weight_scale_inv)")
 

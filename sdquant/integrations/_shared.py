@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,21 +10,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import backends, compat
+from .. import compat
 from ..backends.base import PackedSpec
 from ..components import model_name, set_module, tied
 from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
-from ..formats.own import found_in, merged_own
+from ..formats.own import found_in, merged_own, rules_in
 from ..install import common_kind, install_packed, misfit
 from ..layers.quantized import QuantizedLayer, float_layer
 from ..quantizer import weights_to_quantize
 from ..reading import read_weight
+from ..rules.kept import forget
+from ..rules.ranges import require_ranges
+from ..rules.rule import to_dict
+from ..rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     from ..backends.base import Found, Packed, TensorInfo
     from .config import Config
+
+log = logging.getLogger(__name__)
 
 
 class Weights:
@@ -33,11 +40,12 @@ class Weights:
         planned: parameters that are quantized while they are loaded.
         found: weights that the files hold quantized, by parameter.
         ties: see `components.tied`.
+        rules: by which the files say that they were quantized.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.spec = backends.parse(config.quant)
+        self.spec = config.spec
         self.planned: set[str] = set()
         self.found: dict[str, Found] = {}
         self.specs: dict[str, PackedSpec] = {}
@@ -45,6 +53,7 @@ class Weights:
         self.home: dict[str, Path] = {}
         self._files: dict[Path, safetensors.SafetensorsFile] = {}
         self.ties: dict[str, tuple[str, ...]] = {}
+        self.rules: RulesSpec | None = None
 
     def check(self, *, quantized: bool, device_map: Any = None) -> None:
         """Ask the matrix, and refuse a map of devices with the disk in it.
@@ -78,7 +87,7 @@ class Weights:
             self.headers |= infos
             self.home |= dict.fromkeys(infos, path)
         own = merged_own(said)
-        if not own.get("weights"):
+        if not own.get("weights") and "rules" not in own:
             raise BadFileError(
                 f"{paths[0]} was to be loaded by sdquant",
                 "config.json says that it is quantized, and the file has none of sdquant's metadata",
@@ -86,6 +95,7 @@ class Weights:
             )
         self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
         self.found = found_in(paths[0], own, self.specs, self.headers)
+        self.rules = rules_in(paths[0], own)
 
     def hold_against(self, model: nn.Module) -> None:
         """Raise BadFileError if what was found does not belong to this (empty) model; else use the model's names."""
@@ -126,6 +136,12 @@ class Weights:
 
         return read_weight(found, spec, spec.shape, get)
 
+    def mark(self, model: nn.Module) -> None:
+        """Where it was quantized by rules: have the model, whose weights are in place, remember and follow them."""
+        rules = self.rules or self.spec
+        if isinstance(rules, RulesSpec):
+            rules.mark(model)
+
     def close(self) -> None:
         """Give the files back that were read from."""
         for file in self._files.values():
@@ -143,6 +159,13 @@ class Weights:
         """
         self.ties = tied(model)
         self.planned = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        if isinstance(self.spec, RulesSpec):
+            shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+            require_ranges(self.spec, ((name, shapes[name]) for name in sorted(self.planned)))
+            for row in self.spec.unused((name, shape) for name, shape in shapes.items() if len(shape) > 1):
+                log.warning("The rule %s matches no layer: it has no effect", to_dict(row))
+            if self.spec.products:
+                return
         if not self.planned:
             raise IncompatibleError(
                 f"{self.spec} was asked for on a {type(model).__name__}",
@@ -176,6 +199,7 @@ def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
         if isinstance(module, QuantizedLayer):
             made[id(module)] = made.get(id(module)) or float_layer(module, dtype)
             set_module(model, path, made[id(module)])
+    forget(model)
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:

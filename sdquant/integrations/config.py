@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from .. import backends
+from ..errors import SettingsError
+from ..rules.rule import to_dict
+from ..rules.spec import with_rules
+from ..rules.text import rules_of
 
 METHOD = "sdquant"
+_ALWAYS = ("quant_method", "quant", "skip")
 
 
 class Method(str, Enum):
@@ -26,20 +33,54 @@ class Config:
 
     Args:
         quant: a scheme with its options: "int8", "nf4,double_quant".
+            The default is "int8", and "rules" where there are some.
         skip: modules to leave as they are, by a part of their path or a pattern with `*`.
+        rules: what is done with which layers, as for `load_model`.
+        quant_stats: file of `sdquant calibrate`, for rules with act_static_scale. A model that is saved has the ranges
+            in it, and names no file.
+        component: name of the model in the pipeline that was calibrated, whose ranges are meant ("text_encoder"). "" is
+            the UNet or transformer.
 
     Raises:
-        UnknownQuantError, SettingsError: no such scheme or option.
+        UnknownQuantError, SettingsError: no such scheme or option, or rules that are none.
     """
 
-    def __init__(self, quant: str = "int8", skip: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        quant: str | None = None,
+        skip: Iterable[str] = (),
+        rules: Any = None,
+        quant_stats: str | Path | None = None,
+        component: str = "",
+    ) -> None:
         self.quant_method = Method.SDQUANT
-        self.quant = str(backends.parse(quant))
+        self.rules = rules_of(rules)
+        parsed = backends.parse(quant or ("int8" if self.rules is None else "rules"))
+        self.quant = str(parsed)
         self.skip = [skip] if isinstance(skip, str) else list(skip)
+        self.quant_stats = None if quant_stats is None else os.path.expanduser(os.fspath(quant_stats))
+        self.component = component
+        if self.rules is None:
+            if self.quant_stats is not None or component:
+                raise SettingsError(
+                    f"quant_stats={quant_stats!r} and component={component!r} were given",
+                    "only rules use ranges found beforehand",
+                    "Give rules=",
+                )
+            self.spec = parsed
+        else:
+            self.spec = with_rules(parsed, self.rules, self.quant_stats, component)
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in a config.json."""
-        return {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
+        values: dict[str, Any] = {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
+        if self.rules is not None:
+            values["rules"] = [to_dict(row) for row in self.rules]
+        return values | {name: getattr(self, name) for name in ("quant_stats", "component") if getattr(self, name)}
+
+    def saved(self) -> Config:
+        """What a model that was quantized by it says of itself: ranges are in the model."""
+        return Config(self.quant, self.skip, self.rules)
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The same; both libraries print it."""
@@ -52,7 +93,8 @@ class Config:
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The inverse of `to_dict`."""
-        made = cls(quant=config_dict.get("quant", "int8"), skip=config_dict.get("skip") or [])
+        known = {name: config_dict.get(name) for name in ("quant", "rules", "quant_stats")}
+        made = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
         return (made, kwargs) if return_unused_kwargs else made
 
     def __eq__(self, other: object) -> bool:
@@ -61,4 +103,5 @@ class Config:
     __hash__ = None  # type: ignore[assignment]  # its lists may change
 
     def __repr__(self) -> str:
-        return f"Config(quant={self.quant!r}, skip={self.skip!r})"
+        more = "".join(f", {name}={value!r}" for name, value in self.to_dict().items() if name not in _ALWAYS)
+        return f"Config(quant={self.quant!r}, skip={self.skip!r}{more})"

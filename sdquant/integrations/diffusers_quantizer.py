@@ -49,6 +49,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         # quantizer, and the two would keep each other in memory until the garbage collector comes.
         self._loaded: dict[str, PackedSpec] = {}
         self._config: dict[str, Any] = {}
+        self._rules: dict[str, Any] = {}
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Ask the matrix. Called again when `device_map="auto"` has become a table."""
@@ -151,6 +152,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             self.weights.quantize(model, param_name, param_value.to(target_device))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        from ..library_config import said_rules
         from ..saving import config_of
         from ..weights import quantized
 
@@ -167,9 +169,11 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self.weights.close()
         self._loaded = {name: packed.spec for name, packed in quantized(model)}
         self._config = config_of(model)
+        self.weights.mark(model)
+        self._rules = said_rules(model)
         made: Any = model
-        if "quantization_config" not in made.config:  # from_single_file leaves it out, and with it what was saved
-            made.register_to_config(quantization_config=self.quantization_config)
+        # from_single_file leaves it out, and with it what was saved.
+        made.register_to_config(quantization_config=self.quantization_config.saved())
         return model
 
     def get_state_dict_and_metadata(
@@ -186,7 +190,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             rows.append((name, Packed(spec=spec, parts=parts)))
         again = {twin for names in self.weights.ties.values() for twin in names[1:]}  # tied: written once
         again |= {key for key in rest if f".{PREFIX}" in key or key.rpartition(".")[2] == LIKE}
-        return written(rows, {key: value for key, value in rest.items() if key not in again}, self._config)
+        return written(rows, {key: value for key, value in rest.items() if key not in again}, self._config, self._rules)
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
         made: Any = model

@@ -79,7 +79,10 @@ class Quantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         self.weights.close()
+        self.weights.mark(model)
         made: Any = model
+        if isinstance(self.quantization_config, Config):
+            made.config.quantization_config = self.quantization_config.saved()
         made._weight_conversions = []  # to undo at saving: the keys are written under the model's own names
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
         return model

@@ -84,6 +84,9 @@ class PackedTensor(Tensor):
 class LayerWeight(PackedTensor):
     """What a quantized layer answers for its `weight`: as above, also for uses of a tensor that are no operations."""
 
+    # transformers draws values for the weights of the layers that a module owns, but for those that say this.
+    _is_hf_initialized: ClassVar[bool] = True
+
     @property
     def data(self) -> Tensor:
         """The same weight; assigning another is refused."""

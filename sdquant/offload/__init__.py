@@ -151,7 +151,8 @@ def apply(
             handle.remove()
             raise
 
-    handle.engage = engage
+    if mode != "none":  # which has nothing to suspend, and whose model is to be free with its last reference
+        handle.engage = engage
     engage()
     return handle
 

@@ -37,7 +37,9 @@ The flow:
     providers.py     PtqProvider
     flow.py          quantize_model
     params.py        quantize_params
+    prequantized.py  process_prequantized_params, restore_quantization_rules: what another tool quantized
     qt/              QtProvider: training with quantization in the loop; ranges over batches
+    kept.py, recovering.py   rules_of_model: back from a model, or a saved one, to its rules
 
 Bit for bit as in Qwix 0.1.8 on the CPU in float32 and bfloat16, where XLA divides as IEEE says. Better here: scales of
 float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static ranges do not tie a model
@@ -53,7 +55,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .flow import quantize_model
     from .how import HowToQuantize
+    from .kept import rules_of_model
     from .params import assign, load_params, missing_params, quantize_params, require_complete
+    from .prequantized import process_prequantized_params, restore_quantization_rules
     from .providers import PtqProvider
     from .qarray import QArray, dequantize, quantize
     from .qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
@@ -74,11 +78,14 @@ _LAZY = {
     "load_quant_stats": "qt",
     "merge_quant_stats": "qt",
     "missing_params": "params",
+    "process_prequantized_params": "prequantized",
     "quant_stats": "qt",
     "quantize": "qarray",
     "quantize_model": "flow",
     "quantize_params": "params",
     "require_complete": "params",
+    "restore_quantization_rules": "prequantized",
+    "rules_of_model": "kept",
 }
 
 __all__ = [
@@ -95,11 +102,14 @@ __all__ = [
     "load_quant_stats",
     "merge_quant_stats",
     "missing_params",
+    "process_prequantized_params",
     "quant_stats",
     "quantize",
     "quantize_model",
     "quantize_params",
     "require_complete",
+    "restore_quantization_rules",
+    "rules_of_model",
 ]
 
 

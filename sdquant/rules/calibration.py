@@ -78,7 +78,8 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
 
 
 def _not_tiny(scale: Tensor) -> Tensor:
-    threshold = torch.tensor(torch.finfo(scale.dtype).tiny, dtype=scale.dtype).sqrt()
+    # On the CPU by name: transformers calls this while tensors without a device are made on the meta device.
+    threshold = torch.tensor(torch.finfo(scale.dtype).tiny, dtype=scale.dtype, device="cpu").sqrt()
     return torch.where(scale < threshold.to(scale.device), torch.ones_like(scale), scale)
 
 

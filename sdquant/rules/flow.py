@@ -12,9 +12,10 @@ from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
 from .interception import mark
+from .kept import keep
 from .qt.layers import QtLayer
 from .rule import to_dict
-from .spec import operation_of
+from .spec import operation_of, without_effect
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +46,10 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         SettingsError: a rule cannot hold a weight that it matches.
     """
     made: dict[int, Any] = {}
+    weights = []
     for path, module in model.named_modules():
+        if _suits(module):
+            weights.append((f"{path}.weight", tuple(module.weight.shape)))
         row = _rule_for(module, path, provider)
         if row is not None:
             made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
@@ -56,9 +60,9 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
             "none of them is for a layer of it",
             "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
         )
-    for row in provider.rules.unused():
-        if not row.products:  # those are told after the first run
-            log.warning("A rule matched nothing: %s", to_dict(row))
+    keep(quantized, provider.rules.rules)
+    for row in without_effect(provider.rules.rules, weights):  # those for products are told after the first run
+        log.warning("A rule matched nothing: %s", to_dict(row))
     if inputs:
         with torch.no_grad():
             quantized(*inputs)
@@ -79,7 +83,11 @@ def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationR
         raise ConflictError(
             f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
         )
-    if not isinstance(module, QtLayer) and kind_of(module) not in ("linear", "conv"):
+    if not _suits(module):
         return None
     row = provider.rules.of(path, operation_of(tuple(module.weight.shape)))  # type: ignore[arg-type]
     return row if row is not None and row.weight_qtype is not None else None
+
+
+def _suits(module: nn.Module) -> bool:
+    return isinstance(module, QtLayer) or kind_of(module) in ("linear", "conv")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..backends.base import Part, Unfit
 from ..errors import SettingsError
-from .how import HowToQuantize, scale_shape
+from .how import HowToQuantize, scale_shape, tile_sizes
 from .method import Method, method
 from .qtypes import qtype
 from .rule import QtRule, QuantizationRule
@@ -67,6 +68,16 @@ def _fixed(rule: QuantizationRule) -> bool:
 def per_tensor(rule: QuantizationRule) -> bool:
     """Whether one scale is for a whole tensor."""
     return isinstance(rule, QtRule) and rule.disable_channelwise_axes
+
+
+def plain_tiles(rule: QuantizationRule, shape: tuple[int, ...]) -> QuantizationRule:
+    """The same rule for a weight of this shape, its tiles as a size; None where one tile is all inputs.
+
+    Raises:
+        Unfit: see `weight_how`.
+    """
+    size = tile_sizes(shape, weight_how(rule, shape)).get(1)
+    return replace(rule, tile_size=None if size == shape[1] and qtype(rule.weight_qtype or "").tile is None else size)
 
 
 def layout(

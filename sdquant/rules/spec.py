@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..backends.base import QuantSpec, Unfit
+from ..errors import SettingsError
 from .rule import PRODUCTS, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
@@ -76,7 +77,11 @@ class RulesSpec(QuantSpec):
         return any(row.products for row in self.rules)
 
     def mark(self, model: nn.Module) -> None:
-        """Have a component's products of activations quantized where rules name them."""
+        """Have a component, whose layers are in place, remember the rules, and its products of activations quantized
+        where they are named."""
+        from .kept import keep
+
+        keep(model, self.rules)
         if self.products:
             from .interception import mark
             from .rule import Rules
@@ -84,13 +89,45 @@ class RulesSpec(QuantSpec):
             mark(model, Rules(self.rules))
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
-        """The rules for weights that are the first to match none of these, given by name and shape."""
-        used = {id(first(self.rules, name.removesuffix(".weight"), operation_of(shape))) for name, shape in weights}
-        return tuple(row for row in self.rules if id(row) not in used and not _only_products(row))
+        """The rules for weights that decide for none of these, given by name and shape. A rule for a kind of layer,
+        anywhere, is none of them where there is no such layer: in a model without convolutions, one for these."""
+        return without_effect(self.rules, weights)
 
     def described(self) -> str:
         rows = [to_dict(row) for row in self.rules]
         return json.dumps([str(self), rows, self.component, digest(self.statistics)], sort_keys=True)
+
+
+def without_effect(
+    rules: Iterable[QuantizationRule], weights: Iterable[tuple[str, tuple[int, ...]]]
+) -> tuple[QuantizationRule, ...]:
+    """See `RulesSpec.unused`."""
+    rules = tuple(rules)
+    layers = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights]
+    used = {id(first(rules, *layer)) for layer in layers}
+    unused = (row for row in rules if id(row) not in used and not _only_products(row))
+    return tuple(row for row in unused if row.module_path != ".*" or any(row.matches(*layer) for layer in layers))
+
+
+def with_rules(
+    spec: QuantSpec, rules: tuple[QuantizationRule, ...], statistics: str | None = None, component: str = ""
+) -> RulesSpec:
+    """Rules for what was asked for as the scheme `rules`.
+
+    Raises:
+        SettingsError: it is another scheme, or says what rules say.
+    """
+    if spec.scheme.name != "rules":
+        raise SettingsError(
+            f"rules were given with quant={str(spec)!r}", "they are for quant='rules'", "Leave one of the two out"
+        )
+    if spec.options or spec.embeddings:
+        raise SettingsError(
+            f"rules were given with quant={str(spec)!r}",
+            "its options are one rule for all layers",
+            "Leave the options out, or the rules",
+        )
+    return RulesSpec(spec.scheme, rules=rules, statistics=statistics, component=component)
 
 
 def digest(file: str | None) -> str | None:

@@ -49,6 +49,8 @@ def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, 
     names = {name.partition(".")[0] for name in statistics}
     if not component:
         component = next((name for name in ("unet", "transformer", "prior", "model") if name in names), component)
+    if not component:
+        return dict(statistics)
     prefix = f"{component}."
     return {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
 

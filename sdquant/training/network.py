@@ -42,7 +42,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     from ..layers import kind_of
     from ..rules.flow import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
-    from ..rules.statistics_file import read_statistics
+    from ..rules.statistics_file import of_component, read_statistics
 
     others = [
         re.escape(path)
@@ -52,7 +52,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     first = [QuantizationRule(module_path="|".join(others))] if others else []
     net = quantize_model(model, QtProvider([*first, *settings.rules]))
     if settings.quant_stats is not None:
-        load_quant_stats(net, read_statistics(settings.quant_stats))
+        load_quant_stats(net, of_component(read_statistics(settings.quant_stats), ""))
     return net
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ Effect = Callable[..., torch.Tensor]
 
 # The least cosine, by bits, of what a LoRA changes in a scheme and what it changes unquantized, and how far the lengths
 # may differ. A LoRA adds the same to each layer, but what follows works on other numbers: the fewer the bits, the more
-# so. The LoRA here is random, which is harder than a trained one; bench/results/lora.json has figures for one of those.
-COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5, 2: 0.0, 1: 0.0}
-LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4, 2: 3.0, 1: 3.0}
+# so; at two bits little is left of these small models. The LoRA here is random, which is harder than a trained one;
+# bench/results/lora.json has figures for one of those.
+COSINE = {8: 0.97, 6: 0.97, 5: 0.95, 4: 0.75, 3: 0.5}
+LENGTH = {8: 0.05, 6: 0.05, 5: 0.08, 4: 0.2, 3: 0.4}
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "lora.json"
+SCHEMES = [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.backend != "rules"]
 
 
 def held(found: torch.Tensor, wanted: torch.Tensor, bits: float) -> None:
@@ -63,7 +66,9 @@ def test_effect(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["digits-sd", "digits-flux"])
-@pytest.mark.parametrize("scheme", [row.name for row in backends.schemes() if row.bits < 16 and row.backend != "rules"])
+@pytest.mark.parametrize(
+    "scheme", [row.name for row in backends.schemes() if 3 <= row.bits < 16 and row.backend != "rules"]
+)
 def test_effect_of_every_scheme(
     model: str, scheme: str, tmp_path: Path, lora_file: Files, float_effect: Effect
 ) -> None:
@@ -160,8 +165,11 @@ def test_a_copy_refuses_for_itself(lora_file: Files) -> None:
     pipe = load("digits-sd", "int8")
     put_on(pipe, lora_file("digits-sd"))
     other = copy.deepcopy(pipe.unet)
-    with pytest.raises(IncompatibleError):
-        other.fuse_lora()
+    other.__dict__.pop("_sdquant_offload")  # which the copy shares, and which cannot be pickled
+    again = pickle.loads(pickle.dumps(other))
+    for one in (other, again):
+        with pytest.raises(IncompatibleError):
+            one.fuse_lora()
     other.unload_lora()
     other.fuse_lora()  # the copy has none any more, and the refusal is the copy's own
     with pytest.raises(IncompatibleError):

@@ -97,6 +97,7 @@ def test_resume_is_told_where_from(short: Short, settings: Callable[..., Setting
     assert [row.step for row in checkpoints.found(tmp_path / "run/checkpoints")] == [1, 3]  # step 2 was left behind
 
 
+@pytest.mark.slow
 def test_the_loss_goes_down(short: Short, tmp_path: Path) -> None:
     """Four pictures, learnt by heart: from a network that is far off at first."""
     short(
@@ -119,6 +120,7 @@ def test_no_room_is_said_before_the_first_step(short: Short, tmp_path: Path, mon
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_precision_and_distillation(short: Short, tmp_path: Path) -> None:
     """The teacher is the network as it was: the first answers are its own, up to bfloat16's rounding."""
     done = short(mixed_precision="bf16", distillation=True, learning_rate=1e-6, max_train_steps=2)
@@ -170,16 +172,16 @@ RULES = {"use_qwix_quantization": True, "rules": [{"weight_qtype": "int4", "act_
 
 def test_quantized_training(short: Short, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The network is trained with its weights in int4; what is written are floats, for the same rules."""
-    exact = short(run_name="exact", distillation=True, max_train_steps=1)
-    done = short(distillation=True, max_train_steps=3, checkpoint_every=2, **RULES)
+    done = short(distillation=True, max_train_steps=2, checkpoint_every=0, **RULES)
     assert not caplog.records  # no rule is said to match nothing
-    assert exact.first_loss == 0 and done.first_loss > 1e-3  # how far int4 is off, which the teacher is not
+    assert done.first_loss > 1e-3  # how far int4 is off, which the teacher is not
     state = load_file(tmp_path / "run" / UNET)
     assert {row.dtype for row in state.values()} == {torch.bfloat16}
     model = sdquant.load_model(tmp_path / "run/model", rules=RULES["rules"], progress=False)
     assert {weight.scheme for part in model.sdquant.plan.components for weight in part.weights} == {"rules"}
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path) -> None:
     rule = {"weight_qtype": "int8", "act_qtype": "int8", "bwd_qtype": "int8", "bwd_stochastic_rounding": "uniform"}
     rules = {
@@ -226,6 +228,7 @@ def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
     assert all(torch.equal(rows[name], row) for name, row in load_file(file).items())
 
 
+@pytest.mark.slow
 def test_a_lora_on_quantized_weights(short: Short, sd: Path, tmp_path: Path) -> None:
     """It is trained on packed weights, towards the answers of the unquantized network, and goes onto packed ones."""
     done = short(lora_rank=2, lora_alpha=4, quantization="nf4", distillation=True, learning_rate=1.0e-2)
