@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ T = TypeVar("T")
 TIMEOUT = "SDQUANT_PROCESS_TIMEOUT"  # seconds that a process waits for the others; one that ended is noticed at once
 _TIMEOUT = 1800.0
 _LOOK = "Look at the first message of another process: it says why that one ended"
+
+_AT = re.compile(r"^\[[^]]*\] ?")  # gloo's errors begin with the place in its source
 
 # What is compared instead of numbers of a dtype: whole numbers in the same order, of a kind that gloo and nccl carry.
 _BITS = {8: ("int64", "int64"), 4: ("int32", "int32"), 2: ("int16", "int32")}
@@ -263,7 +266,7 @@ def _collective(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         late = "timed out" in said.lower() or "timeout" in said.lower()
         ended = "another process did not come to this point in time" if late else "another process has ended"
         fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
@@ -275,8 +278,9 @@ def _ordered(tensor: Tensor) -> Tensor:
     import torch
 
     bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
-    plain = torch.where(tensor.isnan(), tensor.abs(), tensor) + 0.0  # NaN without a sign; -0.0 + 0.0 is 0.0
-    return _flipped(plain.contiguous().view(bits)).to(carried)
+    plain = torch.where(tensor == 0, 0.0, tensor)  # without the sign of a zero
+    found = _flipped(plain.contiguous().view(bits))
+    return torch.where(tensor.isnan(), torch.iinfo(bits).max, found).to(carried)
 
 
 def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
