@@ -90,7 +90,8 @@ class TestTogether:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("int8") == 1  # one of them says it
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-        assert_same_model(saved("int8", "digits-flux"), out)
+        one = saved("int8", "digits-flux")
+        assert_same_model(one, out)
         assert sorted(path.name for path in (out / "transformer").iterdir()) == [
             "config.json",
             "diffusion_pytorch_model-00001-of-00002.safetensors",
@@ -99,17 +100,20 @@ class TestTogether:
         ]
         sizes = [path.stat().st_size for path in (out / "transformer").glob("*.safetensors")]
         assert max(sizes) < 1.5 * min(sizes)
-        assert sdquant.verify(out).quant == sdquant.verify(saved("int8", "digits-flux")).quant
-        wanted = sdquant.load_model(saved("int8", "digits-flux"), progress=False)
-        mine = sdquant.load_model(out, progress=False)
-        for name in ("transformer", "text_encoder", "vae"):
-            states = [dict(getattr(pipe, name).state_dict()) for pipe in (wanted, mine)]
-            assert same_bits(*states), name
+        quants = [{name: part.quant for name, part in sdquant.verify(home).parts.items()} for home in (one, out)]
+        assert quants[0] == quants[1]
+        assert quants[0]["text_encoder_2"] == "int8"
+        wanted, mine = (sdquant.load_model(home, progress=False) for home in (one, out))
+        for name in ("transformer", "text_encoder", "text_encoder_2", "vae"):
+            assert same_bits(*(dict(getattr(pipe, name).state_dict()) for pipe in (wanted, mine))), name
         import diffusers
+        import transformers
 
-        theirs = diffusers.DiffusionPipeline.from_pretrained(out)
-        packed = [dict(pipe.transformer.state_dict()) for pipe in (mine, theirs)]
-        assert same_bits(*packed)
+        for name, cls in (
+            ("transformer", diffusers.FluxTransformer2DModel),
+            ("text_encoder_2", transformers.T5EncoderModel),  # with a guarded norm, and tied tables
+        ):
+            assert same_bits(*(dict(cls.from_pretrained(home / name).state_dict()) for home in (one, out))), name
 
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [2, 4])
@@ -294,9 +298,9 @@ class TestShards:
         assert (shards / "config.json").read_bytes() == (saved("int8") / "unet" / "config.json").read_bytes()
         import diffusers
 
-        theirs = diffusers.UNet2DConditionModel.from_pretrained(shards)
-        mine = sdquant.load_model(shards, dtype="float32", progress=False)
-        assert same_bits(dict(theirs.state_dict()), dict(mine.state_dict()))
+        cls = diffusers.UNet2DConditionModel
+        read = [dict(cls.from_pretrained(home).state_dict()) for home in (shards, saved("int8") / "unet")]
+        assert same_bits(*read)
 
     @pytest.mark.parametrize(
         ("old", "new", "why"),
