@@ -3,8 +3,8 @@
     python -m bench.qat                              everything; hours on two cores
     python -m bench.qat --model digits-sd --only "int2 per tensor"
 
-For each rule the shipped model draws 200 digits with the rule applied to its network and text encoders. Where that costs
-digits, the network is then trained by `sdquant train`, its own float answers as the target, and draws again. Image i
+For each rule the shipped model draws 200 digits with the rule applied to its network and text encoders. Where digits
+are lost, the network is then trained by `sdquant train`, its own float answers as the target, and draws again. Image i
 shows digit i % 10 from noise of seed i. A static range is that of `sdquant calibrate` over the ten prompts. Results go
 into one JSON file after each row, and a run that was cut off goes on where it stopped.
 """
