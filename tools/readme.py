@@ -27,9 +27,11 @@ README = ROOT / "README.md"
 WEB_UIS = ROOT / "docs" / "web-uis.md"
 CONFIG = ROOT / "docs" / "config.md"
 RULES = ROOT / "docs" / "rules.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES)
+LORAS = ROOT / "docs" / "lora.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
+LORA = ROOT / "bench" / "results" / "lora.json"
 QAT = ROOT / "bench" / "results" / "qat.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -284,6 +286,29 @@ def trained(root: Path) -> str:
     return markdown(header, lines, left=2)
 
 
+def lora(root: Path) -> str:
+    """The effect of a LoRA on quantized models against that on the float ones, by bits of the schemes."""
+    from sdquant import backends
+
+    file = root / LORA.relative_to(ROOT)
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["scheme"] is not None:
+            bits = int(backends.parse(row["scheme"]).scheme.bits)
+            groups.setdefault((row["model"], -bits), []).append(row)
+    lines = []
+    for (model, bits), some in sorted(groups.items()):
+        ratios, threes = [row["ratio"] for row in some], [row["threes_with"] for row in some]
+        lines.append((
+            model, str(-bits), str(len(some)), f"{min(row['cosine'] for row in some):.4f}",
+            f"{min(ratios):.3f} to {max(ratios):.3f}", f"{max(row['threes_without'] for row in some)}",
+            f"{min(threes)} to {max(threes)}" if min(threes) < max(threes) else str(min(threes)),
+        ))  # fmt: skip
+    header = ("model", "bits", "schemes", "cosine at least", "ratio", "threes without, at most", "threes with")
+    return markdown(header, lines)
+
+
 def names(name: str) -> Callable[[Path], str]:
     """What names of Qwix and MaxDiffusion are here: one of the tables of `qwix_names`."""
     return lambda _: _names(name)
@@ -304,7 +329,7 @@ def _names(name: str) -> str:
 TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
-    "qtypes": qtypes, "trained": trained,
+    "qtypes": qtypes, "trained": trained, "lora": lora,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip
