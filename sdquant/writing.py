@@ -189,10 +189,10 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for each, handler in old.items():
+            signal.signal(each, handler)
+        for each in came[:1]:
+            signal.raise_signal(each)
 
 
 def _make_folder(folder: Path) -> list[Path]:
