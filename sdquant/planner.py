@@ -145,7 +145,7 @@ def make(request: Request, detected: Detected, *, device: str, versions: Mapping
         reasons = Counter(reason for part in parts for reason in part.kept.values())
         most = f": {reasons.most_common(1)[0][0]}" if reasons else ""
         raise IncompatibleError(
-            f"{request.quant} was asked for on {request.path}",
+            f"{request.quant or 'Quantization by rules'} was asked for on {request.path}",
             f"it has no weight that would be quantized{most}",
             "Choose other components, or skip fewer layers"
             if most in ("", f": {SKIPPED}")

@@ -21,6 +21,8 @@ from sdquant.errors import SettingsError
 from sdquant.rules import QuantizationRule
 from sdquant.rules.statistics_file import write_statistics
 
+from .test_distributed import torchrun
+
 STATIC = QuantizationRule(weight_qtype="int8", act_qtype="int8", act_static_scale=True)
 DYNAMIC = QuantizationRule(weight_qtype="int8", act_qtype="int8")
 PROMPTS = tuple(digits.prompt(digit) for digit in (3, 7))
@@ -167,3 +169,18 @@ def test_the_command_writes_a_file_that_generate_uses(tmp_path: Path, capsys: py
     image = tmp_path / "seven.png"
     drawing = ["generate", "digits-sd", PROMPTS[1], "--rules", str(rules), "--quant-stats", str(out), "--steps", "2"]
     assert main([*drawing, "--components", "unet", "-o", str(image)]) == 0 and image.stat().st_size > 100
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_shared_out_over_processes_gives_the_same_file(tmp_path: Path, count: int) -> None:
+    """Three images: with four processes one of them sees none."""
+    rules = tmp_path / "rules.yml"
+    rules.write_text("- {weight_qtype: int8, act_qtype: int8, act_static_scale: true}\n")
+    one, several = tmp_path / "one.safetensors", tmp_path / "several.safetensors"
+    words = ["calibrate", "digits-sd", "--rules", str(rules), "--steps", "1", "--components", "unet"]
+    words += [word for digit in (1, 4, 9) for word in ("--prompt", digits.prompt(digit))]
+    assert main([*words, "-o", str(one)]) == 0
+    done = torchrun(count, *words, "-o", several, module=True)
+    assert done.returncode == 0, done.stderr
+    assert several.read_bytes() == one.read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.safetensors", "rules.yml", "several.safetensors"]

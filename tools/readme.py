@@ -30,6 +30,7 @@ RULES = ROOT / "docs" / "rules.md"
 PAGES = (README, WEB_UIS, CONFIG, RULES)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
+QAT = ROOT / "bench" / "results" / "qat.json"
 SHAPE = (3072, 3072)  # of the layer whose bytes the table of schemes gives: FLUX.1's inner dimension
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMMAND = re.compile(r"<!-- command: (\w+) -->\n+```\w*\n(.*?)\n```", re.DOTALL)
@@ -268,6 +269,21 @@ def qtypes(_: Path) -> str:
     return markdown(header, rows, left=6)
 
 
+def trained(root: Path) -> str:
+    """What rules cost on the shipped models, and what training with them brings back."""
+    file = root / QAT.relative_to(ROOT)
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["model"], row["rule"])):
+        after = f"{row['qat_right']}/{row['images']}" if row.get("qat_right") is not None else "-"
+        steps = str(row["training"]["max_train_steps"]) if row.get("training") else "-"
+        snr = f"{row['qat_snr']:.1f}" if row.get("qat_snr") is not None else "-"
+        right = f"{row['right']}/{row['images']}"
+        lines.append((row["model"], row["rule"], right, f"{row['snr']:.1f}", steps, after, snr))
+    header = ("model", "rule for all layers", "right", "SNR", "steps trained", "right after", "SNR after")
+    return markdown(header, lines, left=2)
+
+
 def names(name: str) -> Callable[[Path], str]:
     """What names of Qwix and MaxDiffusion are here: one of the tables of `qwix_names`."""
     return lambda _: _names(name)
@@ -288,7 +304,7 @@ def _names(name: str) -> str:
 TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
-    "qtypes": qtypes,
+    "qtypes": qtypes, "trained": trained,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

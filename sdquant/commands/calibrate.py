@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 from ..errors import SettingsError
 from . import _shared
+
+log = logging.getLogger(__name__)
 
 _FLAGS = (
     "rules", "components", "base", "device", "dtype", "offload", "budget", "allow_pickle", "parts", "variant",
@@ -72,9 +75,12 @@ def run(args: argparse.Namespace) -> int:
             handle = offload.apply(pipe, args.offload, device=pipe.sdquant.plan.device, budget=args.budget)
             pipe.sdquant = dataclasses.replace(pipe.sdquant, offload=handle)
         partial = args.out.with_name(f"{args.out.name}.rank{here.rank}of{here.count}.partial")
-        found = calibrate(
-            pipe, task, models=models, partial=partial, processes=here, progress=args.progress
-        )  # fmt: skip
+        try:
+            found = calibrate(pipe, task, models=models, partial=partial, processes=here, progress=args.progress)
+        except KeyboardInterrupt:
+            if partial.exists():
+                log.warning("%s holds what was found: the same command goes on from there", partial)
+            raise
         if here.rank == 0:
             write_statistics(args.out, found, {"task": task.to_dict()})
         here.barrier()

@@ -52,12 +52,20 @@ def rules_in(file: Path, own: Mapping[str, Any]) -> RulesSpec | None:
     """
     if "rules" not in own:
         return None
+    from ..rules.patterns import quick
     from ..rules.rule import rule_of
     from ..rules.spec import with_rules
 
     rows = own["rules"]
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise _damaged(file, "its rules are no list of rules")
+    slow = [row["module_path"] for row in rows if not quick(str(row.get("module_path", "")))]
+    if slow:
+        raise BadFileError(
+            f"{file} was to be read",
+            f"one of its rules is for {slow[0]!r:.80}, a pattern that could take for ever to match",
+            "Quantize the model again with rules that repeat less: no repeated groups, four repetitions at most",
+        )
     try:
         return with_rules(backends.parse("rules"), tuple(rule_of(row) for row in rows))
     except (SettingsError, TypeError) as error:

@@ -39,7 +39,7 @@ def weight_how(rule: QuantizationRule, shape: tuple[int, ...]) -> HowToQuantize:
         )
         scale_shape(shape, made)
     except SettingsError as error:
-        raise Unfit(f"{error.why}: {error.what}") from error
+        raise Unfit(f"tiles of {rule.tile_size} do not divide its {shape[1]} inputs") from error
     return made
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from . import integers
+from . import float8, integers
 from .qarray import QArray, broadcast, dequantize
 from .qtypes import qtype
 from .rounding import from_codes
@@ -98,6 +98,8 @@ def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) 
     rows = qtype(left_type), qtype(right_type)
     if all(row.kind == "int" for row in rows):
         return integers.product(left, right)
+    if left.is_floating_point() and right.is_floating_point() and left.itemsize == right.itemsize == 1:
+        return float8.product(left, right)
     floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
     with torch.autocast(left.device.type, enabled=False):
         return floats[0] @ floats[1].T

@@ -1,0 +1,54 @@
+"""Products of float8 codes: by torch's float8 kernel on cards that have one, else as float32 numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+LEAST_CAPABILITY = (8, 9)  # Ada and Hopper are the first with float8 products
+MULTIPLE = 16  # of what `torch._scaled_mm` takes
+TOLERANCE = 1e-3  # of the largest sum: cards add float8 products with fewer bits than float32 has
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left [M, K] times right [N, K] transposed, of float8 codes: float32 [M, N]."""
+    if left.is_cuda and _has_kernel(left.device.index or 0, left.dtype, right.dtype):
+        return by_kernel(left, right)
+    with torch.autocast(left.device.type, enabled=False):
+        return left.float() @ right.float().T
+
+
+def by_kernel(left: Tensor, right: Tensor) -> Tensor:
+    """The same by `torch._scaled_mm`, with the slower and more exact way of adding."""
+    (rows, inner), columns = left.shape, right.shape[0]
+    pads = [-size % MULTIPLE for size in (rows, columns, inner)]
+    left, right = _padded(left, pads[0], pads[2]), _padded(right, pads[1], pads[2])
+    one = torch.ones((), dtype=torch.float32, device=left.device)
+    sums = torch._scaled_mm(left, right.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False)
+    return sums[:rows, :columns]
+
+
+def _padded(codes: Tensor, rows: int, columns: int) -> Tensor:
+    """With zeros after the last row and column; as bytes, since float8 cannot be padded everywhere."""
+    if not rows and not columns:
+        return codes.contiguous()
+    return torch.nn.functional.pad(codes.view(torch.uint8), (0, columns, 0, rows)).view(codes.dtype)
+
+
+@cache
+def _has_kernel(card: int, left: torch.dtype, right: torch.dtype) -> bool:
+    """Whether the card has the kernel for these two types, and it gives what float32 gives; tried once."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability(card) < LEAST_CAPABILITY:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    one, other = (
+        torch.randn(size, 256, generator=draw).to(dtype).to(f"cuda:{card}") for size, dtype in ((33, left), (48, right))
+    )
+    try:
+        found = by_kernel(one, other)
+    except RuntimeError:  # two types of e5m2 have none
+        return False
+    wanted = one.float() @ other.float().T
+    return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
