@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import re
@@ -147,6 +148,7 @@ def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Pro
     finally:
         with contextlib.suppress(RuntimeError):  # of one that died: what it broke has been said, or is being raised
             distributed.destroy_process_group()
+        gc.collect()  # what is left of the group must not live until the process exits: see `Processes.group`
 
 
 @functools.cache

@@ -11,12 +11,14 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import ConflictError, DiskSpaceError, SettingsError
 
@@ -167,10 +169,30 @@ def _one_writer(place: Path) -> Iterator[Path]:
         _remove_shared(beside)
         yield beside
     finally:
-        _remove_shared(beside)
-        lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
-        os.close(file)
-        _unmake(made)
+        with _undisturbed():
+            _remove_shared(beside)
+            lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
+            os.close(file)
+            _unmake(made)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is done. The second of two comes while the first is being obeyed: people
+    are impatient, and torchrun ends a process that has just learned from its neighbour that all is over."""
+    came: list[int] = []
+    old: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # only that one may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not None:  # set by C code, and not to be set again from here
+                old[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for each, handler in old.items():
+            signal.signal(each, handler)
+        for each in came[:1]:
+            signal.raise_signal(each)
 
 
 def _make_folder(folder: Path) -> list[Path]:

@@ -91,9 +91,9 @@ def quantize(ranks: Processes, folder: Path) -> None:
 
 
 def killed(ranks: Processes, folder: Path) -> None:
-    """Begin the same; the last process is killed while it quantizes."""
-    from sdquant import collecting, together
-    from sdquant.preparation import prepare
+    """Begin the same by the command; the last process is killed while it writes."""
+    from sdquant import collecting
+    from sdquant.cli import main
 
     left = [3]
 
@@ -104,8 +104,7 @@ def killed(ranks: Processes, folder: Path) -> None:
         as_it_was(self)
 
     as_it_was, collecting.Written.write = collecting.Written.write, write  # type: ignore[method-assign]
-    asked = _asked("int8")
-    together.quantize(asked, prepare(asked), folder / "model", ranks, max_shard=20_000)
+    raise SystemExit(main(["quantize", str(demo.path("digits-flux")), str(folder / "model"), "-q", "int8"]))
 
 
 def gone(ranks: Processes, folder: Path) -> None:

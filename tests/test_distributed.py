@@ -127,7 +127,7 @@ class TestTogether:
             assert_same_model(one, tmp_path / str(number))
             files = list((tmp_path / str(number) / "transformer").glob("*.safetensors"))
             assert len(files) > count
-            assert max(path.stat().st_size for path in files) < 300_000
+            assert max(path.stat().st_size for path in files) < 450_000  # one weight has 393,216 numbers
 
     @pytest.mark.slow
     def test_generate_finds_ranges_together(self, tmp_path: Path) -> None:
@@ -163,12 +163,14 @@ class TestDeath:
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [2, 4])
     def test_one_is_killed_while_it_quantizes(self, tmp_path: Path, count: int) -> None:
-        (tmp_path / "model").mkdir()
         done = torchrun(count, "killed", tmp_path)
         assert done.returncode != 0
         assert "SIGKILL" in done.stderr
-        assert [path.name for path in tmp_path.iterdir()] == ["model"]
-        assert not list((tmp_path / "model").iterdir())
+        assert not list(tmp_path.iterdir())
+        # Told by gloo, or ended by torchrun, whichever came first; each in its own name.
+        for rank in range(count - 1):
+            assert f"sdquant[{rank}]: " in done.stderr
+        assert "look at" in done.stderr.lower()
 
     @pytest.mark.slow
     def test_a_disk_is_full(self, tmp_path: Path, flux: Path) -> None:

@@ -26,6 +26,35 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_a_second_signal_waits_until_what_was_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean, seen = writing.remove, []
+
+    def disturbed(path: Path) -> None:
+        if path.suffix == ".gone" and path.exists():
+            signal.raise_signal(signal.SIGINT)
+            seen.append(path)
+        clean(path)
+
+    monkeypatch.setattr(writing, "remove", disturbed)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "a") as folder:
+        (folder / "b").write_bytes(b"new")
+        raise ValueError
+    assert len(seen) == 1
+    assert names(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_part_is_made_in_its_folder_and_not_where_that_was(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "a") as folder, writing.part_file(folder / "part", 3) as file:
+        file.write(b"new")
+    assert (tmp_path / "a" / "part").read_bytes() == b"new"
+    with pytest.raises(SettingsError, match="part"), writing.part_file(folder / "part", 3):
+        pass
+    assert names(tmp_path) == ["a"]
+
+
 class TestFile:
     def test_new(self, tmp_path: Path) -> None:
         with whole_file(tmp_path / "a", 3) as file:
