@@ -151,14 +151,13 @@ class TestTogether:
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is POSIX's")
 class TestDeath:
     def test_the_others_are_told_and_nothing_stays(self, tmp_path: Path) -> None:
-        done = torchrun(3, "gone", tmp_path)
+        done = torchrun(2, "gone", tmp_path)
         assert done.returncode != 0
         assert "SIGKILL" in done.stderr
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["told-0", "told-1"]
-        for rank in (0, 1):
-            text = (tmp_path / f"told-{rank}").read_text()
-            assert text.startswith("Gathering a value of each process failed. another process has ended (")
-            assert "it says why that one ended" in text
+        assert [path.name for path in tmp_path.iterdir()] == ["told-0"]
+        text = (tmp_path / "told-0").read_text()
+        assert text.startswith("Gathering a value of each process failed. another process has ended (")
+        assert "it says why that one ended" in text
 
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [2, 4])
