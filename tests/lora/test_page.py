@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from tools import readme
+
+if TYPE_CHECKING:
+    import pytest
 
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", readme.LORAS.read_text(encoding="utf-8"), flags=re.M | re.S)
 
