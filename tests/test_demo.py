@@ -34,7 +34,7 @@ def picture(level: int) -> Any:
 
 
 def test_every_case_is_a_known_scheme() -> None:
-    schemes = {sdquant.backends.scheme(case.quant).name for case in show.CASES if case.quant}
+    schemes = {sdquant.backends.parse(case.quant).scheme.name for case in show.CASES if case.quant}
     assert {sdquant.backends.scheme(name).backend for name in schemes} == set(sdquant.backends.names())
     assert any(case.offload == "balanced" for case in show.CASES)
     assert show.CASES[0].quant is None

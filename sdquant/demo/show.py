@@ -62,6 +62,7 @@ CASES: tuple[Case, ...] = (
     Case(quant="int8"),
     Case(quant="int4"),
     Case(quant="sdnq-uint4"),
+    Case(quant="rules,act_qtype=int8"),
 )
 
 

@@ -47,8 +47,13 @@ def _packed(name: str, kind: str, dtype: torch.dtype = torch.bfloat16) -> tuple[
     return weight, backend.encode(weight, spec)
 
 
+# Their tables are searched through for seconds; iq2_xs and iq3_s are encoded alike.
+SEARCHED = ("iq1_m", "iq1_s", "iq2_s")
+NAMED = [pytest.param(name, marks=pytest.mark.slow) if name in SEARCHED else name for name in ROWS]
+
+
 @pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", NAMED)
 class TestCodec:
     def test_layout_foretells_encode(self, name: str, kind: str) -> None:
         _, packed = _packed(name, kind)
@@ -132,7 +137,7 @@ def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", NAMED)
 def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> None:
     layer, x = _layer(kind)
     backend = backends.of_scheme(name)
