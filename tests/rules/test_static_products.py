@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +186,8 @@ def test_tiles_and_axes_that_are_kept(more: dict[str, Any], left: tuple[int, ...
     assert torch.equal(run(a, b), made(a, b))
     with pytest.raises(SettingsError, match=r"dot_general0_[lr]hs.*Calibrate again"):
         run(a[..., :128], b[:, :128, :2])
+    with pytest.raises(SettingsError, match=r"dot_general0_[lr]hs.*(tile_size|act_batch_axes)"), collecting(made):
+        made(a[..., :128], b[:, :128, :2])
 
 
 @pytest.mark.parametrize("method", ["absmax", "rms,3", "fixed,-2,2"])
@@ -319,12 +320,16 @@ PATTERNS = {"digits-sd": r".*\.attn[12]|.*self_attn", "digits-flux": r".*\.attn|
 def task(name: str, **more: Any) -> Calibration:
     rules = (rule(PATTERNS[name]), QuantizationRule(weight_qtype="int8", op_names=("linear",)))
     part = {"digits-sd": "unet", "digits-flux": "transformer"}[name]
-    given: dict[str, Any] = {"model": name, "rules": rules, "components": (part,), "steps": 1}
+    given: dict[str, Any] = {"model": name, "rules": rules, "components": (part, "text_encoder"), "steps": 1}
     return Calibration(prompts=(digits.prompt(3), digits.prompt(7)), **{**given, **more})
 
 
 def pixels(pipe: Any) -> Any:
-    return np.stack([np.asarray(one) for one in draw(pipe, [digits.prompt(3)], seeds=(0,), steps=2)])
+    return np.stack([np.asarray(one) for one in draw(pipe, [digits.prompt(3)], seeds=(0,), steps=1)])
+
+
+def ranges_in(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in model.state_dict().items() if "einsum" in key}
 
 
 @pytest.mark.parametrize("name", ["digits-sd", "digits-flux"])
@@ -338,16 +343,45 @@ def test_from_prompts_to_a_saved_model(name: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no ranges were given"):
         sdquant.load_model(place, **given)
     pipe = sdquant.load_model(place, **given, quant_stats=file)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        drawn = pixels(pipe)
+    drawn = pixels(pipe)
     sdquant.save(pipe, tmp_path / "saved")
-    kept = {key: value for key, value in main_part(pipe).state_dict().items() if "einsum" in key}
-    assert len(kept) == len(stats) // 2 and {value.dtype for value in kept.values()} == {torch.float32}
-    (held,) = (tmp_path / "saved" / asked.components[0]).glob("*.safetensors")
-    assert {key for key in load_file(held) if "einsum" in key} == set(kept)
     again = sdquant.load_model(tmp_path / "saved", progress=False)
-    assert same(main_part(again).state_dict(), main_part(pipe).state_dict())
-    assert np.array_equal(pixels(again), drawn)
-    plainly = type(main_part(pipe)).from_pretrained(tmp_path / "saved" / asked.components[0])
-    assert same({key: value for key, value in plainly.state_dict().items() if "einsum" in key}, kept)
+    later = sdquant.load_model(tmp_path / "saved", progress=False, offload="sequential")
+    assert np.array_equal(pixels(again), drawn) and np.array_equal(pixels(later), drawn)
+    count = 0
+    for part in asked.components:
+        ours, other = getattr(pipe, part), getattr(again, part)
+        kept = ranges_in(ours)
+        count += len(kept)
+        assert same(other.state_dict(), ours.state_dict()) and {x.dtype for x in kept.values()} == {torch.float32}
+        (held,) = (tmp_path / "saved" / part).glob("*.safetensors")
+        assert {key for key in load_file(held) if "einsum" in key} == set(kept)
+        plainly = type(ours).from_pretrained(tmp_path / "saved" / part, dtype=torch.bfloat16)
+        assert same(ranges_in(plainly), kept)
+    assert count == len(stats) // 2
+    half = sdquant.load_model(tmp_path / "saved", dtype="float16", progress=False)
+    assert same(ranges_in(main_part(half)), ranges_in(main_part(pipe)))
+
+
+@pytest.mark.filterwarnings("ignore:The rule for:sdquant.rules.interception.UnusedRuleWarning")  # the error says more
+def test_rules_that_nothing_is_found_for() -> None:
+    """In calibration, and before any weight is read."""
+    bare = rule(".*resnets.*")
+    with pytest.raises(SettingsError, match=r"resnets.*saw no product.*unet\.down_blocks"):
+        calibrate(sdquant.load_model(sdquant.demo.path("digits-sd"), progress=False), task("digits-sd", rules=(bare,)))
+
+
+def test_ranges_of_another_rule(tmp_path: Path) -> None:
+    file = tmp_path / "ranges.safetensors"
+    found = {"einsum0_lhs": np.float32(1), "einsum0_rhs": np.float32(1)}
+    write_statistics(file, statistics(found, "unet.mid_block.attentions.0."), {})
+    given: dict[str, Any] = {"quant_stats": file, "progress": False}
+    path = sdquant.demo.path("digits-sd")
+    with pytest.raises(SettingsError, match="quant_stats has none of them"):
+        sdquant.load_model(path, rules=[rule(r".*\.attn1")], **given)
+    pipe = sdquant.load_model(path, progress=False)
+    with pytest.raises(SettingsError, match="quant_stats has none of them"):
+        sdquant.quantize(pipe, rules=[rule(r".*\.attn1")], **given)
+    other = rule(r".*\.attentions\.0", act_calibration_method="minmax", tile_size=16)
+    with pytest.raises(SettingsError, match="Calibrate again"):
+        sdquant.load_model(path, rules=[other], components="unet", **given)

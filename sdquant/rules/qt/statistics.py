@@ -77,8 +77,16 @@ class QuantStat:
         values = {name: value.detach().float().cpu() for name, value in own.items()}
         shape = tuple(next(iter(values.values())).shape)
         if self.count and _bare(shape) != _bare(self.shape):
+            what = f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}"
+            if self.batch_axes is None:
+                raise SettingsError(
+                    what,
+                    "its tiles are along an axis whose size has changed",
+                    "Leave tile_size out of the rule for it, or give it as a fraction (0.25), so that there are always "
+                    "as many",
+                )
             raise SettingsError(
-                f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}",
+                what,
                 f"act_batch_axes={self.batch_axes} leaves a range for each index of the other axes, and their sizes "
                 "have changed",
                 "Leave out act_batch_axes, or name all axes whose size can change",
