@@ -39,11 +39,13 @@ def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]
 
 
 def require_products(spec: RulesSpec) -> None:
-    """Raise SettingsError for a rule for products, with static ranges, that nothing in the statistics is of."""
+    """Raise SettingsError for a rule for products, with static ranges, that nothing in the statistics is of, or that
+    wants others."""
     rules = [rule for rule in spec.rules if rule.products and rule.act_static_scale]
     if not rules:
         return
     from .sites import static_rule
+    from .static import of_operand
     from .statistics_file import read_statistics
 
     known = {} if spec.statistics is None else read_statistics(spec.statistics)
@@ -53,6 +55,7 @@ def require_products(spec: RulesSpec) -> None:
         for one in (path, path.partition(".")[2]):  # with and without the component's name
             rule = static_rule(Rules(spec.rules), one, name)
             if rule is not None:
+                of_operand(known, prefix, rule)
                 seen.add(rule)
     for rule in rules:
         if rule not in seen:

@@ -78,7 +78,15 @@ def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
 
 def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Make room for the ranges among a file's tensors, by key and shape."""
-    place(model, {key: torch.empty(shape, device="meta") for key, shape in shapes if is_range(key)})
+    kinds = {"scale": torch.float32, "point": torch.int8}
+    place(
+        model,
+        {
+            key: torch.empty(shape, dtype=kinds[key.rpartition("_")[2]], device="meta")
+            for key, shape in shapes
+            if is_range(key)
+        },
+    )
 
 
 def drop(module: nn.Module) -> None:
