@@ -359,8 +359,7 @@ def test_from_prompts_to_a_saved_model(name: str, more: dict[str, Any], tmp_path
     drawn = pixels(pipe)
     sdquant.save(pipe, tmp_path / "saved")
     again = sdquant.load_model(tmp_path / "saved", progress=False)
-    later = sdquant.load_model(tmp_path / "saved", progress=False, offload="sequential")
-    assert np.array_equal(pixels(again), drawn) and np.array_equal(pixels(later), drawn)
+    assert np.array_equal(pixels(again), drawn)
     count = 0
     for part in asked.components:
         ours, other = getattr(pipe, part), getattr(again, part)
@@ -374,8 +373,12 @@ def test_from_prompts_to_a_saved_model(name: str, more: dict[str, Any], tmp_path
         plainly = type(ours).from_pretrained(tmp_path / "saved" / part, dtype=torch.bfloat16)
         assert same(ranges_in(plainly), kept)
     assert count == len(stats) // (2 if not more else 3) * (2 if more else 1)
-    half = sdquant.load_model(tmp_path / "saved", dtype="float16", progress=False)
-    assert same(ranges_in(main_part(half)), ranges_in(main_part(pipe)))
+    if name == "digits-flux" and not more:
+        half = sdquant.load_model(tmp_path / "saved", dtype="float16", progress=False)
+        assert same(ranges_in(main_part(half)), ranges_in(main_part(pipe)))
+        for offload in ("sequential", "group"):
+            away = sdquant.load_model(tmp_path / "saved", offload=offload, progress=False)
+            assert np.array_equal(pixels(away), drawn)
 
 
 @pytest.mark.filterwarnings("ignore:The rule for:sdquant.rules.interception.UnusedRuleWarning")  # the error says more

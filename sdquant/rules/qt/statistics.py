@@ -169,10 +169,10 @@ class SiteStats:
     collecting: bool = False
     own_ranges: bool = False
 
-    def of(self, name: str, axes: tuple[int, ...] | None = None) -> QuantStat:
+    def of(self, name: str) -> QuantStat:
         """The statistics of an operand, which are made if there are none."""
         if name not in self.stats:
-            self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, axes)
+            self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, None)
         return self.stats[name]
 
     def range_for(self, name: str, found: Range, axis: int, rule: QuantizationRule) -> Range:
