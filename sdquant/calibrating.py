@@ -139,7 +139,35 @@ def calibrate(
             f"{len(unseen)} layers saw no data, the first is {unseen[0].rpartition('.')[0]!r}",
             "Give prompts that reach it, or let an earlier rule without act_static_scale match it",
         )
+    _require_products(models, merged)
     return merged
+
+
+def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
+    """Raise SettingsError if a rule has found not one range of a product, in no component."""
+    from .rules.interception import marks
+    from .rules.sites import static_rule
+
+    wanted: dict[QuantizationRule, str] = {}
+    known = {}
+    for name, model in models.items():
+        for path, mark in marks(model).items():
+            known[f"{name}.{path}".rstrip(".")] = mark
+            for rule in mark.rules.values():
+                if rule.act_static_scale:
+                    wanted.setdefault(rule, f"{name}.{path}")
+    for prefix in {key.rpartition(".")[0] for key in statistics}:
+        path, _, operand = prefix.rpartition(".")
+        found = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
+        if found is not None:
+            wanted.pop(found, None)
+    for rule, path in wanted.items():
+        raise SettingsError(
+            "Ranges were to be found",
+            f"the rule for {rule.module_path!r} with op_names={list(rule.op_names)} saw no product of activations in "
+            f"the modules that it decides for, the first is {path!r}",
+            "Name modules that multiply activations by torch's functions, or leave act_static_scale out of this rule",
+        )
 
 
 def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
@@ -152,7 +180,10 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     from .components import is_pipeline, weight_parts
     from .layers import kind_of
     from .rules.flow import quantize_model
-    from .rules.qt import QtProvider, quant_stats
+    from .rules.interception import matching
+    from .rules.qt import QtProvider
+    from .rules.qt.statistics import has_statistics
+    from .rules.rule import Rules
 
     if not is_pipeline(pipe):
         raise SettingsError(
@@ -168,11 +199,11 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             for path, module in model.named_modules()
             if kind_of(module) in ("linear", "conv")
         ]  # fmt: skip
-        if not spec.suits(weights):
+        if not spec.suits(weights) and not matching(model, Rules(task.rules)):
             continue
         trained = quantize_model(model, QtProvider(task.rules))
         setattr(pipe, name, trained)
-        if quant_stats(trained):
+        if has_statistics(trained):
             made[name] = trained
     if not made:
         raise SettingsError(

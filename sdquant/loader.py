@@ -196,8 +196,10 @@ def build(
     from . import components
     from .install import Installer
     from .quantizer import quantize_module
+    from .rules.sites import stand_in
 
     model = empty(src)
+    stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
     ahead = Readahead(src.files)
 
@@ -247,6 +249,7 @@ def fill(
         only: keys of plain tensors and names of quantized weights; None for all.
     """
     from .encoding import refuse_not_finite
+    from .rules.sites import is_range
     from .selection import skipped
 
     chosen = {weight.name for weight in part.weights}
@@ -256,7 +259,8 @@ def fill(
         for key, info in src.plain.items():
             if only is not None and key not in only:
                 continue
-            tensor = _cast(src.read(files, key), made.dtype)
+            read = src.read(files, key)
+            tensor = read if is_range(key) else _cast(read, made.dtype)
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:

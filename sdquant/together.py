@@ -19,6 +19,8 @@ from .authors import bar
 from .collecting import Collector, Written
 from .errors import BadFileError, DistributedError, SettingsError
 from .rules.kept import given_rules, keep
+from .rules.rule import Rules
+from .rules.sites import place, ranges_of, stand_in
 from .rules.spec import RulesSpec
 from .saving import config_of, write_config, write_rest
 from .shares import shares
@@ -128,8 +130,10 @@ def _component(
     src = loader.source_of(made, part)
     model = loader.empty(src)
     home.mkdir(exist_ok=True)
+    stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     if isinstance(part.spec, RulesSpec):
         keep(model, part.spec.rules)
+        place(model, ranges_of(model, Rules(part.spec.rules), part.spec.known()))
     out = Written(home, f"rank-{ranks.rank}", config_of(model), max_shard, given_rules(model))
     collector = Collector(model, part, made, src, out)
     if ranks.first:

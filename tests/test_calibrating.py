@@ -175,7 +175,8 @@ def test_the_command_writes_a_file_that_generate_uses(tmp_path: Path, capsys: py
 def test_shared_out_over_processes_gives_the_same_file(tmp_path: Path, count: int) -> None:
     """Three images: with four processes one of them sees none."""
     rules = tmp_path / "rules.yml"
-    rules.write_text("- {weight_qtype: int8, act_qtype: int8, act_static_scale: true}\n")
+    products = '- {module_path: ".*attn[12]", op_names: [sdpa], act_qtype: int8, act_static_scale: true}\n'
+    rules.write_text(products + "- {weight_qtype: int8, act_qtype: int8, act_static_scale: true}\n")
     one, several = tmp_path / "one.safetensors", tmp_path / "several.safetensors"
     words = ["calibrate", "digits-sd", "--rules", str(rules), "--steps", "1", "--components", "unet"]
     words += [word for digit in (1, 4, 9) for word in ("--prompt", digits.prompt(digit))]
@@ -183,4 +184,5 @@ def test_shared_out_over_processes_gives_the_same_file(tmp_path: Path, count: in
     done = torchrun(count, *words, "-o", several, module=True)
     assert done.returncode == 0, done.stderr
     assert several.read_bytes() == one.read_bytes()
+    assert any(".attn2.einsum1_rhs." in name for name in load_file(one))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.safetensors", "rules.yml", "several.safetensors"]

@@ -71,7 +71,8 @@ FIELDS = (
     Row("weight_qtype", ("QuantizationRule.weight_qtype",), "names as text"),
     Row("act_qtype", ("QuantizationRule.act_qtype",)),
     Row("tile_size", ("QuantizationRule.tile_size",), "of convolutions' weights, too"),
-    Row("act_static_scale", ("QuantizationRule.act_static_scale",)),
+    Row("act_static_scale", ("QuantizationRule.act_static_scale",), "of products of two activations, too: buffers "
+        "`<op_id>_lhs_scale` of their module"),
     Row("weight_calibration_method", ("QuantizationRule.weight_calibration_method",)),
     Row("act_calibration_method", ("QuantizationRule.act_calibration_method",)),
     Row("act_batch_axes", ("QuantizationRule.act_batch_axes",), "default: all axes but the summed one, where Qwix has "

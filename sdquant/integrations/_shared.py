@@ -24,6 +24,7 @@ from ..reading import read_weight
 from ..rules.kept import forget
 from ..rules.ranges import require_ranges
 from ..rules.rule import to_dict
+from ..rules.sites import is_range, place
 from ..rules.spec import RulesSpec
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Weights:
         planned: parameters that are quantized while they are loaded.
         found: weights that the files hold quantized, by parameter.
         ties: see `components.tied`.
-        rules: by which the files say that they were quantized.
+        rules: by which the files say that they were quantized. ranges: keys of products' static ranges in them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -54,6 +55,7 @@ class Weights:
         self._files: dict[Path, safetensors.SafetensorsFile] = {}
         self.ties: dict[str, tuple[str, ...]] = {}
         self.rules: RulesSpec | None = None
+        self.ranges: tuple[str, ...] = ()
 
     def check(self, *, quantized: bool, device_map: Any = None) -> None:
         """Ask the matrix, and refuse a map of devices with the disk in it.
@@ -96,6 +98,7 @@ class Weights:
         self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
         self.found = found_in(paths[0], own, self.specs, self.headers)
         self.rules = rules_in(paths[0], own)
+        self.ranges = tuple(key for key in self.headers if is_range(key))
 
     def hold_against(self, model: nn.Module) -> None:
         """Raise BadFileError if what was found does not belong to this (empty) model; else use the model's names."""
@@ -130,16 +133,20 @@ class Weights:
         def get(key: str) -> Tensor:
             if key in read:
                 return read[key]
-            path = self.home[key]  # of a table or description, which is no part of the weight
-            self._files[path] = self._files.get(path) or safetensors.SafetensorsFile(path)
-            return self._files[path].get(key)
+            return self._read(key)  # a table or description, which is no part of the weight
 
         return read_weight(found, spec, spec.shape, get)
+
+    def _read(self, key: str) -> Tensor:
+        path = self.home[key]
+        self._files[path] = self._files.get(path) or safetensors.SafetensorsFile(path)
+        return self._files[path].get(key)
 
     def mark(self, model: nn.Module) -> None:
         """Where it was quantized by rules: have the model, whose weights are in place, remember and follow them."""
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
+            place(model, {key: self._read(key) for key in self.ranges})  # the libraries have cast them, if at all
             rules.mark(model)
 
     def close(self) -> None:

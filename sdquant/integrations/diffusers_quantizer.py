@@ -68,6 +68,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             path = name.rpartition(".")[0]
             self._names |= {key: f"{path}.{PREFIX}{part}" for part, key in found.keys.items()}
             self._extra |= set(found.extra)
+        self._extra |= set(self.weights.ranges)  # which `Weights.mark` reads
         return [self._names.get(key, key) for key in loaded_keys if key not in self._extra]
 
     def _process_model_before_weight_loading(
@@ -166,10 +167,10 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             packed = packed_of(model.get_submodule(name.rpartition(".")[0]))
             if packed is not None and packed.device.type != "meta":  # of what accelerate has taken away already
                 self.weights.packed(name, packed.parts)
-        self.weights.close()
         self._loaded = {name: packed.spec for name, packed in quantized(model)}
         self._config = config_of(model)
         self.weights.mark(model)
+        self.weights.close()
         self._rules = said_rules(model)
         made: Any = model
         # from_single_file leaves it out, and with it what was saved.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..components import quiet
 from ..install import install_packed
+from ..rules.sites import stand_in
 from ._shared import Weights, dequantize
 from .config import METHOD, Config
 
@@ -57,6 +58,7 @@ class Quantizer(HfQuantizer):
         if self.pre_quantized:
             self.weights.read(checkpoint_files or ())
             self.weights.hold_against(model)
+            stand_in(model, ((key, tuple(self.weights.headers[key].shape)) for key in self.weights.ranges))
         else:
             self.weights.plan(model, ())
 
@@ -78,8 +80,8 @@ class Quantizer(HfQuantizer):
         return [WeightConverter(sorted(endings), "weight", [_Read(self)])]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        self.weights.close()
         self.weights.mark(model)
+        self.weights.close()
         made: Any = model
         if isinstance(self.quantization_config, Config):
             made.config.quantization_config = self.quantization_config.saved()

@@ -30,6 +30,7 @@ Products of two activations, where a rule names them:
     products.py      of quantized tensors, matrix by matrix
     straight.py      of float tensors under a rule, with gradients
     attention.py, einsum.py   what is made of such products
+    sites.py         their static ranges, as buffers of the modules that multiply
     operations.py, interception.py   torch's functions, replaced while a module runs that a rule names
 
 The flow:

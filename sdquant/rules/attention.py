@@ -69,7 +69,7 @@ def attention(
             one is not None and one.requires_grad for one in (query, key, value, attn_mask)
         )
         keys = key.mT
-        if whole or any(site.per_tensor or site.collect is not None for site in sites):
+        if whole or not all(site.by_row for site in sites):
             scores = product(query, keys, sites[0])
             odds = _odds(scores, factor, _bias(attn_mask, is_causal, scores, 0, scores.shape[-2]), dropout_p)
             return product(odds.to(query.dtype), value, sites[1])
@@ -111,7 +111,6 @@ def _bias(mask: Tensor | None, causal: bool, scores: Tensor, first: int, rows: i
     return mask.float()
 
 
-def sites(rule: QuantizationRule, number: int) -> tuple[Site, Site]:
+def sites(site: Site, number: int) -> tuple[Site, Site]:
     """Those of an attention's two products, which are the `number`-th einsum of its module and the next."""
-    first = Site(rule=rule, name=f"einsum{number}")
-    return first, replace(first, name=f"einsum{number + 1}")
+    return replace(site, name=f"einsum{number}"), replace(site, name=f"einsum{number + 1}")

@@ -11,7 +11,6 @@ import torch
 from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
 from ..layers import QuantizedLayer, kind_of, packed_of
-from .interception import mark
 from .kept import keep
 from .qt.layers import QtLayer
 from .rule import to_dict
@@ -54,7 +53,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         if row is not None:
             made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
     quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
-    if not mark(quantized, provider.rules) and not made:
+    if not provider.mark(quantized) and not made:
         raise IncompatibleError(
             f"A {type(model).__name__} was to be quantized by {len(provider.rules.rules)} rules",
             "none of them is for a layer of it",

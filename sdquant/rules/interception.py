@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -28,15 +28,17 @@ from torch.overrides import TorchFunctionMode
 
 from ..compat import SdquantWarning
 from ..errors import SettingsError
+from . import sites
 from .operations import OPERATIONS, Operation
+from .qt.statistics import SiteStats
 from .spec import first
-from .straight import refuse
+from .straight import Site, refuse
 
 if TYPE_CHECKING:
     from .rule import QuantizationRule, Rules
 
 _NAMES = tuple({operation.name for operation in OPERATIONS.values()})
-_ATTRIBUTE, _REPORT = "_sdquant_mark", "_sdquant_products"
+_ATTRIBUTE, _REPORT = sites.MARK, "_sdquant_products"
 
 
 class UnusedRuleWarning(SdquantWarning):
@@ -71,18 +73,32 @@ class Report:
 
 @dataclass
 class Mark:
-    """What a module does while it runs: `rules` by operation, under the module's path."""
+    """What a module does while it runs: `rules` by operation, under the module's path.
+
+    Attributes:
+        statistics: of the products with static ranges, where these are collected. Without, ranges are the module's.
+    """
 
     path: str
     rules: dict[str, QuantizationRule]
     report: Report
+    statistics: SiteStats | None = None
+
+    def site(self, module: nn.Module, rule: QuantizationRule) -> Site:
+        """How products in the module, which is this one's, are quantized by one of the rules."""
+        if not rule.act_static_scale:
+            return Site(rule=rule)
+        if self.statistics is None:
+            return Site(rule=rule, known=lambda name: sites.range_in(module, self.path, name))
+        own = self.statistics
+        return Site(rule=rule, collect=lambda name, found, axis: own.range_for(name, found, axis, rule))
 
 
 @dataclass
 class _Frame:
-    """A module that is running; None of a mark is one whose products are left alone. Counts its products."""
+    """A module that is running; None is one whose products are left alone. Counts its products."""
 
-    mark: Mark | None
+    module: nn.Module | None
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -109,12 +125,14 @@ class _Interception(TorchFunctionMode):
 
 
 def _quantized(operation: Operation, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    mark = frame.mark
-    rule = mark.rules.get(operation.name) if mark is not None else None
-    if mark is None or rule is None:
+    if frame.module is None:
+        return None
+    mark: Mark = frame.module.__dict__[_ATTRIBUTE]
+    rule = mark.rules.get(operation.name)
+    if rule is None:
         return None
     try:
-        done = operation.handler(rule, frame.counts[operation.counted], *args, **kwargs)
+        done = operation.handler(mark.site(frame.module, rule), frame.counts[operation.counted], *args, **kwargs)
     except SettingsError as error:
         what = f"{operation.name} in {mark.path or 'the model itself'!r}: {error.what}"
         raise SettingsError(what, error.why, error.fix) from error
@@ -127,10 +145,10 @@ def _quantized(operation: Operation, frame: _Frame, args: tuple[Any, ...], kwarg
 
 
 @contextmanager
-def _inside(mark: Mark) -> Iterator[None]:
+def _inside(module: nn.Module) -> Iterator[None]:
     frames = _running.frames
     depth = len(frames)
-    frames.append(_Frame(mark))
+    frames.append(_Frame(module))
     try:
         if depth:
             yield
@@ -147,7 +165,26 @@ class Marked(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # What `module.compile()` has made of the module is passed by, see `_run`.
         own = type(self).__mro__[2].__call__ is nn.Module.__call__
-        return _run(self.__dict__[_ATTRIBUTE], self._call_impl if own else super().__call__, args, kwargs)
+        return _run(self, self._call_impl if own else super().__call__, args, kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Moves follow `fn`; changes of dtype leave ranges alone (a scale cast to half is a wrong scale)."""
+        kept = {name: self._buffers.pop(name) for name in [*self._buffers] if sites.BUFFER.fullmatch(name)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, range in kept.items():
+            assert range is not None
+            moved = fn(range)
+            self._buffers[name] = moved if moved.dtype == range.dtype else range.to(moved.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Ranges come with what is loaded, where the module has none or others yet."""
+        if self.__dict__[_ATTRIBUTE].statistics is None:
+            for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
+                value, own = state_dict[prefix + name], self._buffers.get(name)
+                if sites.BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
+                    sites.place(self, {name: value.clone()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the class that can be imported.
@@ -156,9 +193,9 @@ class Marked(nn.Module):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run(mark: Mark, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A marked module's call, outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
-    with _inside(mark):
+    with _inside(module):
         return call(*args, **kwargs)
 
 
@@ -184,36 +221,45 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
     return base
 
 
-def mark(model: nn.Module, rules: Rules) -> int:
+def mark(
+    model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor] | None = None, *, collects: bool = False
+) -> int:
     """Have the rules that name products of activations quantize them in the model's modules. Marks it anew.
 
     To be called last, when the model's layers are in place. The marks stay in copies and pickles; state dicts and saved
-    models have none, so that a model that is loaded again is to be marked again.
+    models have none, so that a model that is loaded again is to be marked again. Static ranges that are in the model
+    stay, where the rules still want them.
+
+    Args:
+        statistics: of calibration, for static ranges; of other operands, too.
+        collects: the model is one that ranges are found with, rather than one that has them.
 
     Returns:
         How many modules do so. If 0, the model is as it was.
 
     Raises:
-        SettingsError: a rule that products cannot follow, see `straight.refuse`.
+        SettingsError: a rule that products cannot follow, see `straight.refuse`; statistics of another rule.
     """
-    unmark(model)
+    _clear(model)
     if not any(rule.products for rule in rules.rules):
         return 0
     report = Report(rules=rules)
-    found: dict[str, dict[str, QuantizationRule]] = {}
-    modules = dict(model.named_modules())
-    for path, module in modules.items():
-        if _can_multiply(module) and not _holds_weight(module):
-            decided = {name: _first(rules, path, name) for name in _NAMES}
-            chosen = {name: rule for name, rule in decided.items() if rule is not None}
-            if chosen:
-                found[path] = chosen
-                report.modules.update(set(chosen.values()))
+    found, modules = matching(model, rules), dict(model.named_modules())
+    for chosen in found.values():
+        report.modules.update(set(chosen.values()))
     for rule in report.modules:
-        refuse(rule)
+        refuse(rule, static=True)
+    for path, chosen in found.items():
+        _refuse_both(path, chosen)
+    if statistics and not collects:
+        sites.place(model, sites.ranges_of(model, rules, statistics))
     for path, module in modules.items():
+        static = any(rule.act_static_scale for rule in found.get(path, {}).values())
+        if not static or collects:
+            sites.drop(module)
         if path in found:
-            _put(module, Mark(path=path, rules=found[path], report=report))
+            stats = SiteStats(path) if static and collects else None
+            _put(module, Mark(path=path, rules=found[path], report=report, statistics=stats))
         elif _can_multiply(module) and any(_under(path, above) for above in found):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
@@ -222,8 +268,43 @@ def mark(model: nn.Module, rules: Rules) -> int:
     return len(found)
 
 
+def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
+    """Raise SettingsError if two rules find ranges of products that have one name."""
+    for counted, names in sites.COUNTED.items():
+        static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
+        if len(static) > 1:
+            raise SettingsError(
+                f"Two rules with act_static_scale are for {' and '.join(names)} in {path or 'the model itself'!r}",
+                f"the ranges of both would be called {counted}0_lhs, {counted}1_lhs and so on",
+                "Give both operations one rule",
+            )
+
+
 def unmark(model: nn.Module) -> None:
-    """Take back what `mark` did."""
+    """Take back what `mark` did, static ranges of products included."""
+    _clear(model)
+    for module in model.modules():
+        sites.drop(module)
+
+
+def marks(model: nn.Module) -> dict[str, Mark]:
+    """The marks in a model, by the path of their module."""
+    return {path: module.__dict__[_ATTRIBUTE] for path, module in model.named_modules() if isinstance(module, Marked)}
+
+
+def matching(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
+    """The modules that `mark` would mark, by path; for each the rules by operation."""
+    found = {}
+    for path, module in model.named_modules():
+        if _can_multiply(module) and not _holds_weight(module):
+            decided = {name: _first(rules, path, name) for name in _NAMES}
+            chosen = {name: rule for name, rule in decided.items() if rule is not None}
+            if chosen:
+                found[path] = chosen
+    return found
+
+
+def _clear(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Marked):
             _give(module, _original(type(module)))
@@ -305,5 +386,5 @@ def _shut(module: nn.Module, args: Any) -> None:
 
 
 def _open(module: nn.Module, args: Any, output: Any) -> None:
-    if _running.frames and _running.frames[-1].mark is None:
+    if _running.frames and _running.frames[-1].module is None:
         _running.frames.pop()

@@ -7,8 +7,8 @@ then it runs as it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from . import attention as attentions
 from . import einsum as einsums
 from .qarray import FLOATS
 from .straight import Site, product
-
-if TYPE_CHECKING:
-    from .rule import QuantizationRule
 
 Handler = Callable[..., Tensor | None]
 
@@ -33,7 +30,7 @@ class Operation:
         name: as rules say it.
         counted: Qwix's name, which the names of its operands are made of.
         products: how many products a call has.
-        handler: takes (rule, number of the first product in its module, arguments).
+        handler: takes (what is done, number of the first product in its module, arguments).
     """
 
     name: str
@@ -63,7 +60,7 @@ def _cast(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def _sdpa(
-    rule: QuantizationRule,
+    site: Site,
     number: int,
     query: Tensor,
     key: Tensor,
@@ -78,26 +75,26 @@ def _sdpa(
         return None
     query, key, value = _cast(query, key, value)
     return attentions.attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=attentions.sites(rule, number)
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=attentions.sites(site, number)
     )
 
 
-def _matmul(rule: QuantizationRule, number: int, input: Tensor, other: Tensor, **more: Any) -> Tensor | None:
+def _matmul(site: Site, number: int, input: Tensor, other: Tensor, **more: Any) -> Tensor | None:
     """Of two tensors of one axis or more. `mat2` and `tensor2` are the same argument under other names."""
     if more or not _activations(input, other):
         return None
     a, b = _cast(input, other)
-    done = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b, _site(rule, number))
+    done = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b, _named(site, "dot_general", number))
     done = done.squeeze(-1) if b.ndim == 1 else done
     return done.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else done
 
 
-def _bmm(rule: QuantizationRule, number: int, input: Tensor, mat2: Tensor, **more: Any) -> Tensor | None:
-    return _matmul(rule, number, input, mat2, **more)
+def _bmm(site: Site, number: int, input: Tensor, mat2: Tensor, **more: Any) -> Tensor | None:
+    return _matmul(site, number, input, mat2, **more)
 
 
 def _baddbmm(
-    rule: QuantizationRule,
+    site: Site,
     number: int,
     input: Tensor,
     batch1: Tensor,
@@ -108,14 +105,14 @@ def _baddbmm(
     **more: Any,
 ) -> Tensor | None:
     """alpha times the product, plus beta times `input`, which is not looked at if beta is 0."""
-    done = _matmul(rule, number, batch1, batch2, **more)
+    done = _matmul(site, number, batch1, batch2, **more)
     if done is None:
         return None
     done = done * alpha if alpha != 1 else done
     return done if beta == 0 else (done + beta * input).to(done.dtype)
 
 
-def _einsum(rule: QuantizationRule, number: int, equation: Any, *operands: Any) -> Tensor | None:
+def _einsum(site: Site, number: int, equation: Any, *operands: Any) -> Tensor | None:
     both = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if not isinstance(equation, str) or not _activations(*both):
         return None  # torch's other spelling, by lists of numbers, is left alone
@@ -124,11 +121,11 @@ def _einsum(rule: QuantizationRule, number: int, equation: Any, *operands: Any) 
     if len(both) > 2:
         raise einsums.refused(equation, f"it multiplies {len(both)} tensors")
     a, b = _cast(*both)
-    return einsums.einsum(equation, a, b, Site(rule=rule, name=f"einsum{number}"))
+    return einsums.einsum(equation, a, b, _named(site, "einsum", number))
 
 
-def _site(rule: QuantizationRule, number: int) -> Site:
-    return Site(rule=rule, name=f"dot_general{number}")
+def _named(site: Site, operation: str, number: int) -> Site:
+    return replace(site, name=f"{operation}{number}")
 
 
 SDPA = Operation(name="scaled_dot_product_attention", counted="einsum", products=2, handler=_sdpa)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,18 @@ from torch import Tensor, nn
 from ..components import missing, set_tensor
 from ..errors import SettingsError
 from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
+from . import sites
+from .interception import marks
 from .layout import ACT_SHAPE
 from .packed import encode
 from .providers import how_of, rule_of_layer
+from .rule import OPERATIONS
 from .spec import operation_of
-from .static import operand, static_range
+from .static import of_operand, operand, static_range
+
+if TYPE_CHECKING:
+    from .rule import QuantizationRule
+    from .static import StaticRange
 
 _TOGETHER = "Check that the weights and the template belong together"
 
@@ -30,7 +38,7 @@ class UnknownParamError(SettingsError, ValueError):
 
 
 class MissingStatisticsError(SettingsError, ValueError):
-    """A layer whose input calibration has not seen."""
+    """A layer, or product, whose input calibration has not seen."""
 
 
 def quantize_params(
@@ -84,7 +92,9 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
     for name, value in params.items():
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
-        if isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
+        if sites.BUFFER.fullmatch(short):
+            sites.place(template, {name: value})
+        elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
             part = short.removeprefix(PREFIX)
             module.set_part(part, value)
             if part == "act_scale":
@@ -132,7 +142,23 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
             names.append(operand(path, operation_of(layer.spec.shape)))
         else:
             names.append(f"{path}.weight")
+    names += _missing_products(template, given)
     return list(dict.fromkeys(names))
+
+
+def _missing_products(template: nn.Module, given: set[str]) -> list[str]:
+    """One name for each rule whose products have not a single range: a template cannot tell which modules multiply."""
+    known = [key for key in given | set(template.state_dict(keep_vars=True)) if sites.is_range(key)]
+    names: dict[QuantizationRule, str] = {}
+    served = set()
+    for path, mark in marks(template).items():
+        for operation, rule in mark.rules.items():
+            if rule.act_static_scale and mark.statistics is None:
+                counted = f"{path}.{OPERATIONS[operation]}".lstrip(".")
+                names.setdefault(rule, f"{counted}0_lhs")
+                if any(key.startswith(counted) for key in known):
+                    served.add(rule)
+    return [name for rule, name in names.items() if rule not in served]
 
 
 def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
@@ -171,8 +197,14 @@ def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Ten
 
 def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: bool) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
+    found_marks = marks(template)
     for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
-        path = prefix.rpartition(".")[0]
+        path, _, short = prefix.rpartition(".")
+        mark = found_marks.get(path)
+        rule = None if mark is None else sites.static_rule(mark.report.rules, path, short)
+        if rule is not None:
+            made |= sites.buffers(prefix, _found(of_operand, statistics, prefix, rule))
+            continue
         try:
             layer = template.get_submodule(path)
         except AttributeError:
@@ -183,14 +215,20 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
             raise UnknownParamError(
                 f"quant_stats of {prefix!r} were given", "the template has no static range there", _TOGETHER
             )
-        try:
-            found = static_range(statistics, path, operation_of(layer.spec.shape), rule_of_layer(layer))
-        except SettingsError as error:
-            raise MissingStatisticsError(error.what, error.why, error.fix) from None
+        of_layer = operation_of(layer.spec.shape), rule_of_layer(layer)
+        found = _found(static_range, statistics, path, *of_layer)
         made[f"{path}.{PREFIX}act_scale"] = found.scale
         if found.zero_point is not None:
             made[f"{path}.{PREFIX}act_zero_point"] = found.zero_point
     return made
+
+
+def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
+    """What `find` finds; its error as one of `quantize_params`."""
+    try:
+        return find(*arguments)
+    except SettingsError as error:
+        raise MissingStatisticsError(error.what, error.why, error.fix) from None
 
 
 def _misfit(name: str, value: Tensor, wanted: tuple[int, ...]) -> ParamTypeError:

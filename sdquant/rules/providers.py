@@ -13,9 +13,11 @@ from ..backends.base import Packed, PackedSpec, Unfit
 from ..encoding import require_finite
 from ..errors import SettingsError
 from ..layers import QuantizedLayer, quantized_layer
+from .interception import mark
 from .layout import ACT_SHAPE, layout, weight_how
 from .packed import encode
 from .qt.layers import QtLayer
+from .qt.statistics import quant_stats
 from .rule import QuantizationRule, Rules, to_dict
 from .spec import operation_of
 from .static import static_range
@@ -33,6 +35,9 @@ class Provider(Protocol):
 
     def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> nn.Module:
         """The layer in place of a float one, `module`, at `path`, for which `rule` is."""
+
+    def mark(self, model: nn.Module) -> int:
+        """Have products of activations quantized that rules name; the number of modules with some."""
 
 
 class PtqProvider:
@@ -79,6 +84,11 @@ class PtqProvider:
             for parameter in made.parameters():
                 parameter.how = how_of(made)  # type: ignore[attr-defined]
         return made
+
+    def mark(self, model: nn.Module) -> int:
+        """See `Provider`. Static ranges come from the statistics, or those that a model for training has collected."""
+        known = quant_stats(model) if self._statistics is None else self._statistics
+        return mark(model, self.rules, known)
 
     def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
         """The rules that have matched nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from .rule import PRODUCTS, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 NO_RULE = "no rule is for it"
 LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
@@ -86,7 +86,15 @@ class RulesSpec(QuantSpec):
             from .interception import mark
             from .rule import Rules
 
-            mark(model, Rules(self.rules))
+            mark(model, Rules(self.rules), self.known())
+
+    def known(self) -> Mapping[str, Tensor]:
+        """The ranges in the file of statistics that are of the component."""
+        if self.statistics is None:
+            return {}
+        from .statistics_file import of_component, read_statistics
+
+        return of_component(read_statistics(self.statistics), self.component)
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
         """The rules for weights that decide for none of these, given by name and shape. A rule for a kind of layer,

@@ -64,13 +64,21 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
     Raises:
         SettingsError: nothing was seen of it, or it was calibrated by another rule.
     """
-    assert rule.act_qtype is not None
     prefix = _known(statistics, path, operation)
+    return of_operand(statistics, prefix.removesuffix("."), rule, f"the input of {path!r}")
+
+
+def of_operand(
+    statistics: Mapping[str, Tensor], operand: str, rule: QuantizationRule, what: str | None = None
+) -> StaticRange:
+    """The range of an operand by its name in the statistics. what: how errors call it. Raises as `static_range`."""
+    assert rule.act_qtype is not None
+    prefix, what = f"{operand}.", what or repr(operand)
     found = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
     count = found.pop("count", None)
     if count is None or int(count) == 0:
         raise SettingsError(
-            f"The static range of the input of {path!r} was asked for",
+            f"The static range of {what} was asked for",
             f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data of this layer",
             CALIBRATE,
         )
@@ -78,7 +86,7 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
     wanted = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
     if set(mean) != wanted:
         raise SettingsError(
-            f"The static range of the input of {path!r} was asked for",
+            f"The static range of {what} was asked for",
             f"its statistics are of {' and '.join(sorted(mean)) or 'nothing'}, and the rule's calibration method wants "
             f"{' and '.join(sorted(wanted))}",
             "Calibrate again with these rules",

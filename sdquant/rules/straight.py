@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import SettingsError
 from .calibration import scale_and_zero_point
-from .how import HowToQuantize
+from .how import HowToQuantize, scale_shape
 from .matmul import LEAST_TILE
 from .method import method
 from .products import multiply, plain_precision, turned
@@ -24,11 +24,14 @@ from .qarray import QArray, broadcast, dequantize, quantize_with, range_of
 from .qt.gradient import noise_of, quantized
 from .qtypes import qtype
 from .rule import QtRule, QuantizationRule
+from .static import StaticRange
 
 Found = dict[str, Tensor]
-# Gets the name of an operand ("einsum0_lhs") and the range found in it; returns the range to use. This is where
-# statistics for static ranges can be collected.
-Collect = Callable[[str, Found], Found]
+# Gets the name of an operand ("einsum0_lhs"), the range found in it, and the axis that is summed; returns the range to
+# use. This is where statistics for static ranges are collected.
+Collect = Callable[[str, Found, int], Found]
+# Gets the name of an operand and returns the range that was found beforehand.
+Known = Callable[[str], StaticRange]
 Noise = Callable[[torch.Size], Tensor]
 
 DEFAULT_METHOD = "absmax"
@@ -41,20 +44,28 @@ class Site:
     Attributes:
         rule: what is done with it; has an act_qtype.
         name: of the operation in its module, "einsum0", which the names of its operands begin with.
-        collect: see `Collect`; None uses each range as it is found.
+        collect: see `Collect`; None uses each range as it is found. known: see `Known`; no range is looked for then.
     """
 
     rule: QuantizationRule
     name: str = "dot_general0"
     collect: Collect | None = None
+    known: Known | None = None
 
     def __post_init__(self) -> None:
-        refuse(self.rule, static=self.collect is not None)
+        refuse(self.rule, static=self.collect is not None or self.known is not None)
 
     @property
     def per_tensor(self) -> bool:
         """Whether a scale is shared by numbers of different rows."""
         return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the codes of a row depend on no other row, nor on which row it is."""
+        if self.known is not None:
+            return self.rule.act_batch_axes is None
+        return self.collect is None and not self.per_tensor
 
     def how(self, x: Tensor, axis: int) -> HowToQuantize:
         """How an operand is quantized that is summed along `axis`: a scale for each index of all the others."""
@@ -68,20 +79,57 @@ class Site:
 
     def quantized(self, x: Tensor, axis: int) -> tuple[QArray, Found]:
         """An operand quantized, and its range. axis: -1 for the left one, -2 for the right one."""
-        how = self.how(x, axis)
+        how, name = self.how(x, axis), f"{self.name}_{'lhs' if axis == -1 else 'rhs'}"
         with torch.no_grad():
+            if self.known is not None:
+                static = fitted(self.known(name), x, how, name)
+                return quantize_with(x, how.qtype, static.scale, static.zero_point), _limits(static, how)
             found = range_of(x, how)
             if self.collect is not None:
-                found = self.collect(f"{self.name}_{'lhs' if axis == -1 else 'rhs'}", found)
+                found = self.collect(name, found, axis)
             scale, zero_point = scale_and_zero_point(found, how.row)
             return quantize_with(x, how.qtype, scale, zero_point), found
 
 
+def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
+    """A static range with the axes of x, on its device.
+
+    Raises:
+        SettingsError: it was found for other tiles or other sizes.
+    """
+    wanted = scale_shape(x.shape, how)
+    shape = (*[1] * (x.ndim - static.scale.ndim), *static.scale.shape)
+    tiled = [] if how.method.name == "fixed" else how.tiled_axes
+    fits = len(shape) == x.ndim and all(
+        size == wanted[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
+    )
+    if not fits:
+        raise SettingsError(
+            f"The static range of {name} was asked for, an activation of {list(x.shape)}",
+            f"it was found for scales of {list(static.scale.shape)}, and those of {list(wanted)} are wanted",
+            "Calibrate again with these rules; tiles, and axes that act_batch_axes leaves, have to keep their number",
+        )
+    zero_point = static.zero_point
+    return StaticRange(
+        static.scale.to(x.device).reshape(shape),
+        None if zero_point is None else zero_point.to(x.device).reshape(shape),
+    )
+
+
+def _limits(static: StaticRange, how: HowToQuantize) -> Found:
+    """What a static range reaches from and to."""
+    if static.zero_point is None:
+        return {"absmax": static.scale * how.row.bound}
+    low, high = how.row.limits
+    zero = static.zero_point.to(static.scale.dtype)
+    return {"min": (low - zero) * static.scale, "max": (high - zero) * static.scale}
+
+
 def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
-    """Refuse what products of activations cannot do yet.
+    """Refuse what products of activations cannot do.
 
     Args:
-        static: whether static ranges are being collected.
+        static: whether static ranges are collected, or known.
 
     Raises:
         SettingsError: no act_qtype, static ranges, or zero points on both sides.
@@ -92,9 +140,8 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
     if rule.act_static_scale and not static:
         raise SettingsError(
             what,
-            "act_static_scale is for linear layers and convolutions; products of activations find their ranges as "
-            "they run",
-            "Give these operations a rule of their own, without act_static_scale",
+            "act_static_scale is for products in a model's modules, which keep their ranges; this one has none",
+            "Use quantize_model, or leave act_static_scale out",
         )
     how = method(rule.act_calibration_method or DEFAULT_METHOD)
     uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)

@@ -255,8 +255,9 @@ def test_ranges_can_be_collected_and_given() -> None:
     a, b, _ = numbers("float32")
     seen: dict[str, tuple[int, ...]] = {}
 
-    def collect(name: str, found: Found) -> Found:
+    def collect(name: str, found: Found, axis: int) -> Found:
         seen[name] = tuple(found["absmax"].shape)
+        assert axis == (-1 if name.endswith("lhs") else -2)
         return {"absmax": torch.full_like(found["absmax"], 2.0)}
 
     rule = QuantizationRule(op_names=("matmul",), act_qtype="int8", act_static_scale=True)

@@ -202,7 +202,7 @@ def test_a_generator_of_ones_own() -> None:
     ("rule", "why"),
     [
         ({"weight_qtype": None}, "no weight_qtype"),
-        ({"weight_qtype": "int8", "tile_size": 48}, "no multiple"),
+        ({"weight_qtype": "int8", "tile_size": 48}, "tiles of 48 do not divide"),
         ({"weight_qtype": "int8", "bwd_qtype": "mxfp4"}, "no tiles"),
         ({"weight_qtype": "int8", "bwd_qtype": "float8_e5m2", "bwd_calibration_method": "minmax"}, "no zero point"),
     ],

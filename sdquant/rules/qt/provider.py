@@ -35,6 +35,12 @@ class QtProvider:
         kind = next(made for base, made in LAYERS.items() if isinstance(module, base))
         return kind.of(module, as_qt(rule), path)
 
+    def mark(self, model: nn.Module) -> int:
+        """Have products of activations quantized that rules name; the number of modules with some."""
+        from ..interception import mark  # which needs this package
+
+        return mark(model, self.rules, collects=True)
+
     def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
         """The rules that have matched nothing."""
         return self.rules.unused()

@@ -15,12 +15,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import SettingsError
+from ..sites import MARK, OPERAND
 from ..static import SUM
+
+if TYPE_CHECKING:
+    from ..rule import QuantizationRule
 
 EXACT = "exact_of_"  # beside "sum_of_": the whole number, as little-endian bytes
 STEP = 149  # a float32 is a whole number of 2**-149
@@ -35,7 +40,7 @@ class QuantStat:
 
     Attributes:
         name: "<module path>.dot_general0_lhs". batch_axes: averaged over within a batch; None: all of them but the
-            last, or that one too if `whole`.
+            summed one (`axis`), or that one too if `whole`.
         count: of batches. shape: of the sums, as of the scales of the first batch. sums: by name ("absmax"), in units
             of 2**-149.
         collecting: whether batches are added. own_ranges: whether a batch that is added is quantized with its own
@@ -50,6 +55,7 @@ class QuantStat:
     sums: dict[str, list[int]] = field(default_factory=dict)
     collecting: bool = False
     own_ranges: bool = False
+    axis: int = -1
 
     def range_for(self, found: Range) -> Range:
         """The range to quantize a batch with, whose own is `found`. Adds it to the statistics while collecting.
@@ -71,8 +77,16 @@ class QuantStat:
         values = {name: value.detach().float().cpu() for name, value in own.items()}
         shape = tuple(next(iter(values.values())).shape)
         if self.count and _bare(shape) != _bare(self.shape):
+            what = f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}"
+            if self.batch_axes is None:
+                raise SettingsError(
+                    what,
+                    "its tiles are along an axis whose size has changed",
+                    "Leave tile_size out of the rule for it, or give it as a fraction (0.25), so that there are always "
+                    "as many",
+                )
             raise SettingsError(
-                f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}",
+                what,
                 f"act_batch_axes={self.batch_axes} leaves a range for each index of the other axes, and their sizes "
                 "have changed",
                 "Leave out act_batch_axes, or name all axes whose size can change",
@@ -98,7 +112,7 @@ class QuantStat:
 
     def _axes(self, ndim: int) -> list[int]:
         if self.batch_axes is None:
-            return list(range(ndim if self.whole else ndim - 1))
+            return [axis for axis in range(ndim) if self.whole or axis != self.axis % ndim]
         if any(not -ndim <= axis < ndim for axis in self.batch_axes):
             raise SettingsError(
                 f"The range of {self.name} was to be averaged over act_batch_axes={self.batch_axes}",
@@ -142,6 +156,33 @@ class QuantStat:
                 )
 
 
+@dataclass
+class SiteStats:
+    """The ranges of the products of activations in one module: which there are is known when it has run.
+
+    Attributes:
+        path: of the module. stats: by the operand's name in it, "einsum0_lhs". collecting, own_ranges: of each of them.
+    """
+
+    path: str
+    stats: dict[str, QuantStat] = field(default_factory=dict)
+    collecting: bool = False
+    own_ranges: bool = False
+
+    def of(self, name: str) -> QuantStat:
+        """The statistics of an operand, which are made if there are none."""
+        if name not in self.stats:
+            self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, None)
+        return self.stats[name]
+
+    def range_for(self, name: str, found: Range, axis: int, rule: QuantizationRule) -> Range:
+        """See `QuantStat.range_for`. axis: that is summed."""
+        stat = self.of(name)
+        stat.batch_axes, stat.axis = rule.act_batch_axes, axis
+        stat.collecting, stat.own_ranges = self.collecting, self.own_ranges
+        return stat.range_for(found)
+
+
 @contextmanager
 def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
     """While this lasts, what runs through `model` is added to the statistics of its layers with static ranges.
@@ -150,17 +191,17 @@ def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
         own_ranges: a batch is quantized with its own range, so that no batch changes what is found in another.
 
     Raises:
-        SettingsError: no layer of the model has a rule with act_static_scale.
+        SettingsError: nothing in the model has a rule with act_static_scale.
     """
-    stats = _stats(model)
+    stats: list[QuantStat | SiteStats] = [*_layers(model).values(), *_sites(model).values()]
     if not stats:
         raise SettingsError(
             f"Ranges were to be collected for a {type(model).__name__}",
-            "no layer of it has a rule with act_static_scale",
+            "nothing in it has a rule with act_static_scale",
             "Set act_static_scale in a rule, and use `quantize_model` with a QtProvider first",
         )
-    before = [(stat, stat.collecting, stat.own_ranges) for stat in stats.values()]
-    for stat in stats.values():
+    before = [(stat, stat.collecting, stat.own_ranges) for stat in stats]
+    for stat in stats:
         stat.collecting, stat.own_ranges = True, own_ranges
     try:
         yield
@@ -187,8 +228,11 @@ def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None
     Raises:
         SettingsError: statistics of an operand that the model does not have.
     """
-    stats = _stats(model)
+    stats, sites = _stats(model), _sites(model)
     for name, values in _by_operand(statistics).items():
+        path, _, short = name.rpartition(".")
+        if name not in stats and path in sites and OPERAND.fullmatch(short):
+            stats[name] = sites[path].of(short)
         if name not in stats:
             raise SettingsError(
                 f"Statistics of {name!r} were given",
@@ -234,9 +278,24 @@ def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor
     return made
 
 
+def has_statistics(model: nn.Module) -> bool:
+    """Whether there is something that ranges can be collected for."""
+    return bool(_layers(model) or _sites(model))
+
+
 def _stats(model: nn.Module) -> dict[str, QuantStat]:
+    of_sites = (stat for site in _sites(model).values() for stat in site.stats.values())
+    return _layers(model) | {stat.name: stat for stat in of_sites}
+
+
+def _layers(model: nn.Module) -> dict[str, QuantStat]:
     found = (getattr(module, "statistics", None) for module in model.modules())
     return {stat.name: stat for stat in found if isinstance(stat, QuantStat)}
+
+
+def _sites(model: nn.Module) -> dict[str, SiteStats]:
+    found = (getattr(module.__dict__.get(MARK), "statistics", None) for module in model.modules())
+    return {site.path: site for site in found if isinstance(site, SiteStats)}
 
 
 def _by_operand(statistics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
