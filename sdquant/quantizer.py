@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import adapters, compat, machine, planner
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import request
-from .rules.ranges import require_products
+from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ def quantize(
         adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
     plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
-    products = [spec for spec in specs.values() if isinstance(spec, RulesSpec) and spec.products]
-    for spec in products:
-        require_products(spec)
+    products = False
+    for name, spec in specs.items():
+        if isinstance(spec, RulesSpec):
+            products = products or spec.products
+            require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
     if not products and not any(plans.values()):
         raise IncompatibleError(
             f"{quant or 'Quantization by rules'} was asked for",

@@ -152,6 +152,19 @@ def test_ranges_are_asked_for_before_weights_are_read(ranges: Path, tmp_path: Pa
         sdquant.plan(path("digits-sd"), "nf4", quant_stats=ranges)
 
 
+def test_a_loaded_model_is_left_alone_where_ranges_are_missing(ranges: Path, tmp_path: Path) -> None:
+    from sdquant.layers import QuantizedLayer
+
+    some = tmp_path / "some.safetensors"
+    write_statistics(some, {k: v for k, v in load_file(ranges).items() if "up_blocks" not in k}, {})
+    for statistics in (None, some):
+        pipe = _float()
+        with pytest.raises(SettingsError, match=r"static|Static"):
+            sdquant.quantize(pipe, rules=[STATIC], quant_stats=statistics, progress=False)
+        assert not any(isinstance(module, QuantizedLayer) for module in pipe.unet.modules())
+        assert not any(isinstance(module, QuantizedLayer) for module in pipe.text_encoder.modules())
+
+
 def test_the_command_writes_a_file_that_generate_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules, out = tmp_path / "rules.yml", tmp_path / "stats.safetensors"
     rules.write_text(

@@ -49,17 +49,27 @@ def scales_after(array: QArray) -> bool:
     return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)
 
 
-def _of_codes(x: QArray, weight: QArray) -> Tensor:
-    size = x.qvalue.shape[-1]
-    counts = {count for count in (x.scale.shape[-1], weight.scale.shape[-1]) if count > 1}
-    if len(counts) > 1:
+def common_tiles(x: QArray, other: QArray, what: str) -> int:
+    """How many tiles the sums of a product are made in: those of either operand, or of both.
+
+    Args:
+        what: the other operand is, for the error.
+
+    Raises:
+        SettingsError: both have tiles, of different sizes.
+    """
+    size, counts = x.qvalue.shape[-1], [array.scale.shape[-1] for array in (x, other)]
+    if min(counts) > 1 and counts[0] != counts[1]:
         raise SettingsError(
-            f"Activations in tiles of {size // x.scale.shape[-1]} were to meet weights in tiles of "
-            f"{size // weight.scale.shape[-1]}",
+            f"Activations in tiles of {size // counts[0]} were to meet {what} in tiles of {size // counts[1]}",
             "a sum has one scale on either side",
             "Give both the same tile_size",
         )
-    tiles = counts.pop() if counts else 1
+    return max(counts)
+
+
+def _of_codes(x: QArray, weight: QArray) -> Tensor:
+    size, tiles = x.qvalue.shape[-1], common_tiles(x, weight, "weights")
     lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
     left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
     sums = torch.stack([sums_of_codes(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)], -1)

@@ -73,7 +73,7 @@ def quantize_params(
             raise ParamTypeError(
                 f"The parameter {name!r} was to be quantized", f"it is no tensor but {type(value)}", "Give a state dict"
             )
-        layer = _layer(template, name)
+        layer = layer_of(template, name)
         if layer is not None:
             made |= _quantized(name, value, layer)
         elif name in known:
@@ -172,7 +172,7 @@ def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
         )
 
 
-def _layer(template: nn.Module, name: str) -> QuantizedLayer | None:
+def layer_of(template: nn.Module, name: str) -> QuantizedLayer | None:
     """The quantized layer whose float weight is called `name`."""
     path, _, short = name.rpartition(".")
     if short != "weight":

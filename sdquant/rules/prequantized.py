@@ -19,7 +19,7 @@ from ..errors import SettingsError
 from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
 from .layout import SCALES, layout
 from .packed import pack_array
-from .params import ParamTypeError, UnknownParamError
+from .params import ParamTypeError, UnknownParamError, layer_of
 from .providers import rule_of_layer
 from .qarray import QArray, dequantize
 from .qtypes import QType, qtype
@@ -106,7 +106,7 @@ def process_prequantized_params(
         parts = {part: flat[key] for part, key in keys.items()}
         if "scale" not in parts:
             raise _misfit(name, f"it has {keys['qvalue']!r} and no scale")
-        layer = _layer(template, name)
+        layer = layer_of(template, name)
         if layer is not None:
             made |= _into(name, parts, layer)
         elif name in known:
@@ -116,7 +116,7 @@ def process_prequantized_params(
     for name, value in flat.items():
         if name in used:
             continue
-        if _layer(template, name) is not None:
+        if layer_of(template, name) is not None:
             raise PrequantizedError(
                 f"The parameter {name!r} was to be put into a template",
                 f"it is {str(value.dtype).removeprefix('torch.')}, and quantized in the template",
@@ -165,18 +165,6 @@ def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping
     if isinstance(rule, QtRule) or kind is QuantizationRule:
         return replace(rule, **values)
     return kind(**{row.name: getattr(rule, row.name) for row in fields(QuantizationRule)} | dict(values))
-
-
-def _layer(template: nn.Module, name: str) -> QuantizedLayer | None:
-    """The quantized layer whose weight is called `name`."""
-    path, _, leaf = name.rpartition(".")
-    if leaf != "weight":
-        return None
-    try:
-        module = template.get_submodule(path)
-    except AttributeError:  # no such module
-        return None
-    return module if isinstance(module, QuantizedLayer) else None
 
 
 def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict[str, Tensor]:

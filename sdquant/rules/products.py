@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import SettingsError
 from . import integers
-from .matmul import scales_after
+from .matmul import common_tiles, scales_after
 from .qarray import QArray, broadcast, dequantize
 from .qtypes import QType, qtype
 from .rounding import from_codes
@@ -58,16 +58,7 @@ def turned(array: QArray) -> QArray:
 
 def _of_codes(a: QArray, b: QArray) -> Tensor:
     """a [..., M, K] times b [..., N, K] transposed."""
-    size = a.qvalue.shape[-1]
-    counts = {count for count in (a.scale.shape[-1], b.scale.shape[-1]) if count > 1}
-    if len(counts) > 1:
-        raise SettingsError(
-            f"Activations in tiles of {size // a.scale.shape[-1]} were to meet activations in tiles of "
-            f"{size // b.scale.shape[-1]}",
-            "a sum has one scale on either side",
-            "Give both the same tile_size",
-        )
-    tiles = counts.pop() if counts else 1
+    tiles = common_tiles(a, b, "activations")
     left, right = _in_tiles(a.qvalue, tiles), _in_tiles(b.qvalue, tiles)
     sums = _sums(left, right, qtype(a.qtype), qtype(b.qtype))
     for array, other, turn in ((a, right, False), (b, left, True)):
