@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from ..kernels.forms import Form
     from .base import Found, Packed, Part, QuantSpec
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,6 +32,9 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_into(self, packed: Packed, out: Tensor) -> None: ...
+
+    def form(self, packed: Packed) -> Form | None:
+        return None
 
     def by_row(self, packed: Packed) -> bool:
         return False

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernels.forms import Form
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
@@ -96,6 +97,20 @@ class FourBit(Codec):
             )
         if whole < flat.numel():  # without bitsandbytes all of it, else the last block, if it is not full
             decode_fourbit(codes[whole // 2 :], absmax[whole // block :], kind, block, flat[whole:])
+
+    def form(self, packed: Packed) -> Form:
+        spec, nested = packed.spec, "nested_absmax" in packed.parts
+        return Form(
+            rows=spec.shape[0],
+            columns=math.prod(spec.shape[1:]),
+            codes="codes",
+            packing="nibbles-high",
+            group=spec.details["block_size"],
+            table=spec.scheme,
+            scale="absmax",
+            nested="nested_absmax" if nested else "",
+            offset=spec.details["offset"] if nested else 0.0,
+        )
 
     def by_row(self, packed: Packed) -> bool:
         blocks_of_rows: bool = math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..kernels.forms import Form
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
@@ -77,6 +78,18 @@ class Blockwise(Codec):
         details = {"packing": "blockwise", "block_size": BLOCK}
         spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=found.details["dtype"], details=details)
         return Packed(spec=spec, parts={"codes": codes, "absmax": absmax})
+
+    def form(self, packed: Packed) -> Form:
+        shape = packed.spec.shape
+        return Form(
+            rows=shape[0],
+            columns=math.prod(shape[1:]),
+            codes="codes",
+            packing="uint8",
+            group=packed.spec.details["block_size"],
+            table="e4m3",
+            scale="absmax",
+        )
 
     def by_row(self, packed: Packed) -> bool:
         return bool(math.prod(packed.spec.shape[1:]) % packed.spec.details["block_size"] == 0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..kernels.forms import Form
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, library, tile
 from ._chunks import by_rows
@@ -51,6 +52,18 @@ class Int8(Codec):
         for row in range(0, codes.shape[0], step):
             rows = slice(row, row + step)
             flat[rows].copy_(codes[rows].float().mul_(scb[rows]).mul_(_INVERSE_127))
+
+    def form(self, packed: Packed) -> Form:
+        rows, columns = packed.parts["codes"].shape
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="codes",
+            packing="int8",
+            group=columns,
+            scale="scb",
+            factor=_INVERSE_127,
+        )
 
     def by_row(self, packed: Packed) -> bool:
         return True

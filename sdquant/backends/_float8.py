@@ -13,6 +13,7 @@ does not do.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import jsonline
+from ..kernels.forms import BYTES, Form
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
@@ -68,6 +70,21 @@ class Float8(Codec):
             elif scale is not None:
                 values.mul_(factors(scale if scale.shape[0] == 1 else scale[rows]))
             out[rows].copy_(values)
+
+    def form(self, packed: Packed) -> Form | None:
+        codes, scale = packed.parts["codes"], packed.parts.get("scale")
+        packing = str(codes.dtype).removeprefix("torch.")
+        if packing not in BYTES or "block" in packed.spec.details or (scale is not None and scale.dtype == torch.uint8):
+            return None
+        rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="codes",
+            packing=packing,
+            group=columns if scale is not None and scale.numel() > 1 else rows * columns,
+            scale="" if scale is None else "scale",
+        )
 
     def by_row(self, packed: Packed) -> bool:
         return bool(packed.spec.details.get("block", (1, 1))[0] == 1)

@@ -15,6 +15,7 @@ import math
 from .base import Part, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
+PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `kernels.forms` names them
 FLOATS = ("float32", "bfloat16", "float16")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 GROUPS = (128, 96, 64, 32)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from ..kernels.forms import Form
+
 # Sizes in bits of the dtypes that occur in files, by safetensors-independent torch names.
 DTYPE_BITS: Mapping[str, int] = {
     "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
@@ -328,6 +330,11 @@ class Backend(ABC):
     def convolve(self, packed: Packed, x: Tensor, geometry: Geometry) -> Tensor:
         """x [b, in, ...] convolved with the weight: [b, out, ...] in x's dtype, without a bias."""
         raise NotImplementedError(f"{self.name} computes with float weights")
+
+    def form(self, packed: Packed) -> Form | None:
+        """How the numbers lie in the parts, for the kernels; None where no form says it, and `decode_into` alone can
+        read them."""
+        return None
 
     def by_row(self, packed: Packed) -> bool:
         """Whether every part holds the weight's rows one after the other, or is one number for all of them.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from ..kernels.forms import Form
     from ._bnb_codec import Codec
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,9 @@ class Bnb(Backend):
             _codec_of(packed.spec).decode_into(packed, out)
         else:
             out.copy_(self.decode(packed, out.dtype))
+
+    def form(self, packed: Packed) -> Form | None:
+        return _codec_of(packed.spec).form(packed)
 
     def by_row(self, packed: Packed) -> bool:
         return _codec_of(packed.spec).by_row(packed)

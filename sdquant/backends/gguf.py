@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BackendUnavailableError, BadFileError
 from ..formats.gguf_types import TYPES, GGMLType
+from ..kernels.forms import Form
 from ._gguf_mixes import BASES, dominant, mix_type
 from .base import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
@@ -135,6 +136,13 @@ class GGUF(Backend):
             decode_blocks(kind, blocks, out)
         else:
             out.copy_(self.decode(packed, out.dtype))
+
+    def form(self, packed: Packed) -> Form | None:
+        kind = TYPES[packed.spec.details["type"]]
+        if kind.dtype:
+            return None
+        rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+        return Form(rows=rows, columns=columns, codes="blocks", packing=kind.name, group=kind.block)
 
     def by_row(self, packed: Packed) -> bool:
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0

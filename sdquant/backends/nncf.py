@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..kernels.forms import Form
 from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
 
 if TYPE_CHECKING:
@@ -150,6 +151,23 @@ class NNCF(Backend):
                 grouped.sub_(zeros[rows].unsqueeze(-1))
             grouped.mul_(scale[rows].unsqueeze(-1))
             out[rows].copy_(grouped.view(len(part), *shape[1:]))
+
+    def form(self, packed: Packed) -> Form:
+        scheme, scale = packed.spec.scheme, packed.parts["scale"]
+        rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+        eight = scheme.startswith("int8")
+        symmetric: int = 0 if eight else 8
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="codes",
+            packing=("uint8" if _asymmetric(scheme) else "int8") if eight else "nibbles-low",
+            group=rows * columns // scale.numel(),
+            scale="scale",
+            zero="zero_point" if _asymmetric(scheme) else symmetric,
+            zero_packing="uint8" if eight else "nibbles-low",
+            arithmetic="float16",
+        )
 
     def by_row(self, packed: Packed) -> bool:
         return packed.spec.scheme != "int4" or packed.parts["scale"].shape[1] % 2 == 0  # two zero points in a byte

@@ -13,6 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..kernels.forms import Form
 from . import _quanto_files as files
 from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
@@ -87,6 +88,34 @@ class Quanto(Backend):
         from ._quanto_codec import decode_into
 
         decode_into(packed, out)
+
+    def form(self, packed: Packed) -> Form | None:
+        from ._quanto_layout import PACKINGS
+
+        scale, shift = packed.parts["scale"], packed.parts.get("shift")
+        rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
+        group = packed.spec.details.get("group_size") or columns
+        bits = BITS[packed.spec.scheme]
+        if scale.ndim == 0:
+            group = rows * columns
+        if scale.numel() != rows * columns // group:  # a scale for each weight of a single row
+            return None
+        whole = shift is not None and not shift.is_floating_point()
+        if whole and bits == 8:
+            return None
+        data = str(packed.parts["data"].dtype).removeprefix("torch.")
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="data",
+            packing=data if bits == 8 else PACKINGS[bits],
+            group=group,
+            scale="scale",
+            zero="shift" if whole else 0,
+            zero_packing="int8",
+            shift="shift" if shift is not None and not whole else "",
+            arithmetic=str(scale.dtype).removeprefix("torch."),
+        )
 
     def by_row(self, packed: Packed) -> bool:
         if packed.spec.scheme == "qint3":

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadFileError
+from ..kernels.forms import Form
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CHUNK = 1 << 18  # weights decoded at a time
+# SDNQ's names of codes, as `kernels.forms` names their packing.
+_PACKINGS = {
+    "int8": "int8",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "int6": "sdnq6",
+    "int4": "nibbles-low",
+    "uint4": "nibbles-low",
+    "uint3": "sdnq3",
+}
 
 
 def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
@@ -150,6 +160,29 @@ class SDNQ(Backend):
                 else:
                     values.add_(torch.mm(up, down).view(shape))
             out[rows].copy_(values)
+
+    def form(self, packed: Packed) -> Form | None:
+        code, parts, shape = CODES[packed.spec.scheme], packed.parts, packed.spec.shape
+        packing = _PACKINGS.get(code.sdnq)
+        # Groups of channels of a convolution are not weights that lie together.
+        if packing is None or "svd_up" in parts or (len(shape) > 2 and parts["scale"].numel() > shape[0]):
+            return None
+        rows, columns, scale = shape[0], math.prod(shape[1:]), parts["scale"]
+        if scale.numel() * (rows * columns // scale.numel()) != rows * columns:
+            return None
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="weight",
+            packing=packing,
+            group=rows * columns // scale.numel(),
+            scale="scale",
+            zero=-code.low,
+            shift="zero_point" if code.zero_point else "",
+            added=True,
+            arithmetic=str(scale.dtype).removeprefix("torch."),
+            fused=code.zero_point,
+        )
 
     def by_row(self, packed: Packed) -> bool:
         per_unit = len(CODES[packed.spec.scheme].fields) or 1

@@ -1,0 +1,79 @@
+"""How the numbers of a packed weight lie in its parts, and what they stand for: what kernels are written against.
+
+A backend describes its packed weights by a `Form` (`Backend.form`), a kernel reads forms. So a kernel knows no backend,
+and a new backend that describes its weights has the kernels that there are. Nothing here imports torch.
+
+A weight is seen as a matrix, [rows, columns], row-major: outputs by everything else. "The k-th weight" counts in that
+order. Its value is
+
+    (code - zero) * scale * factor - shift
+
+where each operation is rounded to `arithmetic`; with `fused` the last two are one, rounded once. The result is rounded
+to the dtype that is wanted. Whoever decodes has to give these bits, so that it does not matter who decodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Packings of one code a byte; floats are the code's own value.
+BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+# Two or more in a byte. "nibbles-low": weights 2i and 2i + 1 in byte i, the first in the low half; "nibbles-high": in the
+# high half. "planes4", "planes2": optimum-quanto's; with the weights in groups as rows of a matrix of R rows, byte row r
+# of ceil(R / n) holds rows r, r + ceil(R / n), ...: the first in the low bits. "threes": eight 3-bit codes in three
+# bytes, a little-endian number with code k in bits 3k to 3k + 2. "sdnq6", "sdnq3": SDNQ's, four codes in three bytes and
+# eight in three; their bits are in `backends/_sdnq_codes`.
+PACKED = ("nibbles-low", "nibbles-high", "planes4", "planes2", "threes", "sdnq6", "sdnq3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """See the module.
+
+    Attributes:
+        rows, columns: of the weight as a matrix.
+        codes: name of the part that holds the codes.
+        packing: one of BYTES or PACKED, or the name of a GGUF block type ("q8_0"): blocks of ggml's layout, which hold
+            their scales, so that of the fields below only `group` counts: how many weights are in a block.
+        group: how many weights share a scale: the k-th has scale k // group.
+        table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3"; see `tables`); "" where the
+            code is the number.
+        scale: name of the part of scales, flat in the order of the groups; "" for none.
+        nested: scales are uint8 codes of the "dynamic" table themselves, times `nested`'s value (float32, one for each
+            256 scales), plus `offset`: the name of that part, else "".
+        offset: see `nested`.
+        zero: what is subtracted from a code: a number, or the name of a part with one for each group.
+        zero_packing: of that part: "uint8", "int8" or "nibbles-low".
+        factor: a second factor, a float32; 1.0 where there is none.
+        shift: name of the part that is subtracted after scaling, one for each group; "" for none.
+        added: whether the shift is added instead.
+        arithmetic: "float32", "float16" or "bfloat16".
+        fused: whether scaling and shifting are one operation with one rounding.
+    """
+
+    rows: int
+    columns: int
+    codes: str
+    packing: str
+    group: int
+    table: str = ""
+    scale: str = ""
+    nested: str = ""
+    offset: float = 0.0
+    zero: int | str = 0
+    zero_packing: str = "uint8"
+    factor: float = 1.0
+    shift: str = ""
+    added: bool = False
+    arithmetic: str = "float32"
+    fused: bool = False
+
+    @property
+    def aligned(self) -> bool:
+        """Whether groups do not cross rows: each row is whole groups, or each group whole rows."""
+        return self.columns % self.group == 0 or self.group % self.columns == 0
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row has one scale: what integer products need that use the codes as they are."""
+        return self.group % self.columns == 0

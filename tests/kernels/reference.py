@@ -1,0 +1,87 @@
+"""A form decoded in numpy, word for word as `sdquant.kernels.forms` describes it. Slow and plain: what the fast ones are
+held to."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sdquant.backends import _bnb_tables as tables
+from sdquant.backends._sdnq_codes import CODES
+from sdquant.kernels.forms import Form
+
+CPU = torch.device("cpu")
+TABLES = {
+    "nf4": tables.fourbit_code("nf4", CPU).numpy(),
+    "fp4": tables.fourbit_code("fp4", CPU).numpy(),
+    "e4m3": tables.e4m3_code(CPU).numpy(),
+    "dynamic": tables.dynamic_code(CPU).numpy(),
+}
+_SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
+
+
+def decoded(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
+    """The weight, float32 [rows, columns], before the last rounding to the dtype that is wanted."""
+    groups = np.arange(form.rows * form.columns) // form.group
+    values = codes(form, parts[form.codes]).astype(np.float32)
+    if form.table:
+        values = TABLES[form.table][values.astype(np.int64)]
+    if isinstance(form.zero, str):
+        zeros = unpacked(parts[form.zero].reshape(-1), form.zero_packing).astype(np.float32)
+        values = values - zeros[groups]
+    elif form.zero:
+        values = values - np.float32(form.zero)
+    if form.fused:
+        values = values.astype(np.float64)  # exact products, so that the sum is what is rounded
+    if form.scale:
+        values = values * scales(form, parts)[groups]
+        values = values if form.fused else rounded(values, form.arithmetic)
+    if form.factor != 1.0:
+        values = values * np.float32(form.factor)
+    if form.shift:
+        shift = parts[form.shift].reshape(-1).float().numpy()[groups]
+        values = rounded((values + shift if form.added else values - shift).astype(np.float32), form.arithmetic)
+    return values.reshape(form.rows, form.columns)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(values).to(getattr(torch, dtype)).float().numpy()
+
+
+def scales(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
+    found = parts[form.scale].reshape(-1)
+    if not form.nested:
+        return found.float().numpy()
+    outer = np.repeat(parts[form.nested].numpy(), 256)[: len(found)]
+    return TABLES["dynamic"][found.numpy()] * outer + np.float32(form.offset)
+
+
+def codes(form: Form, part: torch.Tensor) -> np.ndarray:
+    """One number for each weight, flat."""
+    count = form.rows * form.columns
+    if form.packing.startswith("planes"):
+        bits = int(form.packing[-1])
+        held = part.reshape(-1, form.group).numpy()
+        planes = [(held >> (bits * plane)) & (2**bits - 1) for plane in range(8 // bits)]
+        return np.concatenate(planes)[: count // form.group].reshape(-1)
+    return unpacked(part.reshape(-1), form.packing)[:count]
+
+
+def unpacked(part: torch.Tensor, packing: str) -> np.ndarray:
+    if packing.startswith("float8"):
+        return part.float().numpy()
+    flat = part.numpy()
+    if packing in ("int8", "uint8"):
+        return flat
+    low, high = flat & 15, flat >> 4
+    if packing == "nibbles-low":
+        return np.stack([low, high], 1).reshape(-1)
+    if packing == "nibbles-high":
+        return np.stack([high, low], 1).reshape(-1)
+    units = flat.reshape(-1, 3).astype(np.int64)
+    if packing == "threes":
+        number = units[:, 0] | units[:, 1] << 8 | units[:, 2] << 16
+        return np.stack([(number >> (3 * k)) & 7 for k in range(8)], 1).reshape(-1)
+    fields = CODES[_SDNQ[packing]].fields
+    made = [sum((units[:, byte] >> shift) & mask for byte, shift, mask in places) for places in fields]
+    return np.stack(made, 1).reshape(-1)
