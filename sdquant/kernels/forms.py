@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 # Packings of one code a byte; floats are the code's own value.
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-# Two or more in a byte. "nibbles-low": weights 2i and 2i + 1 in byte i, the first in the low half; "nibbles-high": in the
-# high half. "planes4", "planes2": optimum-quanto's; with the weights in groups as rows of a matrix of R rows, byte row r
-# of ceil(R / n) holds rows r, r + ceil(R / n), ...: the first in the low bits. "threes": eight 3-bit codes in three
-# bytes, a little-endian number with code k in bits 3k to 3k + 2. "sdnq6", "sdnq3": SDNQ's, four codes in three bytes and
-# eight in three; their bits are in `backends/_sdnq_codes`.
+# More codes in a byte, each an unsigned number.
+# * "nibbles-low": weights 2i and 2i + 1 in byte i, the first in the low half; "nibbles-high": in the high half.
+# * "planes4", "planes2": optimum-quanto's. The groups are the rows of a matrix; of its R rows, byte row r of R / n
+#   holds rows r, r + R / n, r + 2R / n, ..., the first in the low bits (R / n rounded up; the last plane may be short).
+# * "threes": eight 3-bit codes in three bytes, a little-endian number with code k in bits 3k to 3k + 2.
+# * "sdnq6", "sdnq3": SDNQ's, four codes in three bytes and eight in three; their bits are in `backends/_sdnq_codes`.
 PACKED = ("nibbles-low", "nibbles-high", "planes4", "planes2", "threes", "sdnq6", "sdnq3")
 
 
@@ -48,7 +49,7 @@ class Form:
         shift: name of the part that is subtracted after scaling, one for each group; "" for none.
         added: whether the shift is added instead.
         arithmetic: "float32", "float16" or "bfloat16".
-        fused: whether scaling and shifting are one operation with one rounding.
+        fused: whether scaling and shifting are one operation with one rounding (a fused multiply-add in float32).
     """
 
     rows: int

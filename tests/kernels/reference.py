@@ -1,14 +1,17 @@
-"""A form decoded in numpy, word for word as `sdquant.kernels.forms` describes it. Slow and plain: what the fast ones are
-held to."""
+"""A form decoded in numpy, word for word as `sdquant.kernels.forms` describes it: what the fast ones are held to."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sdquant.backends import _bnb_tables as tables
 from sdquant.backends._sdnq_codes import CODES
-from sdquant.kernels.forms import Form
+
+if TYPE_CHECKING:
+    from sdquant.kernels.forms import Form
 
 CPU = torch.device("cpu")
 TABLES = {

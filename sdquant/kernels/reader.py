@@ -1,0 +1,44 @@
+"""What a kernel library is: something that reads packed weights of some forms, faster than plain torch does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from .forms import Form
+
+Parts = Mapping[str, "Tensor"]
+
+
+class Reader(ABC):
+    """Kernels of one kind (C for the CPU, Triton for GPUs). Its methods get contiguous tensors of one device.
+
+    Everything that a reader does is held against the backend's own decoding at first use (`choice`), so it need not
+    look for a machine that computes wrongly; but what it cannot do it must say.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether it can decode such a weight to `dtype` (float32, bfloat16 or float16) on the device of the parts."""
+
+    @abstractmethod
+    def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+        """The weight into `out`, contiguous [rows, columns]: the bits of the backend's own decoding."""
+
+    def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+        """Up to how many rows of activations of `dtype` `product` is the faster way; 0 where it never is."""
+        return 0
+
+    def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
+        """x [m, columns] times the transposed weight into `out` [m, rows]; sums in float32, then rounded once.
+
+        The weight is what `decode_into` gives for the dtype of x: both are the same numbers.
+        """
+        raise NotImplementedError(self.name)
