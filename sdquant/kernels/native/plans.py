@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...backends import _bnb_tables
-from ..forms import Form
 from . import extension
 
 if TYPE_CHECKING:
+    from ..forms import Form
     from ..reader import Parts
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

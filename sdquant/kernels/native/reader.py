@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
 from ..reader import Parts, Reader
 from . import extension
 from .plans import TYPES, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from ..forms import Form
 
 
