@@ -4,8 +4,8 @@
     python -m bench.snr --only nf4 --rows 64
 
 Weights are drawn from N(0, 0.02), activations from N(0, 1), both rounded to bf16; 3072 inputs and outputs. The
-reference is the product of these numbers in float64. Gaussian numbers have no outliers: real layers are harder for 8-bit
-activations, as the second number shows, for which one input channel in a hundred is 20 times as large.
+reference is the product of these numbers in float64. Gaussian numbers have no outliers: real layers are harder for
+8-bit activations, as the case "outliers" shows, where one input channel in a hundred is 20 times as large.
 """
 
 from __future__ import annotations
