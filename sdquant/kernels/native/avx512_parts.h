@@ -4,8 +4,10 @@
 
 #include "form.h"
 
-Decode decode512; /* avx512_codes.c */
-Dots dots512;     /* avx512_dots.c */
+Decode choose512;       /* avx512_choose.c: codes of up to four bits */
+Decode bytes512;        /* avx512_bytes.c: those of more */
+Decode decode_plain512; /* avx512.c: any, slowly, to the last bit */
+Dots dots512;           /* avx512_dots.c */
 
 enum { SPARE = 128 };
 
