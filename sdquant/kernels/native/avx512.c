@@ -18,7 +18,12 @@ static Decode *decoder512(const Form *form) {
     }
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dots512, 4, PANEL_ROWS, convert};
+static DecodeAndDot *dotter512(const Form *form) {
+    Decode *decode = decoder512(form);
+    return decode == bytes512 ? bytes_and_dot512 : decode ? choose_and_dot512 : 0;
+}
+
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -3,8 +3,8 @@
 #include "avx512.h"
 
 #ifdef BUILD
-#include "avx512_groups.h"
 #include "avx512_parts.h"
+#include "avx512_sink.h"
 
 enum { LONG = 1024 }; /* a group for which a table of its own pays */
 
@@ -56,36 +56,23 @@ INLINE __m512i codes_of(const uint8_t *codes, int64_t left) {
     return left >= 64 ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(((__mmask64)1 << left) - 1, codes);
 }
 
-INLINE void put_floats(const __m512 *values, int64_t left, float *out) {
-    for (int k = 0; k < 4; k++) {
-        if (left >= 64) _mm512_storeu_ps(out + 16 * k, values[k]);
-        else _mm512_mask_storeu_ps(out + 16 * k, first_of(left - 16 * k), values[k]);
-    }
+INLINE void take_floats(Sink *sink, int m, int64_t at, int64_t left, const __m512 *values) {
+    for (int k = 0; k < 4; k++)
+        take(sink, m, F32, at + 16 * k, left - 16 * k, k & 1, _mm512_castps_si512(values[k]));
 }
 
-INLINE void put_halves(const __m512i *values, int64_t left, uint16_t *out) {
-    for (int k = 0; k < 2; k++) {
-        const int64_t here = left - 32 * k;
-        if (here >= 32) _mm512_storeu_si512(out + 32 * k, values[k]);
-        else if (here > 0) _mm512_mask_storeu_epi16(out + 32 * k, ((__mmask32)1 << here) - 1, values[k]);
-    }
-}
-
-INLINE void put(const __m512 *values, Type type, int64_t left, void *out) {
-    __m512i halves[2];
+/* 64 weights, `at` from the one at hand, of which `left` count. */
+INLINE void take_values(Sink *sink, int m, Type type, int64_t at, int64_t left, const __m512 *values) {
     if (type == F32) {
-        put_floats(values, left, out);
+        take_floats(sink, m, at, left, values);
         return;
     }
-    if (type == BF16) {
-        halves[0] = (__m512i)_mm512_cvtne2ps_pbh(values[1], values[0]);
-        halves[1] = (__m512i)_mm512_cvtne2ps_pbh(values[3], values[2]);
-    } else {
-        for (int k = 0; k < 2; k++)
-            halves[k] = _mm512_inserti64x4(_mm512_castsi256_si512(halves_of(values[2 * k], F16)),
-                                           halves_of(values[2 * k + 1], F16), 1);
+    for (int k = 0; k < 2; k++) {
+        const __m512 a = values[2 * k], b = values[2 * k + 1];
+        const __m512i halves = type == BF16 ? (__m512i)_mm512_cvtne2ps_pbh(b, a)
+                                            : _mm512_inserti64x4(_mm512_castsi256_si512(halves_of(a, F16)), halves_of(b, F16), 1);
+        take(sink, m, type, at + 32 * k, left - 32 * k, k, halves);
     }
-    put_halves(halves, left, out);
 }
 
 typedef enum { SIGNED, UNSIGNED, LOOK_UP, OWN } How;
@@ -106,26 +93,26 @@ INLINE void numbers_of(How how, const Table *table, float zero, __m512i codes, _
 
 /* A run of one group. */
 INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, float zero,
-                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, char *out) {
+                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, Sink *sink, int m) {
     for (int64_t i = 0; i < count; i += 64) {
         __m512 values[4];
         numbers_of(how, table, zero, codes_of(codes + i, count - i), values);
         for (int k = 0; k < 4; k++) values[k] = scaled(rules, plain, own_zero, values[k], groups, group);
-        put(values, type, count - i, out + i * (type == F32 ? 4 : 2));
+        take_values(sink, m, type, i, count - i, values);
     }
 }
 
 /* The same, by a table of its values. */
-INLINE void run_by_table(Type type, const Table *table, const uint8_t *codes, int64_t count, char *out) {
+INLINE void run_by_table(Type type, const Table *table, const uint8_t *codes, int64_t count, Sink *sink, int m) {
     for (int64_t i = 0; i < count; i += 64) {
         __m512 floats[4];
         __m512i halves[2];
         if (type == F32) {
             floats_of(table, codes_of(codes + i, count - i), floats);
-            put_floats(floats, count - i, (float *)out + i);
+            take_floats(sink, m, i, count - i, floats);
         } else {
             halves_at(table, codes_of(codes + i, count - i), halves);
-            put_halves(halves, count - i, (uint16_t *)out + i);
+            for (int k = 0; k < 2; k++) take(sink, m, type, i + 32 * k, count - i - 32 * k, k, halves[k]);
         }
     }
 }
@@ -143,11 +130,13 @@ static void own_table(const Rules *rules, int own_zero, Type type, const float *
     else table_of(values, 2, out);
 }
 
-INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int64_t first, int64_t count, char *out) {
+INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int64_t first, int64_t count, Sink *to,
+                   int m) {
     uint8_t spare[STRIP + SPARE];
     float numbers[256];
     Groups groups;
     Table table;
+    Sink sink = *to;
     int64_t of_table = -1; /* the group that it is for */
     const Rules rules = rules_of(form);
     const int own_zero = form->zeros >= 0;
@@ -162,41 +151,63 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
         int64_t run = count < STRIP ? count : STRIP;
         const int64_t group = first / form->group, into = first - group * form->group;
         if (how == OWN && form->group - into < run) run = form->group - into;
-        if (groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
-            const uint8_t *codes = unpack512(form, parts, first, run, spare);
-            if (how == OWN) {
-                if (of_table != group) own_table(&rules, own_zero, type, numbers, &groups, &table);
-                of_table = group;
-                run_by_table(type, &table, codes, run, out);
-            } else {
-                const int64_t size = type == F32 ? 4 : 2;
-                for (int64_t i = 0, g = 0; i < run; g++) {
-                    const int64_t end = (g + 1) * form->group - into, stop = end < run ? end : run;
-                    if (rules.plain) run512(&rules, 1, 0, how, type, &table, zero, &groups, g, codes + i, stop - i, out + i * size);
-                    else run512(&rules, 0, own_zero, how, type, &table, zero, &groups, g, codes + i, stop - i, out + i * size);
-                    i = stop;
-                }
-            }
+        ask(form, parts, first, run, form->packing == SDNQ6 ? 6 : 8);
+        if (!groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
+            take_plain(&sink, m, form, parts, first, run, type);
+            move(&sink, m, type, run);
+        } else if (how == OWN) {
+            if (of_table != group) own_table(&rules, own_zero, type, numbers, &groups, &table);
+            of_table = group;
+            run_by_table(type, &table, unpack512(form, parts, first, run, spare), run, &sink, m);
+            move(&sink, m, type, run);
         } else {
-            decode_plain512(form, parts, first, run, type, out);
+            const uint8_t *codes = unpack512(form, parts, first, run, spare);
+            for (int64_t i = 0, g = 0; i < run; g++) {
+                const int64_t end = (g + 1) * form->group - into, size = (end < run ? end : run) - i;
+                if (rules.plain) run512(&rules, 1, 0, how, type, &table, zero, &groups, g, codes + i, size, &sink, m);
+                else run512(&rules, 0, own_zero, how, type, &table, zero, &groups, g, codes + i, size, &sink, m);
+                move(&sink, m, type, size);
+                i += size;
+            }
         }
         first += run;
         count -= run;
-        out += run * (type == F32 ? 4 : 2);
     }
+    *to = sink;
 }
 
-INLINE void typed(const Form *form, const Parts *parts, How how, int64_t first, int64_t count, Type type, void *out) {
-    if (type == BF16) strips(form, parts, how, BF16, first, count, out);
-    else if (type == F16) strips(form, parts, how, F16, first, count, out);
-    else strips(form, parts, how, F32, first, count, out);
+INLINE void to_memory(const Form *form, const Parts *parts, How how, int64_t first, int64_t count, Type type, void *out) {
+    Sink sink = {.out = out};
+    if (type == BF16) strips(form, parts, how, BF16, first, count, &sink, 0);
+    else if (type == F16) strips(form, parts, how, F16, first, count, &sink, 0);
+    else strips(form, parts, how, F32, first, count, &sink, 0);
 }
+
+INLINE void to_sums(const Form *form, const Parts *parts, How how, int64_t first, int64_t count, Type type, const void *x,
+                    int64_t stride, int m, float *sums) {
+    Sink sink = sums_of(x, stride);
+#define SUMS(type, m)                                           \
+    {                                                           \
+        strips(form, parts, how, type, first, count, &sink, m); \
+        finish(&sink, m, sums);                                 \
+    }
+    EACH_M(SUMS)
+#undef SUMS
+}
+
+#define EACH_HOW(run, ...)                                                                       \
+    if (form->group >= LONG && form->packing != SDNQ6) run(form, parts, OWN, __VA_ARGS__);       \
+    else if (form->packing == SIGNED_BYTES) run(form, parts, SIGNED, __VA_ARGS__);               \
+    else if (form->looked_up) run(form, parts, LOOK_UP, __VA_ARGS__);                            \
+    else run(form, parts, UNSIGNED, __VA_ARGS__);
 
 void bytes512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
-    if (form->group >= LONG && form->packing != SDNQ6) typed(form, parts, OWN, first, count, type, out);
-    else if (form->packing == SIGNED_BYTES) typed(form, parts, SIGNED, first, count, type, out);
-    else if (form->looked_up) typed(form, parts, LOOK_UP, first, count, type, out);
-    else typed(form, parts, UNSIGNED, first, count, type, out);
+    EACH_HOW(to_memory, first, count, type, out)
+}
+
+void bytes_and_dot512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
+                      int64_t stride, int m, float *sums) {
+    EACH_HOW(to_sums, first, count, type, x, stride, m, sums)
 }
 #ifdef __clang__
 #pragma clang attribute pop
