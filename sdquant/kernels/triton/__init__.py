@@ -2,8 +2,8 @@
 
 * `blocks`: how each packing is taken apart, as rows of a table. No triton.
 * `decoding`: device functions, from packed codes to numbers. `weights`: kernels on them: decode, and two products.
-* `activations`: 8-bit codes of activations, and what is done to an integer product afterwards.
-* `launch`: what a form needs to be launched, found out once. `reader`: what the dispatch sees.
+* `activations`: device code for `eight`, the 8-bit codes of activations and what is done to a product of them.
+* `launch`: what a form needs to be launched. `running`: what a launch is. `reader`: what the dispatch sees.
 * `library`: the one place that imports the files that import triton.
 
 Used of Triton is only what releases 3.2 (torch 2.6) to 3.9 have: `tl.load`, `tl.store`, `tl.where`, `tl.join`,

@@ -81,7 +81,9 @@ GGUF: Mapping[str, Block] = {
     "q3_k": Block(
         family="q3_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=110, scale=108, high=0, codes=32, zero=4
     ),
-    "q6_k": Block(family="q6_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=210, scale=208, high=128, zero=32),
+    "q6_k": Block(
+        family="q6_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=210, scale=208, high=128, zero=32
+    ),
     "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, nbytes=136, scale=0, codes=8, table="iq4"),
 }  # fmt: skip
 

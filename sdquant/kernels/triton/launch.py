@@ -1,9 +1,10 @@
-"""Launches of the kernels: what a form needs for them, found out once per form and dtype."""
+"""Launches of the kernels over weights: what a form needs for them, found out once for each."""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,12 @@ import triton
 
 from ...backends import _bnb_tables
 from ...backends._gguf_iq import _NON_LINEAR
+from . import eight
 from .blocks import Block, block_of
+from .running import EXACT, INTERPRETED, Launch, name_of, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
+
+__all__ = ["decode", "eight", "multiplies", "product", "works_on"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,41 +28,8 @@ if TYPE_CHECKING:
 
     from ..forms import Form
 
-# Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 when triton was imported), on the CPU.
-INTERPRETED = not isinstance(decode_kernel, triton.runtime.JITFunction)
-# A multiplication and an addition are rounded one by one, as torch does it.
-EXACT = {"enable_fp_fusion": False}
 DECODED_AT_ONCE = 4096  # weights for each program that decodes
 _WARPS = 4
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel with all it is called with, in the order of its parameters; `options` are Triton's own."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-    options: dict[str, Any]
-
-    def __call__(self, device: torch.device) -> None:
-        with on(device):
-            self.kernel[self.grid](**self.arguments, **self.options)
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensors'."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        return torch.cuda.device(device)
-    if device.type == "xpu" and device.index != torch.xpu.current_device():
-        return torch.xpu.device(device)
-    return nullcontext()
-
-
-def works_on(device: torch.device) -> bool:
-    """Whether kernels can be launched there. Launching does not show that a card is too old: the first use does."""
-    return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
 
 
 @dataclass(frozen=True)
@@ -139,10 +111,6 @@ def table_of(name: str, device: torch.device) -> Tensor:
     return _bnb_tables.e4m3_code(device) if name == "e4m3" else _bnb_tables.fourbit_code(name, device)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
     """The weight into `out`, contiguous [rows, columns]."""
     plan = _plan(form)
@@ -153,7 +121,7 @@ def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
         **_tensors(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
-        "OUT": _name(out.dtype),
+        "OUT": name_of(out.dtype),
         "BLOCK_C": at_once,
     }
     return Launch(decode_kernel, (math.ceil(chunks / at_once),), arguments, {"num_warps": _WARPS, **EXACT})
@@ -180,7 +148,7 @@ def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, out: Tensor) -> 
     plan, m, split = _plan(form), x.shape[0], shared_bytes(form)
     weight = {**_tensors(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
-    compiled = {"OUT": _name(x.dtype), "SPLIT": split}
+    compiled = {"OUT": name_of(x.dtype), "SPLIT": split}
     if m == 1:
         # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.
         many, at_once = 4 * split if split < 4 else 8, max(1, 256 // plan.block.lanes)

@@ -1,9 +1,9 @@
 """Kernels over packed weights: decoding, and products with one row and with a few.
 
-All take the same arguments that say what the weight is (see `launch.Launchable`), in capitals what is compiled in.
+All take the same arguments that say what the weight is (see `launch`), in capitals what is compiled in.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
 
 import triton
 import triton.language as tl
