@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools import speed
+from tools.tables import markdown
+
 if TYPE_CHECKING:
     from sdquant.backends import Scheme
     from sdquant.compat import Cell
@@ -28,7 +31,8 @@ WEB_UIS = ROOT / "docs" / "web-uis.md"
 CONFIG = ROOT / "docs" / "config.md"
 RULES = ROOT / "docs" / "rules.md"
 LORAS = ROOT / "docs" / "lora.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS)
+SPEED = ROOT / "docs" / "speed.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED)
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 LORA = ROOT / "bench" / "results" / "lora.json"
@@ -50,13 +54,6 @@ def render(text: str, root: Path = ROOT) -> str:
 def command(name: str, text: str) -> str:
     """The one-line command after `<!-- command: NAME -->`."""
     return next(match[2] for match in COMMAND.finditer(text) if match[1] == name)
-
-
-def markdown(header: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> str:
-    """A table; the first `left` columns left-aligned, the rest right-aligned."""
-    header = list(header)
-    rule = [":--" if column < left else "--:" for column in range(len(header))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
 
 
 def schemes(_: Path) -> str:
@@ -330,6 +327,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora,
+    "speed_goals": speed.goals, "speed_linear": speed.linear,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

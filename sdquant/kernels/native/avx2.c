@@ -8,10 +8,10 @@
 #endif
 
 #ifdef BUILD
-#define KERNELS avx2_kernels
-#define NAME "avx2"
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "portable.h"
+
+const Kernels avx2_kernels = {"avx2", decoder, dots, 4, 4, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

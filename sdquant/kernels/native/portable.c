@@ -1,5 +1,5 @@
 /* For any machine. */
-#define KERNELS portable_kernels
-#define NAME "portable"
 #define PLUS(a, b, c) ((a) + (b) * (c))
 #include "portable.h"
+
+const Kernels portable_kernels = {"portable", decoder, dots, 4, 4, convert};
