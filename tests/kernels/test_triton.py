@@ -78,6 +78,8 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
     from .offline import compiled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    from sdquant.kernels.triton import eight
+
     launcher = library.launcher()
     assert launcher is not None and not launcher.INTERPRETED and some
     for case in some:
@@ -94,6 +96,10 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
             # 48 KB: what every card gives a program that does not ask for more.
             assert kernel.metadata.shared <= 48 << 10, (case.name, m)
             assert ("mma" in kernel.asm["ptx"]) == (m > 1), (case.name, m)
+    compiled(eight.requantization(form, case.parts, out.to(torch.int8), out.float()), capability)  # of the last
+    whole, scale = torch.empty(4, 3072, dtype=torch.int32), torch.empty(4, 1)
+    compiled(eight.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
+    compiled(eight.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
 
 
 def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

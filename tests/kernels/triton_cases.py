@@ -175,42 +175,61 @@ def wrong_product(case: Case, m: int, dtype: torch.dtype, device: str) -> str:
 
 def wrong_activations(dtype: torch.dtype, codes: torch.dtype, device: str) -> str:
     """What is wrong with quantized rows, by the formulas in numpy."""
-    launcher = library.launcher()
-    assert launcher is not None
+    eight = library.eight(torch.device(device))
+    assert eight is not None
     x = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[1] = 0
     x[2] *= 1e-4
-    largest = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}[codes]
+    largest = np.float32({torch.int8: 127.0, torch.float8_e4m3fn: 448.0}[codes])
     x[3, :255] = torch.arange(-127, 128) * (0.5 if codes == torch.int8 else 1.0)  # halves between codes
-    x[3, 255] = largest
-    found, scale = launcher.eight.quantize_rows(x.to(device), codes)
+    x[3, 255] = float(largest)
+    found, scale, sums = eight.quantize_rows(x.to(device), codes)
     wide = x.float().numpy()
-    wanted = (np.abs(wide).max(1, keepdims=True) / np.float32(largest)).astype(np.float32)
-    if not np.array_equal(scale.cpu().numpy(), wanted):
+    most = np.abs(wide).max(1, keepdims=True)
+    if not np.array_equal(scale.cpu().numpy(), most / largest):
         return "the scales differ"
-    scaled = wide / np.where(wanted == 0, np.float32(1), wanted)
-    right = (
-        torch.from_numpy(np.rint(scaled)).to(torch.int8) if codes == torch.int8 else torch.from_numpy(scaled).to(codes)
-    )
+    by = np.where(most == 0, np.float32(0), largest / np.where(most == 0, np.float32(1), most))
+    right = torch.from_numpy(wide * by)
+    right = right.round().to(torch.int8) if codes == torch.int8 else right.to(codes)
     if not torch.equal(found.cpu().view(torch.uint8), right.view(torch.uint8)):
         return "the codes differ"
+    if codes == torch.int8 and not np.array_equal(sums.cpu().numpy(), right.numpy().sum(1, keepdims=True)):
+        return "the sums differ"
     x[4, 100] = torch.nan
-    _, scale = launcher.eight.quantize_rows(x.to(device), codes)
+    _, scale, _ = eight.quantize_rows(x.to(device), codes)
     return "" if bool(scale[4].isnan()) and not bool(scale[:4].isnan().any()) else "NaN does not show in the scale"
 
 
-def wrong_finish(dtype: torch.dtype, biased: bool, device: str) -> str:
+def wrong_again(case: Case, device: str) -> str:
+    """What is wrong with the int8 codes of a weight."""
+    eight = library.eight(torch.device(device))
+    assert eight is not None
+    parts = {name: part.to(device) for name, part in case.parts.items()}
+    found, scale = eight.quantize_weight(case.form, parts)
+    wide = case.weight().numpy()
+    most = np.abs(wide).max(1)
+    if not np.array_equal(scale.cpu().numpy(), most / np.float32(127)):
+        return "the scales of its int8 codes differ"
+    right = np.rint(wide * (np.float32(127) / most)[:, None])
+    return "" if np.array_equal(found.cpu().numpy(), right) else "its int8 codes differ"
+
+
+def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> str:
     """What is wrong with the scaled product."""
-    launcher = library.launcher()
-    assert launcher is not None
+    eight = library.eight(torch.device(device))
+    assert eight is not None
     random = np.random.default_rng(3)
     for shape in ((1, 1100), (19, 301)):
         product = random.integers(-(10**6), 10**6, shape, dtype=np.int32)
+        sums = random.integers(-500, 500, (shape[0], 1), dtype=np.int32)
         row, column = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in shape)
+        each = random.integers(-128, 128, shape[1], dtype=np.int32)
+        number = {"": 0, "number": 128, "each": each}[added]
         bias = torch.from_numpy(random.normal(size=shape[1]).astype(np.float32)).to(dtype) if biased else None
         tensors = [torch.from_numpy(array).to(device) for array in (product, row, column)]
-        found = launcher.eight.finish(*tensors, None if bias is None else bias.to(device), dtype)
-        wanted = product.astype(np.float32) * row[:, None] * column
+        more = [torch.from_numpy(sums).to(device), torch.from_numpy(each).to(device) if added == "each" else number]
+        found = eight.finish(*tensors, None if bias is None else bias.to(device), dtype, *(more if added else []))
+        wanted = (product + sums * number).astype(np.float32) * row[:, None] * column
         if bias is not None:
             wanted = wanted + bias.float().numpy()
         if not torch.equal(found.cpu(), torch.from_numpy(wanted).to(dtype)):
@@ -228,14 +247,16 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
             looked.append((f"{case.name} as {dtype}", wrong_weight(case, dtype, device)))
         if not reader.few(case.form, case.parts, torch.bfloat16):
             continue
+        if number % 4 == 0 or thorough:
+            looked.append((f"{case.name} again", wrong_again(case, device)))
         for dtype in dtypes:
             for m in (1, 2, 17, 70) if thorough else (1, 17):
                 looked.append((f"{case.name} times {m} rows of {dtype}", wrong_product(case, m, dtype, device)))
     for dtype in DTYPES:
         for codes in (torch.int8, torch.float8_e4m3fn):
             looked.append((f"{dtype} as {codes}", wrong_activations(dtype, codes, device)))
-        for biased in (False, True):
-            looked.append((f"finished as {dtype}", wrong_finish(dtype, biased, device)))
+        for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
+            looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
     for name, why in looked:
         seen += 1
         if why:

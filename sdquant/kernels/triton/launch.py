@@ -1,25 +1,20 @@
-"""Launches of the kernels over weights: what a form needs for them, found out once for each."""
+"""Launches of the kernels over weights: decoding and two products."""
 
 # mypy: disable-error-code="import-untyped, import-not-found"
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 import triton
 
-from ...backends import _bnb_tables
-from ...backends._gguf_iq import _NON_LINEAR
-from . import eight
-from .blocks import Block, block_of
+from .blocks import block_of
+from .plans import plan_of, pointers
 from .running import EXACT, INTERPRETED, Launch, name_of, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
 
-__all__ = ["decode", "eight", "multiplies", "product", "works_on"]
+__all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,93 +27,14 @@ DECODED_AT_ONCE = 4096  # weights for each program that decodes
 _WARPS = 4
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What is the same for all launches over weights of one form: numbers and what is compiled in."""
-
-    block: Block
-    numbers: dict[str, int | float]
-    compiled: dict[str, Any]
-
-
-@lru_cache(maxsize=4096)
-def _plan(form: Form) -> _Plan:
-    block = block_of(form)
-    assert block is not None  # `reads` said so
-    plane = 0
-    if form.packing.startswith("planes"):
-        groups = form.rows * form.columns // form.group
-        plane = -(-groups * int(form.packing[-1]) // 8) * form.group
-    own = block.family == "form"
-    zero = "" if not isinstance(form.zero, str) else "nibbles-low" if form.zero_packing == "nibbles-low" else "bytes"
-    numbers: dict[str, int | float] = {
-        "group": form.group,
-        "plane_size": plane,
-        "offset": form.offset,
-        "factor": form.factor,
-        "number": float(form.zero) if not isinstance(form.zero, str) else 0.0,
-        "count": form.rows * form.columns,
-    }
-    compiled = {
-        "FAMILY": block.family,
-        "PACKING": form.packing if own else "",
-        "PLANES": block.planes,
-        "LANES": block.lanes,
-        "ORDER": block.order,
-        "TABLE": bool(form.table if own else block.table),
-        "SCALE": ("nested" if form.nested else "floats" if form.scale else "") if own else "",
-        "ZERO": zero or ("number" if form.zero else ""),
-        "FACTOR": form.factor != 1.0,
-        "SHIFT": ("added" if form.added else "subtracted") if form.shift else "",
-        "FUSED": form.fused,
-        "ARITHMETIC": form.arithmetic,
-        "CHUNKS": block.chunks,
-        "NBYTES": block.nbytes,
-        "D": block.scale,
-        "M": block.minimum,
-        "Q": block.codes,
-        "H": block.high,
-        "Z": block.zero,
-        "BITS": INTERPRETED,
-    }
-    return _Plan(block, numbers, compiled)
-
-
-def _tensors(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
-    """The pointers that the kernels take; one that is not used is the codes'."""
-    codes = parts[form.codes]
-    if codes.dtype not in (torch.int8, torch.uint8):
-        codes = codes.view(torch.uint8)
-    table = form.table if block.family == "form" else block.table
-    return {
-        "codes": codes,
-        "scale": parts[form.scale] if form.scale else codes,
-        "nested": parts[form.nested] if form.nested else codes,
-        "zero": parts[form.zero] if isinstance(form.zero, str) else codes,
-        "shift": parts[form.shift] if form.shift else codes,
-        "table": table_of(table, codes.device) if table else codes,
-        "dynamic": table_of("dynamic", codes.device) if form.nested else codes,
-    }
-
-
-@cache
-def table_of(name: str, device: torch.device) -> Tensor:
-    """What the codes of a table stand for, float32."""
-    if name == "iq4":
-        return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
-    if name == "dynamic":
-        return _bnb_tables.dynamic_code(device)
-    return _bnb_tables.e4m3_code(device) if name == "e4m3" else _bnb_tables.fourbit_code(name, device)
-
-
 def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
     """The weight into `out`, contiguous [rows, columns]."""
-    plan = _plan(form)
+    plan = plan_of(form)
     chunks = math.ceil(form.rows * form.columns / plan.block.weights)
     at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
     arguments = {
         "out": out,
-        **_tensors(form, parts, plan.block),
+        **pointers(form, parts, plan.block),
         **plan.numbers,
         **plan.compiled,
         "OUT": name_of(out.dtype),
@@ -133,7 +49,7 @@ def shared_bytes(form: Form) -> int:
         return 1
     many = 8 // int(form.packing[-1])
     return (
-        many if form.rows % many == 0 and _plan(form).numbers["plane_size"] == form.rows // many * form.columns else 1
+        many if form.rows % many == 0 and plan_of(form).numbers["plane_size"] == form.rows // many * form.columns else 1
     )
 
 
@@ -145,8 +61,8 @@ def multiplies(form: Form) -> bool:
 
 def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, out: Tensor) -> Launch:
     """x [m, columns] times the transposed weight into `out` [m, rows], both contiguous."""
-    plan, m, split = _plan(form), x.shape[0], shared_bytes(form)
-    weight = {**_tensors(form, parts, plan.block), **plan.numbers, **plan.compiled}
+    plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
+    weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
     compiled = {"OUT": name_of(x.dtype), "SPLIT": split}
     if m == 1:
