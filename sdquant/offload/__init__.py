@@ -14,12 +14,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingsError, UnknownOffloadError
+from .. import openvino_runtime
+from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
 from .handle import OffloadHandle
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def apply(
     Raises:
         UnknownOffloadError: no such mode.
         SettingsError: a budget or folder that cannot be used, or a model that is offloaded already.
+        IncompatibleError: OpenVINO runs a part of the model.
         BudgetError: the model cannot run within the budget.
     """
     names = [row.name for row in MODES]
@@ -128,6 +130,8 @@ def apply(
             "the model is offloaded already",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
+    if mode != "none":
+        _refuse_openvino(mode, parts)
     import torch
 
     target = torch.device(device)
@@ -164,6 +168,17 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
         for handle in {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}.values():
             stack.enter_context(handle.suspended())
         yield
+
+
+def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
+    """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
+    for name, part in parts.items():
+        if openvino_runtime.served(part):
+            raise IncompatibleError(
+                f"Offload mode {mode!r} was to be applied",
+                f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
+                'Load the model with runtime="plain", or leave the offload mode at "none"',
+            )
 
 
 _HANDLE = "_sdquant_offload"  # on each component: the handle that is active
