@@ -142,7 +142,7 @@ def versions() -> dict[str, str]:
 
 def probe() -> Machine:
     """Ask the machine. Imports torch; on a GPU it opens a context, as the free memory cannot be had without one."""
-    total, available = _ram()
+    total, available = ram()
     return Machine(
         platform=platform.system().lower(),
         wsl=platform.system() == "Linux" and "microsoft" in platform.release().lower(),
@@ -185,7 +185,8 @@ def device_kind(name: str, machine: Machine | None = None) -> str:
     return "rocm" if kind == "cuda" and "rocm" in kinds and "cuda" not in kinds else kind
 
 
-def _ram() -> tuple[int, int]:
+def ram() -> tuple[int, int]:
+    """Bytes of RAM, and those that can be had without swapping; within a container, what it allows."""
     import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
     memory = psutil.virtual_memory()

@@ -24,6 +24,7 @@ from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 if TYPE_CHECKING:
     from .backends.base import QuantSpec, Scheme
     from .formats.source import Source
+    from .peaks import Peak
     from .request import Request
 
 __all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
@@ -77,7 +78,12 @@ class ComponentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole load, before it happens."""
+    """The whole load, before it happens.
+
+    Attributes:
+        peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
+        why: what was chosen and why, where "auto" was asked for; a sentence without a period.
+    """
 
     path: str
     base: str | None
@@ -90,6 +96,8 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     warnings: tuple[str, ...]
     detected: Detected = field(repr=False, compare=False)
+    peak: Peak | None = None
+    why: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -110,6 +118,8 @@ class Plan:
             "bytes": self.bytes,
             "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
             "components": [part.to_dict() for part in self.components],
+            "peak": None if self.peak is None else self.peak.to_dict(),
+            "why": self.why,
             "warnings": list(self.warnings),
         }
 

@@ -99,7 +99,8 @@ def apply(
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
         mode: one of `MODES`.
         device: the compute device.
-        budget: for "balanced": how much of the device weights may take. None: what is free, less a reserve.
+        budget: for "balanced": how much of the device weights may take. None: what is free, less what computing takes
+            by a trace of the model's shapes (`activations`), and a margin.
         folder: where weights wait on disk if the device is the CPU; default the system's temporary folder.
 
     Raises:
@@ -136,12 +137,17 @@ def apply(
 
     target = torch.device(device)
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
+    options: dict[str, Any] = {"budget": size, "folder": folder}
+    if mode == "balanced" and size is None:
+        from ..peaks import of_model
+
+        options["activations"] = handle.facts["activations"] = of_model(model)
 
     def engage() -> None:
         handle.total = weight_bytes(*parts.values())
         handle.counters.resident = 0
         try:
-            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
+            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, **options)
             for part in parts.values():
                 part.__dict__[_HANDLE] = handle
                 handle.undo.callback(part.__dict__.pop, _HANDLE, None)
