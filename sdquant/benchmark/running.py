@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 INPUT_KINDS = ("auto", "pipeline", "random")
 PROMPT = "a photograph of a lighthouse at dusk"
-SHARE = 0.8  # of the memory that is free, for the models that are held at once
+SHARE = 0.6  # of the memory that is free, for the models that are held at once
 BESIDE = 1 << 29  # bytes of a worker that are not weights: imported libraries, activations
 SIDE = 512  # pixels of the image of a lone component whose config names no size
 TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace

@@ -135,13 +135,19 @@ def _refused(row: Row, error: SdquantError) -> Variant:
     return Variant(row=replace(row, error=str(error), kind=type(error).__name__))
 
 
+def _note(said: str | None, offload: str) -> str | None:
+    """What is to be known of a peer's row: peers have nothing to do with sdquant's offload."""
+    alone = None if offload == "none" else "without offload, all weights on the device"
+    return "; ".join(filter(None, [said, alone])) or None
+
+
 def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
     """The peers that can read what sdquant reads for a scheme."""
     for peer in peers.installed(scheme, versions):
         if peers.reads(peer, Path(job.asked.path)):
             row = Row(
                 name=f"{peer.name} {peer.formats[scheme].lower()}", by=peer.name, quant=scheme, dtype=job.dtype,
-                note=peer.note(job.device),
+                note=_note(peer.note(job.device), job.asked.offload),
             )  # fmt: skip
             # On the CPU they may hold the float model beside the quantized one for a while.
             yield Variant(row=row, job=replace(job, peer=peer.name, scheme=scheme), bytes=nbytes)
