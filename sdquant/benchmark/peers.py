@@ -7,6 +7,7 @@ in the model that comes back: it is what a user of the library would run. Import
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -182,7 +183,7 @@ def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
     import nncf
 
     args, values = inputs
-    names = [*_class(job).forward.__code__.co_varnames[1 : 1 + len(args)]]
+    names = [*inspect.signature(_class(job).forward).parameters][1 : 1 + len(args)]  # without self
     example = dict(zip(names, args, strict=True)) | values  # NNCF follows one call before it compresses
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
