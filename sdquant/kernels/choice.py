@@ -29,7 +29,12 @@ __all__ = ["Way", "decode_into", "linear", "readers", "way"]
 log = logging.getLogger(__name__)
 
 # Module and name of the readers for each kind of device, the one to be asked first first.
-_READERS: dict[str, tuple[tuple[str, str], ...]] = {"cpu": (("sdquant.kernels.native.reader", "native"),)}
+_TRITON = ("sdquant.kernels.triton.reader", "TritonReader")
+_READERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "cpu": (("sdquant.kernels.native.reader", "native"),),
+    "cuda": (_TRITON,),
+    "xpu": (_TRITON,),
+}
 _CHECKED_ROWS = 16
 
 
@@ -114,14 +119,20 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
 
 
 def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    """Whether a product is as near to the exact one as sums in float32 and one rounding are."""
-    x = torch.linspace(-1, 1, 3 * form.columns, device=weight.device).view(3, -1).to(weight.dtype)
-    out = torch.empty(3, form.rows, dtype=weight.dtype, device=weight.device)
+    """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
+    rounding are: readers have different kernels for those."""
+    most = reader.few(form, packed.parts, weight.dtype)
+    return all(_multiplies_rows(m, reader, form, packed, weight) for m in sorted({1, min(3, most), min(64, most)}))
+
+
+def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+    x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(weight.dtype)
+    out = torch.empty(m, form.rows, dtype=weight.dtype, device=weight.device)
     reader.product(form, packed.parts, x, out)
-    exact = x.double() @ weight.double().T
-    most = x.double().abs() @ weight.double().abs().T
-    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * most + torch.finfo(out.dtype).tiny
-    return bool(((out.double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
+    wide, matrix = x.cpu().double(), weight.cpu().double().T  # some cards have no float64
+    exact, sizes = wide @ matrix, wide.abs() @ matrix.abs()
+    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * sizes + torch.finfo(out.dtype).tiny
+    return bool(((out.cpu().double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
 
 
 def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor) -> None:
