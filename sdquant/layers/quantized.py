@@ -232,7 +232,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         return cast("Tensor", layer._conv_forward(x, layer._compiled_weight(x), layer._bias(x)))
     if not computes and layer.compute is None and not _gradient_of(x):
         return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
-    if x.ndim == layer.weight.ndim - 1:  # one sample without a batch
+    if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
     padding = layer.padding
     if layer.padding_mode != "zeros":
