@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OFFLOADS = tuple(row.name for row in MODES)
 LOAD_MODES = ("auto", "pre", "post")
-RUNTIMES = ("library", "plain")
+RUNTIMES = ("library", "plain", "openvino")
 COMPUTES = ("float", "int8")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
@@ -85,7 +85,10 @@ class Request:
         ),
     )
     runtime: str | None = field(
-        default=None, metadata=_about("the library's own modules, or sdquant's plain layers", RUNTIMES)
+        default=None,
+        metadata=_about(
+            "the library's own modules, sdquant's plain layers, or OpenVINO on the CPU for NNCF's schemes", RUNTIMES
+        ),
     )
     compute: str | None = field(
         default=None,

@@ -30,7 +30,7 @@ __all__ = ["Way", "decode_into", "linear", "readers", "way"]
 log = logging.getLogger(__name__)
 
 # Module and name of the readers for each kind of device, the one to be asked first first.
-_READERS: dict[str, tuple[tuple[str, str], ...]] = {}
+_READERS: dict[str, tuple[tuple[str, str], ...]] = {"cpu": (("sdquant.kernels.native.reader", "native"),)}
 _CHECKED_ROWS = 16
 
 

@@ -340,11 +340,14 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
 }
 
 
-def quantized_layer(module: nn.Module, packed: Packed, dtype: torch.dtype | None = None) -> QuantizedLayer:
+def quantized_layer(
+    module: nn.Module, packed: Packed, dtype: torch.dtype | None = None, compute: str | None = None
+) -> QuantizedLayer:
     """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
 
     Args:
         dtype: see `QuantizedLayer.compute_dtype`; None is that of the weight that was encoded.
+        compute: see `set_compute`.
     """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
@@ -352,6 +355,7 @@ def quantized_layer(module: nn.Module, packed: Packed, dtype: torch.dtype | None
             nn.Module.__init__(made)
             made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
             assert isinstance(made, QuantizedLayer)
+            set_compute(made, compute)
             return made
     raise TypeError(f"no quantized layer for {type(module).__name__}")
 

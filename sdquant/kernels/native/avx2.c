@@ -1,0 +1,18 @@
+/* The portable kernels, compiled for AVX2. */
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#define BUILD 1
+#elif (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#pragma GCC target("avx2,fma")
+#define BUILD 1
+#endif
+
+#ifdef BUILD
+#define PLUS(a, b, c) __builtin_fmaf(b, c, a)
+#include "portable.h"
+
+const Kernels avx2_kernels = {"avx2", decoder, 0, dots, 4, convert};
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,19 @@
+/* What avx512.c puts together. */
+#ifndef SDQUANT_AVX512_PARTS_H
+#define SDQUANT_AVX512_PARTS_H
+
+#include "form.h"
+
+Decode choose512;       /* avx512_choose.c: codes of up to four bits */
+Decode bytes512;        /* avx512_bytes.c: those of more */
+Decode decode_plain512; /* avx512.c: any, slowly, to the last bit */
+DecodeAndDot choose_and_dot512, bytes_and_dot512;
+Dots dots512;           /* avx512_dots.c */
+
+enum { SPARE = 128 };
+
+/* avx512_unpack.c: the codes of weights first .. first + count, all of one plane, one to a byte: in `spare` [count + SPARE]
+   or where they are. Bits above a code's own are any. */
+const uint8_t *unpack512(const Form *form, const Parts *parts, int64_t first, int64_t count, uint8_t *spare);
+
+#endif

@@ -1,0 +1,77 @@
+/* Codes of a few bits, one to a byte. */
+#ifndef SDQUANT_CODES_H
+#define SDQUANT_CODES_H
+
+#include "form.h"
+
+/* Eight codes of 3 bits: a little-endian number. */
+static inline void threes_of(const uint8_t *unit, uint8_t *out) {
+    const uint32_t number = unit[0] | (uint32_t)unit[1] << 8 | (uint32_t)unit[2] << 16;
+    for (int k = 0; k < 8; k++) out[k] = number >> (3 * k) & 7;
+}
+
+/* SDNQ's, as backends/_sdnq_codes.py has their fields. */
+static inline void sdnq6_of(const uint8_t *unit, uint8_t *out) {
+    for (int k = 0; k < 3; k++) out[k] = unit[k] & 63;
+    out[3] = (unit[0] >> 2 & 48) + (unit[1] >> 4 & 12) + (unit[2] >> 6);
+}
+
+static inline void sdnq3_of(const uint8_t *unit, uint8_t *out) {
+    for (int k = 0; k < 3; k++) {
+        out[k] = unit[k] & 7;
+        out[3 + k] = unit[k] >> 3 & 7;
+    }
+    for (int k = 0; k < 2; k++) out[6 + k] = (unit[k] >> 6) + (unit[2] >> (4 + k) & 4);
+}
+
+/* The codes of weights first .. first + count, all of one group, one to a byte: in `spare` [count] or where they
+   are. */
+static inline const uint8_t *codes_at(const Form *form, const Parts *parts, int64_t first, int64_t count,
+                                      uint8_t *spare) {
+    const uint8_t *from = parts->codes;
+    uint8_t *out = spare;
+    switch (form->packing) {
+    case NIBBLES_LOW:
+    case NIBBLES_HIGH: {
+        const int early = form->packing == NIBBLES_LOW ? 0 : 4; /* the shift of a first code */
+        int64_t i = 0;
+        if (first & 1) out[i++] = from[first >> 1] >> (4 - early) & 15;
+        from += (first + i) >> 1;
+        for (; i + 2 <= count; i += 2, from++) {
+            out[i] = *from >> early & 15;
+            out[i + 1] = *from >> (4 - early) & 15;
+        }
+        if (i < count) out[i] = *from >> early & 15;
+        return spare;
+    }
+    case PLANES4:
+    case PLANES2: {
+        const int planes = form->packing == PLANES4 ? 2 : 4, bits = 8 / planes;
+        const int64_t groups = form->rows * form->columns / form->group, held = (groups + planes - 1) / planes;
+        const int64_t group = first / form->group, shift = group / held * bits;
+        from += group % held * form->group + first % form->group;
+        for (int64_t i = 0; i < count; i++) out[i] = from[i] >> shift & ((1 << bits) - 1);
+        return spare;
+    }
+    case THREES:
+    case SDNQ3:
+    case SDNQ6: {
+        const int unit = form->packing == SDNQ6 ? 4 : 8; /* codes in three bytes */
+        const int early = (int)(first % unit);
+        from += first / unit * 3;
+        uint8_t made[8];
+        for (int64_t i = -early; i < count; i += unit, from += 3) {
+            uint8_t *to = i >= 0 && i + unit <= count ? out + i : made;
+            if (form->packing == THREES) threes_of(from, to);
+            else if (form->packing == SDNQ3) sdnq3_of(from, to);
+            else sdnq6_of(from, to);
+            if (to == made)
+                for (int64_t k = i < 0 ? 0 : i; k < i + unit && k < count; k++) out[k] = made[k - i];
+        }
+        return spare;
+    }
+    default: return from + first;
+    }
+}
+
+#endif

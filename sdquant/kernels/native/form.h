@@ -1,0 +1,90 @@
+/* Packed weights as C sees them: a `Form` of sdquant/kernels/forms.py, and the addresses of its parts.
+
+   Files: module.c is what Python calls; isa.c chooses between the `Kernels` of portable.c, avx2.c and avx512.c;
+   packings.c names the packings; product.c is the product with few rows, over any decoder. */
+#ifndef SDQUANT_FORM_H
+#define SDQUANT_FORM_H
+
+#include <stdint.h>
+
+/* Types of floats. NESTED are scales that are uint8 codes themselves. */
+typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3 } Type;
+
+/* float8 is BYTES with a table. GGUF's block types follow after CODED: see packings.c. */
+typedef enum {
+    SIGNED_BYTES,
+    BYTES,
+    NIBBLES_LOW,
+    NIBBLES_HIGH,
+    PLANES4,
+    PLANES2,
+    THREES,
+    SDNQ6,
+    SDNQ3,
+    CODED, /* those above are codes with scales in parts of their own */
+} Packing;
+
+typedef struct {
+    int64_t rows, columns, group;
+    Packing packing;
+    Type scale, shift;   /* of those parts; NONE where there is none */
+    Type arithmetic;     /* what each operation is rounded to */
+    int zeros;           /* packing of the zero points: SIGNED_BYTES, BYTES, NIBBLES_LOW; -1 where `zero` is it */
+    int added, fused;    /* see forms.py */
+    int looked_up;       /* whether a code stands for its entry in `table` */
+    float zero, factor, offset;
+    float table[256];
+    float dynamic[256];  /* what codes of nested scales stand for */
+} Form;
+
+/* Addresses of the parts; NULL where there is none. */
+typedef struct {
+    const uint8_t *codes;
+    const void *scale, *shift;
+    const float *nested;
+    const uint8_t *zeros;
+    int64_t ahead; /* while some weights are read, those so many further on are asked for; 0: none */
+} Parts;
+
+/* Weights first .. first + count, in memory order, into `out` of `type`. For packings above CODED both are multiples of
+   the block's size. */
+typedef void Decode(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out);
+
+/* sums[j * stride_sums + i] += the product of row j of x (of m) and row i of w (of n), both of `type`, k long. Strides
+   in elements. w begins at a multiple of 64 bytes, and has as many rows as the kernels like; those beyond n are any. */
+typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,
+                  float *sums, int64_t stride_sums);
+
+/* sums[j] += the product of weights first .. first + count, all of one row, and as many of each row of x, of `type`, m
+   rows, `stride` bytes apart. m is 1, 2 or FEW; `type` F32 or BF16. */
+typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
+                          int64_t stride, int m, float *sums);
+
+/* How one instruction set does it. */
+typedef struct {
+    const char *name;
+    Decode *(*decoder)(const Form *form); /* NULL for a packing that it cannot read */
+    DecodeAndDot *(*dotter)(const Form *form); /* NULL where `decoder` and `dots` are to do it */
+    Dots *dots;
+    int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
+    void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
+} Kernels;
+
+enum { PANEL_ROWS = 12, FEW = 4 };
+
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
+
+/* packings.c */
+int packing_of(const char *name); /* -1: unknown */
+int planes_of(Packing packing);   /* how many rows share a byte */
+
+/* isa.c */
+const Kernels *kernels(void);
+int choose(const char *name); /* an instruction set by name, "" for the best; 0: this machine lacks it */
+
+/* product.c */
+void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
+void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+                 void *out);
+
+#endif

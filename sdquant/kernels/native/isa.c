@@ -1,0 +1,43 @@
+/* Which kernels this machine runs. */
+#include "form.h"
+
+#include <string.h>
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define X86 1
+#endif
+
+static int runs(const Kernels *one) {
+#ifdef X86
+    if (one == &avx512_kernels)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+    if (one == &avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return one == &portable_kernels;
+}
+
+static const Kernels *const ALL[] = {
+#ifdef X86
+    &avx512_kernels,
+    &avx2_kernels,
+#endif
+    &portable_kernels,
+};
+
+static const Kernels *chosen = 0;
+
+int choose(const char *name) {
+    for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++)
+        if (runs(ALL[i]) && (!*name || !strcmp(ALL[i]->name, name))) {
+            chosen = ALL[i];
+            return 1;
+        }
+    return 0;
+}
+
+const Kernels *kernels(void) {
+    if (!chosen) choose("");
+    return chosen;
+}

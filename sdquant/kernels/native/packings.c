@@ -1,0 +1,21 @@
+/* Names of packings, as sdquant/kernels/forms.py has them. */
+#include "form.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int packing;
+} NAMES[] = {
+    {"int8", SIGNED_BYTES}, {"uint8", BYTES},         {"float8_e4m3fn", BYTES}, {"float8_e5m2", BYTES},
+    {"nibbles-low", NIBBLES_LOW}, {"nibbles-high", NIBBLES_HIGH}, {"planes4", PLANES4}, {"planes2", PLANES2},
+    {"threes", THREES},     {"sdnq6", SDNQ6},         {"sdnq3", SDNQ3},
+};
+
+int packing_of(const char *name) {
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
+        if (!strcmp(NAMES[i].name, name)) return NAMES[i].packing;
+    return -1;
+}
+
+int planes_of(Packing packing) { return packing == PLANES4 ? 2 : packing == PLANES2 ? 4 : 1; }

@@ -1,0 +1,70 @@
+"""Forms as the extension wants them, each made once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...backends import _bnb_tables
+from . import extension
+
+if TYPE_CHECKING:
+    from ..forms import Form
+    from ..reader import Parts
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NAMES = {"float32": 0, "bfloat16": 1, "float16": 2}
+_NONE, _NESTED = -1, 3
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_CPU = torch.device("cpu")
+
+
+def plan(form: Form, parts: Parts) -> Any | None:
+    """The extension's own object for a form whose scales have these dtypes; None where it cannot read such."""
+    return _plan(form, parts[form.scale].dtype if form.scale else None, parts[form.shift].dtype if form.shift else None)
+
+
+@lru_cache(maxsize=4096)
+def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
+    found = extension()
+    scales = _NESTED if form.nested else _type(scale)
+    if found is None or scales is None or _type(shift) is None:
+        return None
+    per_group = isinstance(form.zero, str)
+    return found.form(
+        form.rows,
+        form.columns,
+        form.group,
+        form.packing,
+        scales,
+        _type(shift),
+        _NAMES[form.arithmetic],
+        form.zero_packing if per_group else "",
+        form.added,
+        form.fused,
+        0.0 if isinstance(form.zero, str) else float(form.zero),
+        form.factor,
+        form.offset,
+        _table(form),
+        _bytes(_bnb_tables.dynamic_code(_CPU)) if form.nested else b"",
+    )
+
+
+def _type(dtype: torch.dtype | None) -> int | None:
+    return _NONE if dtype is None else TYPES.get(dtype)
+
+
+def _table(form: Form) -> bytes:
+    """What codes stand for, where it is not their own number."""
+    if form.packing in _FLOAT8:
+        return _bytes(torch.arange(256, dtype=torch.uint8).view(getattr(torch, form.packing)).float())
+    if form.table == "e4m3":
+        return _bytes(_bnb_tables.e4m3_code(_CPU))
+    return _bytes(_bnb_tables.fourbit_code(form.table, _CPU)) if form.table else b""
+
+
+def _bytes(table: Tensor) -> bytes:
+    return table.numpy().tobytes()
