@@ -317,7 +317,7 @@ def test_the_picture_has_a_line_for_each_row() -> None:
 def test_a_generated_model(tmp_path: Path) -> None:
     """In shards, with the spread that keeps what goes through at its size, and it loads."""
     config = json.loads((UNET / "config.json").read_text())
-    models.generate(config, tmp_path / "unet", shard=500_000)
+    models.generate(config, tmp_path / "unet", files=5)
     files = sorted((tmp_path / "unet").glob("*.safetensors"))
     assert len(files) == 5 and max(path.stat().st_size for path in files) < 1_200_000
     index = json.loads((tmp_path / "unet" / "diffusion_pytorch_model.safetensors.index.json").read_text())["weight_map"]

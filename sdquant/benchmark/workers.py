@@ -118,7 +118,8 @@ class Worker:
         self._before, self._before_resident = memory_of(self.pid)
 
     def end(self) -> None:
-        """End it; kindly first, so that it removes what it has on disk."""
+        """End it; kindly first, so that it removes what it has on disk. What its libraries have started goes too."""
+        started = _children(self.pid) if self._process.returncode is None else []
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -128,6 +129,9 @@ class Worker:
                 break
             except subprocess.TimeoutExpired:
                 (self._process.terminate if impatience == PATIENCE else self._process.kill)()
+        for child in started:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         self._reader.join(PATIENCE)
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -169,6 +173,15 @@ class Worker:
         more = ", for which the usual cause is that memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
         said = f"; its last words: {last[0].strip()}" if last else ""
         return Failed("WorkerEnded", f"Its process ended {how}{more}{said}.")
+
+
+def _children(pid: int) -> list[Any]:
+    """What a process has started and is still there."""
+    try:
+        found: list[Any] = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    return found
 
 
 def memory_of(pid: int) -> tuple[int, int]:
