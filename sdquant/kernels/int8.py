@@ -15,38 +15,57 @@ Few rows of activations are left to the exact product, which is as fast there.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
 from .native import integers as native
 from .scratch import scratch
+from .triton import library
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Geometry, Packed
+    from ..backends.base import Backend, Packed
     from .forms import Form
+
+log = logging.getLogger(__name__)
 
 NAME = "int8"
 LARGEST = 127.0
 # Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
 LEAST = 2.0**-100
-
-# Rows of activations from which the product is in integers. Measured on a Zen5 core with 3072 -> 3072, bfloat16 and
-# float32 (bench/int8.py): the exact product takes as long at 16 rows.
-LEAST_ROWS = 32
-# The same where weights are quantized again, which takes as long as the product of that many rows.
-LEAST_ROWS_AGAIN = 256
-# Outputs of a convolution from which its patches are worth copying out and quantizing.
-LEAST_CHANNELS = 512
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_CHECKED_ROWS = 40
 _DEVICES = ("cpu", "cuda")
 _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch buffer at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Least:
+    """From where on integers pay. Measured on a Zen5 core with 3072 -> 3072 and the convolutions of SDXL's UNet.
+
+    Attributes:
+        rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
+        channels: outputs of a convolution. columns: its inputs times the size of its kernel.
+    """
+
+    rows: int
+    again: int
+    channels: int
+    columns: int
+
+
+# The C kernels; torch, in which quantizing a weight again takes as long as a product of that many rows saves.
+BY_C = Least(rows=16, again=16, channels=64, columns=1024)
+BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
 def direct(form: Form | None) -> bool:
@@ -60,47 +79,119 @@ def direct(form: Form | None) -> bool:
     )
 
 
-def pays(form: Form | None, x: Tensor, rows: int) -> bool:
+def _least(packed: Packed, form: Form | None) -> Least:
+    return BY_C if native.reads(form, packed.parts) else BY_TORCH
+
+
+def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     """Whether the product of so many rows of activations like `x` is computed in integers."""
-    if x.dtype not in _FLOATS or x.device.type not in _DEVICES or not integers.fast(x.device):
+    if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
-    return rows >= (LEAST_ROWS if direct(form) else LEAST_ROWS_AGAIN)
+    least = _least(packed, form)
+    if rows < (least.rows if direct(form) else least.again):
+        return False
+    return least is BY_C or integers.fast(x.device)
 
 
-def pays_convolved(form: Form | None, shape: tuple[int, ...], x: Tensor, geometry: Geometry) -> bool:
-    """The same for a convolution of x [b, in, ...] with a weight of `shape`."""
-    if geometry.groups != 1 or isinstance(geometry.padding, str) or shape[0] < LEAST_CHANNELS:
+def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
+    """The same for a convolution of x [b, in, ...]."""
+    shape, least = packed.spec.shape, _least(packed, form)
+    if geometry.groups != 1 or isinstance(geometry.padding, str):
         return False
-    return pays(form, x, x.shape[0] * math.prod(_outputs(x.shape[2:], shape[2:], geometry)))
+    if shape[0] < least.channels or math.prod(shape[1:]) < least.columns:
+        return False
+    return pays(packed, form, x, x.shape[0] * math.prod(_outputs(x.shape[2:], shape[2:], geometry)))
 
 
 def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
-    rows = packed.spec.shape[0]
     flat = x.reshape(-1, x.shape[-1])
-    if native.reads(form, packed.parts):
-        assert form is not None
-        return native.linear(form, packed.parts, _direct(packed, form), flat, bias).view(*x.shape[:-1], rows)
-    out = torch.empty(flat.shape[0], rows, dtype=x.dtype, device=x.device)
-    _multiply(backend, packed, form, flat, bias, out)
-    return out.view(*x.shape[:-1], rows)
+    if form is not None and _by_c(backend, packed, form, x.dtype):
+        out = native.linear(form, packed.parts, _direct(packed, form), flat, bias)
+    else:
+        out = _linear(backend, packed, form, flat, bias)
+    return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
 def convolve(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype."""
+    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype and order in memory."""
+    if form is not None and len(packed.spec.shape) == 4 and _by_c(backend, packed, form, x.dtype):
+        return _convolve_by_c(packed, form, x, bias, geometry)
+    return _convolve(backend, packed, form, x, bias, geometry)
+
+
+def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    _, _, high, wide = packed.spec.shape
+    places = _outputs(x.shape[2:], (high, wide), geometry)
+    return native.convolve(
+        form, packed.parts, _direct(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
+    )
+
+
+def _linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [m, in] by torch."""
+    out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
+    _multiply(backend, packed, form, x, bias, out)
+    return out
+
+
+def _convolve(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """The same by torch: the product with the patches, copied out a tile at a time."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
-    if len(kernel) == 2 and native.reads(form, packed.parts):
-        assert form is not None
-        places = _outputs(x.shape[2:], kernel, geometry)
-        return native.convolve(form, packed.parts, _direct(packed, form), kernel, x, bias, geometry, places)
     patches = _patches(x, kernel, geometry)
     places = patches.shape[: 1 + len(kernel)]  # b, and the places of an output
-    out = torch.empty(math.prod(places), rows, dtype=x.dtype, device=x.device)
     columns = math.prod(packed.spec.shape[1:])
-    _multiply(backend, packed, form, patches.reshape(-1, columns), bias, out)
-    return out.view(*places, rows).movedim(-1, 1).contiguous()
+    out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
+    step = max(_TILE * 8 // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
+    for one, to in zip(patches, out, strict=True):
+        for start in range(0, places[1], step):
+            part = one[start : start + step].reshape(-1, columns)
+            _multiply(backend, packed, form, part, bias, to[start : start + step].view(-1, rows))
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return out.movedim(-1, 1) if last else out.movedim(-1, 1).contiguous()
+
+
+_verdicts: dict[tuple[object, ...], bool] = {}
+
+
+def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
+    """Whether the C kernels multiply such a weight: they are held against torch when they first meet its kind."""
+    if not native.reads(form, packed.parts):
+        return False
+    key = (replace(form, rows=0), dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
+    if key not in _verdicts:
+        _verdicts[key] = _right(backend, packed, dtype)
+    return _verdicts[key]
+
+
+def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
+    rows = packed.spec.shape[0]
+    if backend.by_row(packed) and rows > _CHECKED_ROWS:
+        packed = cut(packed, [(0, _CHECKED_ROWS)])
+    form = backend.form(packed)
+    assert form is not None
+    x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
+    bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
+    found = native.linear(form, packed.parts, _direct(packed, form), x, bias)
+    same = torch.equal(found, _linear(backend, packed, form, x, bias))
+    if same and len(packed.spec.shape) == 4:
+        image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
+        one = (1, 1)
+        pad = (packed.spec.shape[2] // 2, packed.spec.shape[3] // 2)
+        how = Geometry(stride=one, padding=pad, dilation=one, groups=1)
+        by_torch = _convolve(backend, packed, form, image, bias, how)
+        same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
+    if not same:
+        log.warning(
+            "The C kernels are not used for products in integers with %s: they compute other numbers. It runs in "
+            "torch, slower.",
+            packed.spec.scheme,
+        )
+    return same
 
 
 def _outputs(sizes: torch.Size, kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
@@ -151,7 +242,12 @@ def _of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
         zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
     else:
         zero = packed.parts[form.zero].flatten().to(torch.int32)
-    return tuple(one if len(one) == rows else one.repeat_interleave(rows // len(one)) for one in (scale, zero))
+    return _spread(scale, rows), _spread(zero, rows)
+
+
+def _spread(each: Tensor, rows: int) -> Tensor:
+    """One number for each row, of one for each so many rows."""
+    return each if len(each) == rows else each.repeat_interleave(rows // len(each))
 
 
 def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
@@ -174,21 +270,31 @@ def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[T
 
 def _multiply(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """x [m, columns] times the transposed weight, and the bias, into `out` [m, rows]; in tiles of the weight's rows."""
-    codes, x_scale = quantized_rows(x)
-    sums = codes.sum(1, keepdim=True, dtype=torch.int32)
+    kernels = library.eight(x.device) if x.is_cuda else None
+    if kernels is not None:
+        codes, x_scale, sums = kernels.quantize_rows(x.contiguous())
+    else:
+        codes, x_scale = quantized_rows(x)
+        sums = codes.sum(1, keepdim=True, dtype=torch.int32)
     for start, stop, part in _tiles(backend, packed, len(x)):
         weight, scale, added = weight_codes(backend, part, backend.form(part))
         total = integers.product(codes, weight)
+        part_bias = None if bias is None else bias[start:stop]
+        if kernels is not None:
+            of = out[:, start:stop]
+            kernels.finishing(total.contiguous(), x_scale, scale, part_bias, of, sums, added)(x.device)
+            continue
         if isinstance(added, Tensor) or added:
             total += sums * added
         tile = total.to(torch.float32).mul_(x_scale).mul_(scale)
-        out[:, start:stop] = tile if bias is None else tile.add_(bias[start:stop])
+        out[:, start:stop] = tile if part_bias is None else tile.add_(part_bias)
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
     """Ranges of a weight's rows, each as a packed weight, such that the sums for `m` rows of activations are few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-    step = max(_TILE // max(m, columns), 128) // 64 * 64
+    tile = _TILE if packed.device.type == "cpu" else 64 * _TILE
+    step = max(tile // max(m, columns), 128) // 64 * 64
     if step >= rows or not backend.by_row(packed):
         yield 0, rows, packed
         return
