@@ -45,14 +45,15 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form |
     return backend, packed, backend.form(packed)
 
 
+# No argument has a default: torch takes arguments that equal theirs away, and then misses their gradients.
 @torch.library.custom_op("sdquant::linear", mutates_args=())
-def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str = "") -> Tensor:
+def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
     return choice.linear(*_packed(text, parts), x, bias, compute)
 
 
 @linear.register_fake
-def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str = "") -> Tensor:
+def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], _read(text)[1].shape[0])
 
 
