@@ -56,7 +56,7 @@ typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void 
                   float *sums, int64_t stride_sums);
 
 /* sums[j] += the product of weights first .. first + count, all of one row, and as many of each row of x, of `type`, m
-   rows, `stride` bytes apart. m is 1, 2 or FEW; `type` F32 or BF16. */
+   rows, `stride` bytes apart. m is 1 or FEW; `type` F32 or BF16. */
 typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                           int64_t stride, int m, float *sums);
 
@@ -70,7 +70,7 @@ typedef struct {
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
 } Kernels;
 
-enum { PANEL_ROWS = 12, FEW = 4 };
+enum { PANEL_ROWS = 12, FEW = 2 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
 

@@ -56,11 +56,7 @@ static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type
     for (int64_t i = start; i < stop; i++) {
         const int64_t row = row_at(form, planes, i);
         float sums[FEW] = {0};
-        for (int j = 0; j < m;) {
-            const int at_once = m - j >= FEW ? FEW : m - j >= 2 ? 2 : 1;
-            run(form, parts, row * columns, columns, type, (const char *)x + j * stride, stride, at_once, sums + j);
-            j += at_once;
-        }
+        run(form, parts, row * columns, columns, type, x, stride, m, sums);
         for (int j = 0; j < m; j++) put(sums[j], type, out, j * form->rows + row);
     }
 }
