@@ -10,6 +10,7 @@
 #ifdef BUILD
 #define KERNELS avx2_kernels
 #define NAME "avx2"
+#define BLOCKS avx2_blocks
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "portable.h"
 #ifdef __clang__

@@ -10,6 +10,7 @@
 #ifdef BUILD
 #define KERNELS avx512_kernels
 #define NAME "avx512bf16"
+#define BLOCKS avx512_blocks
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "portable.h"
 #ifdef __clang__

@@ -42,7 +42,7 @@ typedef struct {
     const uint8_t *codes;
     const void *scale, *shift;
     const float *nested;
-    const uint8_t *zeros;
+    const uint8_t *zeros; /* for a block type of GGUF its grid: see blocks.h */
 } Parts;
 
 /* Weights first .. first + count, in memory order, into `out` of `type`. For packings above CODED both are multiples of

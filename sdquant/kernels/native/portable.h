@@ -1,9 +1,10 @@
 /* Kernels in plain C whose loops compilers turn into vector code; included once for each instruction set.
 
-   Set before: KERNELS, the name of the `Kernels` to define; its NAME; PLUS(a, b, c), a + b * c in one rounding or two. */
+   Set before: KERNELS, the name of the `Kernels` to define; its NAME; BLOCKS, its decoders of blocks.h; PLUS(a, b, c), a + b * c in one rounding or two. */
 #include <math.h>
 #include <string.h>
 
+#include "blocks.h"
 #include "codes.h"
 #include "scales.h"
 
@@ -59,7 +60,7 @@ static void decode(const Form *form, const Parts *parts, int64_t first, int64_t 
     }
 }
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode : 0; }
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode : BLOCKS(form); }
 
 /* Sixteen sums side by side, which is the order that vector code can keep. */
 enum { LANES = 16 };
