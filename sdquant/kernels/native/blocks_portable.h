@@ -9,7 +9,8 @@
 static inline void finish(const unpacked *from, int count, Type type, void *out) {
     float values[256];
     uint16_t *halves = out;
-    for (int i = 0; i < count; i++) values[i] = (float)from->codes[i] * from->scale[i / 16] + from->shift[i / 16];
+    for (int i = 0; i < count; i += 16)
+        for (int k = i; k < i + 16; k++) values[k] = (float)from->codes[k] * from->scale[i / 16] + from->shift[i / 16];
     if (type == BF16)
         for (int i = 0; i < count; i++) halves[i] = to_bf16(values[i]);
     else if (type == F16)
