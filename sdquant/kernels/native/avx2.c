@@ -8,11 +8,13 @@
 #endif
 
 #ifdef BUILD
-#define KERNELS avx2_kernels
-#define NAME "avx2"
-#define BLOCKS avx2_blocks
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
+#include "blocks.h"
 #include "portable.h"
+
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+
+const Kernels avx2_kernels = {"avx2", decoder, dots, 4, 4, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

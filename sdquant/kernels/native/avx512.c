@@ -1,18 +1,14 @@
-/* Kernels for AVX-512 with BF16 and VBMI. */
-#if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx2,fma"))), apply_to = function)
-#define BUILD 1
-#elif defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx2,fma")
-#define BUILD 1
-#endif
+/* Kernels for AVX-512 with VBMI and BF16: those of the parts in avx512_*.c. */
+#include "avx512.h"
 
 #ifdef BUILD
-#define KERNELS avx512_kernels
-#define NAME "avx512bf16"
-#define BLOCKS avx512_blocks
-#define PLUS(a, b, c) __builtin_fmaf(b, c, a)
+#include "avx512_parts.h"
+#include "blocks.h"
 #include "portable.h"
+
+static Decode *decoder512(const Form *form) { return form->packing < CODED ? decode512 : avx512_blocks(form); }
+
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dots512, 4, PANEL_ROWS, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

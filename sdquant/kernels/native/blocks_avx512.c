@@ -1,5 +1,7 @@
 /* GGUF's legacy and K types with AVX-512: `blocks_avx512.h` has the method, `blocks_unpack.h` the layouts. */
-#if defined(__x86_64__) && defined(__GNUC__)
+#include "avx512.h"
+
+#ifdef BUILD
 #include "blocks_avx512.h"
 
 DECODE(q8_0) {
@@ -155,4 +157,7 @@ DEFINE(q6_k, 256, 210)
 
 #define DECODER(name) avx512_##name
 DEFINE_BLOCKS(avx512_blocks)
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
 #endif

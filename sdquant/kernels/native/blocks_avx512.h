@@ -1,16 +1,11 @@
 /* What the AVX-512 decoders share: 32 numbers at a time, in the type that is wanted.
 
-   The trick of the 4-bit types: the weights of a sub-block have only 16 values. They are computed once, rounded once,
+   Included after avx512.h. The trick of the 4-bit types: the weights of a sub-block have only 16 values. They are computed once, rounded once,
    and the codes look them up, 32 of them in one instruction (a permutation whose indices are the codes). */
 #ifndef SDQUANT_BLOCKS_AVX512_H
 #define SDQUANT_BLOCKS_AVX512_H
 
 #include "blocks.h"
-
-#include <immintrin.h>
-
-#define TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c"
-#define INLINE static inline __attribute__((always_inline, target(TARGET)))
 
 /* Where numbers go; `type` is a constant after inlining. */
 typedef struct {
@@ -111,8 +106,7 @@ INLINE __m256i fifth_bits(uint32_t bits) { return _mm256_maskz_set1_epi8(bits, 1
         name(from, (sink){to, type}, (const int8_t *)parts->zeros);
 
 #define DEFINE(name, weights, bytes) \
-    __attribute__((target(TARGET))) void avx512_##name(const Form *form, const Parts *parts, int64_t first, \
-                                                       int64_t count, Type type, void *out) { \
+    void avx512_##name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) { \
         const uint8_t *from = parts->codes + first / weights * bytes; \
         (void)form; \
         if (type == F32) EACH_BLOCK(name, weights, bytes, F32, float) \

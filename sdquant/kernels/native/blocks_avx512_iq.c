@@ -1,5 +1,7 @@
 /* GGUF's rarer types with AVX-512: `blocks_avx512.h` has the method, `blocks_unpack.h` the layouts. */
-#if defined(__x86_64__) && defined(__GNUC__)
+#include "avx512.h"
+
+#ifdef BUILD
 #include "blocks_avx512.h"
 
 INLINE __m512 floats16(const int8_t *numbers) {
@@ -234,4 +236,7 @@ DEFINE(iq2_xs, 256, 74)
 DEFINE(iq2_xxs, 256, 66)
 DEFINE(iq1_s, 256, 50)
 DEFINE(iq1_m, 256, 56)
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
 #endif

@@ -50,7 +50,7 @@ typedef struct {
 typedef void Decode(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out);
 
 /* sums[j * stride_sums + i] += the product of row j of x (of m) and row i of w (of n), both of `type`, k long. Strides
-   in elements. w begins at a multiple of 64 bytes. */
+   in elements. w begins at a multiple of 64 bytes, and has as many rows as the kernels like; those beyond n are any. */
 typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,
                   float *sums, int64_t stride_sums);
 
@@ -59,11 +59,11 @@ typedef struct {
     const char *name;
     Decode *(*decoder)(const Form *form); /* NULL for a packing that it cannot read */
     Dots *dots;
-    int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
+    int few, many; /* rows of weights that `dots` likes to get at once for up to FEW rows of x, and for more */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
 } Kernels;
 
-enum { PANEL_ROWS = 12 };
+enum { PANEL_ROWS = 12, FEW = 4 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
 

@@ -1,6 +1,8 @@
 /* For any machine. */
-#define KERNELS portable_kernels
-#define NAME "portable"
-#define BLOCKS portable_blocks
 #define PLUS(a, b, c) ((a) + (b) * (c))
+#include "blocks.h"
 #include "portable.h"
+
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
+
+const Kernels portable_kernels = {"portable", decoder, dots, 4, 4, convert};

@@ -1,10 +1,9 @@
 /* Kernels in plain C whose loops compilers turn into vector code; included once for each instruction set.
 
-   Set before: KERNELS, the name of the `Kernels` to define; its NAME; BLOCKS, its decoders of blocks.h; PLUS(a, b, c), a + b * c in one rounding or two. */
+   Set before: PLUS(a, b, c), a + b * c in one rounding or two. */
 #include <math.h>
 #include <string.h>
 
-#include "blocks.h"
 #include "codes.h"
 #include "scales.h"
 
@@ -44,7 +43,7 @@ static void convert(const float *from, Type type, void *to, int64_t count) {
         memcpy(to, from, count * sizeof *from);
 }
 
-static void decode(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
+static void decode_plain(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     uint8_t codes[TILE];
     float values[TILE];
     char *to = out;
@@ -59,8 +58,6 @@ static void decode(const Form *form, const Parts *parts, int64_t first, int64_t 
         count -= run;
     }
 }
-
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode : BLOCKS(form); }
 
 /* Sixteen sums side by side, which is the order that vector code can keep. */
 enum { LANES = 16 };
@@ -96,5 +93,3 @@ static void dots(Type type, const void *w, int64_t stride_w, int n, const void *
         }
     }
 }
-
-const Kernels KERNELS = {NAME, decoder, dots, 4, convert};

@@ -1,4 +1,6 @@
 /* A product with few rows of activations: weights are decoded a panel at a time into the first cache and used there. */
+#include <string.h>
+
 #include "floats.h"
 
 #ifdef _MSC_VER
@@ -42,21 +44,23 @@ void product_rows(const Form *form, const Parts *parts, Type type, int64_t start
     Decode *decode = use->decoder(form);
     const int planes = planes_of(form->packing), size = type == F32 ? 4 : 2;
     const int64_t columns = form->columns;
+    const int panel_rows = m <= FEW ? use->few : use->many;
     ALIGNED char panel[PANEL_BYTES];
     float sums[BATCH * PANEL_ROWS];
     for (int64_t batch = 0; batch < m; batch += BATCH) {
         const int count = (int)(m - batch < BATCH ? m - batch : BATCH);
-        for (int64_t i = start; i < stop; i += use->rows) {
-            const int n = (int)(stop - i < use->rows ? stop - i : use->rows);
+        for (int64_t i = start; i < stop; i += panel_rows) {
+            const int n = (int)(stop - i < panel_rows ? stop - i : panel_rows);
             int64_t rows[PANEL_ROWS];
             for (int r = 0; r < n; r++) rows[r] = row_at(form, planes, i + r);
             for (int s = 0; s < count * PANEL_ROWS; s++) sums[s] = 0;
-            const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
+            const int64_t most = whole(form, PANEL_BYTES / (panel_rows * size)), step = most < columns ? most : columns;
             const int64_t stride = (step + 31) / 32 * 32;
             for (int64_t at = 0; at < columns; at += step) {
                 const int64_t k = columns - at < step ? columns - at : step;
                 for (int r = 0; r < n; r++)
                     decode(form, parts, rows[r] * columns + at, k, type, panel + r * stride * size);
+                memset(panel + n * stride * size, 0, (panel_rows - n) * stride * size);
                 const char *here = (const char *)x + (batch * columns + at) * size;
                 use->dots(type, panel, stride, n, here, columns, count, k, sums, PANEL_ROWS);
             }

@@ -1,0 +1,16 @@
+/* What avx512.c puts together. */
+#ifndef SDQUANT_AVX512_PARTS_H
+#define SDQUANT_AVX512_PARTS_H
+
+#include "form.h"
+
+Decode decode512; /* avx512_codes.c */
+Dots dots512;     /* avx512_dots.c */
+
+enum { SPARE = 128 };
+
+/* avx512_unpack.c: the codes of weights first .. first + count, all of one plane, one to a byte: in `spare` [count + SPARE]
+   or where they are. Bits above a code's own are any. */
+const uint8_t *unpack512(const Form *form, const Parts *parts, int64_t first, int64_t count, uint8_t *spare);
+
+#endif
