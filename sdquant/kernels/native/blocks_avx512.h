@@ -98,12 +98,22 @@ INLINE __m256i nibbles(const uint8_t *from) {
 /* Bit i of a number as bit 4 of byte i. */
 INLINE __m256i fifth_bits(uint32_t bits) { return _mm256_maskz_set1_epi8(bits, 16); }
 
+/* Blocks are too small for the processor to see that memory is read in order: they are asked for in time. Measured, a
+   product with one row, cold: half the time that it takes without; less far ahead is less. */
+enum { AHEAD = 4096 };
+
+INLINE void ask_for(const uint8_t *at, int bytes) {
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)at + line, _MM_HINT_T0);
+}
+
 /* The decoder of a type: the inlined function of a block three times, each for one type of floats. */
 #define DECODE(name) INLINE void name(const uint8_t *b, sink out, const int8_t *grid)
 
 #define EACH_BLOCK(name, weights, bytes, type, number) \
-    for (number *to = out; count > 0; count -= weights, from += bytes, to += weights) \
-        name(from, (sink){to, type}, (const int8_t *)parts->zeros);
+    for (number *to = out; count > 0; count -= weights, from += bytes, to += weights) { \
+        ask_for(from + AHEAD, bytes); \
+        name(from, (sink){to, type}, (const int8_t *)parts->zeros); \
+    }
 
 #define DEFINE(name, weights, bytes) \
     void avx512_##name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) { \
