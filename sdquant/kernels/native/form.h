@@ -42,7 +42,7 @@ typedef struct {
     const uint8_t *codes;
     const void *scale, *shift;
     const float *nested;
-    const uint8_t *zeros;
+    const uint8_t *zeros; /* for a block type of GGUF its grid: see blocks.h */
     int64_t ahead; /* while some weights are read, those so many further on are asked for; 0: none */
 } Parts;
 
