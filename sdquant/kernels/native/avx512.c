@@ -5,6 +5,7 @@
 #include "avx512_parts.h"
 #include "blocks.h"
 #include "portable.h"
+#include "integers.h"
 
 void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     decode_plain(form, parts, first, count, type, out);
@@ -24,7 +25,7 @@ static DecodeAndDot *dotter512(const Form *form) {
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert, quantize, finish};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif
