@@ -59,8 +59,6 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
     }
 }
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : 0; }
-
 /* Sixteen sums side by side, which is the order that vector code can keep. */
 enum { LANES = 16 };
 

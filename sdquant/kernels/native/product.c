@@ -56,11 +56,7 @@ static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type
     for (int64_t i = start; i < stop; i++) {
         const int64_t row = row_at(form, planes, i);
         float sums[FEW] = {0};
-        for (int j = 0; j < m;) {
-            const int at_once = m - j >= FEW ? FEW : m - j >= 2 ? 2 : 1;
-            run(form, parts, row * columns, columns, type, (const char *)x + j * stride, stride, at_once, sums + j);
-            j += at_once;
-        }
+        run(form, parts, row * columns, columns, type, x, stride, m, sums);
         for (int j = 0; j < m; j++) put(sums[j], type, out, j * form->rows + row);
     }
 }
@@ -98,5 +94,18 @@ void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int6
             for (int j = 0; j < count; j++)
                 for (int r = 0; r < n; r++) put(sums[j * PANEL_ROWS + r], type, out, (batch + j) * form->rows + rows[r]);
         }
+    }
+}
+
+void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales) {
+    const Kernels *use = kernels();
+    Decode *decode = use->decoder(form);
+    const int planes = planes_of(form->packing);
+    parts->ahead = AHEAD;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t at = row_at(form, planes, i);
+        int32_t sum;
+        decode(form, parts, at * form->columns, form->columns, F32, row);
+        use->quantize(F32, row, form->columns, codes + at * form->columns, scales + at, &sum);
     }
 }

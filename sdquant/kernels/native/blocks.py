@@ -1,0 +1,30 @@
+"""What the extension has to be told about GGUF's block types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...backends import _gguf_iq
+from ...formats.gguf_types import TYPES
+
+if TYPE_CHECKING:
+    from ..forms import Form
+
+
+def is_blocks(form: Form) -> bool:
+    """Whether the codes are blocks of ggml's layout."""
+    return form.packing in TYPES
+
+
+def grid(form: Form) -> int:
+    """Address of the table of small weights that the type's codes are rows of: int8; 0 where it has none."""
+    return _gguf_iq.grid(form.packing).data_ptr() if form.packing in _gguf_iq.GRIDS else 0
+
+
+def by_block(form: Form) -> Form:
+    """The same weight with a row for each block, where rows are not whole blocks (SDXL's 320 inputs in blocks of 256):
+    rows are what threads share, and decoders begin and end with a block."""
+    if form.columns % form.group == 0:
+        return form
+    return replace(form, rows=form.rows * form.columns // form.group, columns=form.group)
