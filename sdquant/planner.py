@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import backends
+from . import backends, openvino_runtime
 from .backends.base import Unfit
 from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
@@ -24,6 +24,7 @@ from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 if TYPE_CHECKING:
     from .backends.base import QuantSpec, Scheme
     from .formats.source import Source
+    from .peaks import Peak
     from .request import Request
 
 __all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
@@ -40,6 +41,7 @@ class ComponentPlan:
         name: in the pipeline ("unet"); "model" where the component stands alone.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
+        compute: "int8" where products with the quantized weights are in integers; None as the scheme stores them.
         weights: the quantized weights.
         kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
@@ -56,6 +58,7 @@ class ComponentPlan:
     bytes: int
     bytes_bf16: int
     spec: QuantSpec | None = field(default=None, repr=False)
+    compute: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; weights as their number and sums."""
@@ -66,6 +69,7 @@ class ComponentPlan:
             "scheme": str(self.spec) if self.spec else self.scheme,
             "mode": self.mode,
             "runtime": self.runtime,
+            "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
             "quantized_bytes": sum(weight.bytes for weight in self.weights),
             "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
@@ -77,7 +81,12 @@ class ComponentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole load, before it happens."""
+    """The whole load, before it happens.
+
+    Attributes:
+        peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
+        why: what was chosen and why, where "auto" was asked for; a sentence without a period.
+    """
 
     path: str
     base: str | None
@@ -90,6 +99,8 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     warnings: tuple[str, ...]
     detected: Detected = field(repr=False, compare=False)
+    peak: Peak | None = None
+    why: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -110,6 +121,8 @@ class Plan:
             "bytes": self.bytes,
             "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
             "components": [part.to_dict() for part in self.components],
+            "peak": None if self.peak is None else self.peak.to_dict(),
+            "why": self.why,
             "warnings": list(self.warnings),
         }
 
@@ -210,8 +223,10 @@ def _component(
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
-    runtime = request.runtime or (spec.scheme.runtimes[0] if spec else "plain")
+    refuse_computing(spec, request.compute)
+    runtime = _runtime(name, src, request) or (spec.scheme.runtimes[0] if spec else "plain")
     if spec is None:
+        runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
         return ComponentPlan(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
@@ -230,6 +245,7 @@ def _component(
         bytes=total - saved,
         bytes_bf16=as_bf16,
         spec=spec,
+        compute=_in_integers(request, runtime),
     )
 
 
@@ -274,6 +290,7 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
+    runtime = "plain" if src.plain_only else _runtime(name, src, request) or _default_runtime(scheme, versions)
     plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
     plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
@@ -283,12 +300,30 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         action="found",
         scheme=scheme.name,
         mode="found",
-        runtime="plain" if src.plain_only else request.runtime or _default_runtime(scheme, versions),
+        runtime=runtime,
         weights=weights,
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
+        compute=_in_integers(request, runtime),
     )
+
+
+def _in_integers(request: Request, runtime: str) -> str | None:
+    return request.compute if request.compute == "int8" and runtime == "plain" else None
+
+
+def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
+    """Raise ConflictError if rules say how products are computed, and compute= says it too."""
+    if compute != "int8" or not isinstance(spec, RulesSpec):
+        return
+    said = next((row for row in spec.rules if row.act_qtype is not None), None)
+    if said is not None:
+        raise ConflictError(
+            f"compute={compute!r} was asked for with rules",
+            f"one of them says itself what products are computed in: {to_dict(said)}",
+            "Leave compute out, or act_qtype",
+        )
 
 
 def _of_a_layer(src: Source, name: str) -> bool:
@@ -299,6 +334,13 @@ def _of_a_layer(src: Source, name: str) -> bool:
     found = src.found[name]
     shape = src.tensors[found.keys["blocks"]].shape if found.cut is None else found.cut.shape
     return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
+
+
+def _runtime(name: str, src: Source, request: Request) -> str | None:
+    """The runtime that was asked for, as far as it is for this component."""
+    if request.runtime == openvino_runtime.NAME and not openvino_runtime.suits(name, src.class_name):
+        return "plain"
+    return request.plain_runtime
 
 
 def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
@@ -315,6 +357,10 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         for part in parts
         if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
     ]
+    if request.compute == "int8" and not any(part.weights and part.compute for part in parts):
+        lines.append("compute='int8' has no effect: no quantized weights run in plain layers")
+    if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
+        lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
     kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]
     for pattern in request.skip:
         if not any(skipped(name, (pattern,)) for name in kept):

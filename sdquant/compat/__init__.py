@@ -22,7 +22,7 @@ from ..errors import (
     UnknownOffloadError,
 )
 from .packages import require
-from .row import MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
+from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ ERRORS: Mapping[str, type[SdquantError]] = {
     "file": RefusedFileError,
     "backend": BackendUnavailableError,
 }
+
+
+_LAYERS = {"library": ", the library's modules", "plain": ", plain layers", "openvino": ", run by OpenVINO"}
 
 
 class SdquantWarning(UserWarning):
@@ -138,6 +141,7 @@ def check(
     machine: Machine | None = None,
     source: str = "weights",
     allow_incompatible: bool = False,
+    compute: str | None = None,
 ) -> None:
     """Refuse what cannot work. Reads no file; imports torch only if `machine` is None and the device is not named.
 
@@ -145,10 +149,11 @@ def check(
         quant: a scheme with its options ("nf4,double_quant"), a dict component -> scheme, or None or "none".
         offload: name of the offload mode.
         mode: auto | pre | post | found. auto is "pre", or "found" for schemes that are only read (gguf).
-        runtime: library | plain; None for the scheme's default.
+        runtime: library | plain | openvino; None for the scheme's default.
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
         machine: what is installed; None for this machine.
         source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
+        compute: float | int8; None is "float".
         allow_incompatible: warn instead of refusing. A package that is missing or too old is refused all the same.
 
     Raises:
@@ -161,6 +166,7 @@ def check(
     mode = _choice("mode", mode, ("auto", *MODES))
     asked = _choice("runtime", runtime or "default", RUNTIMES)
     source = _choice("source", source, SOURCES)
+    compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
         machines.device_kind(device, machine)  # a wrong name is an error even where nothing is quantized
     specs = [backends.parse(name).scheme for name in _names(quant)]
@@ -187,6 +193,7 @@ def check(
                 runtime=asked,
                 device=kind,
                 source=source,
+                compute=compute,
                 versions=versions,
             ),
             allow_incompatible,
@@ -216,7 +223,7 @@ def _refuse(row: Row, query: Query, allow: bool) -> None:
 
 def _asked(query: Query) -> str:
     ways = {"pre": "quantized while loading", "post": "quantized after loading", "found": "read as found"}
-    layers = {"library": ", the library's modules", "plain": ", plain layers"}.get(query.runtime, "")
+    layers = _LAYERS.get(query.runtime, "")
     return f"{query.scheme} ({ways[query.mode]}{layers}) with offload={query.offload!r} on {query.device}"
 
 

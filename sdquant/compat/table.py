@@ -42,6 +42,23 @@ ROWS: tuple[Row, ...] = (
         'such as quant="int8" or quant="nf4"',
         seen=CELLS,
     ),
+    # Products in integers.
+    Row(
+        compute="int8",
+        runtime=any_of("library", "openvino"),
+        verdict="breaks",
+        why="libraries compute as they do, and only sdquant's plain layers multiply in integers when asked to",
+        fix='Use runtime="plain", or leave the runtime out: compute="int8" chooses plain layers',
+        seen="tests/test_compute.py::test_the_librarys_modules_are_refused",
+    ),
+    Row(
+        compute="int8",
+        device=any_of("rocm", "xpu", "mps", "directml"),
+        verdict="untested",
+        why='compute="int8" has no fast product of integers there, and computes with the float weights',
+        fix='Leave out compute="int8", which has no effect on this device',
+        seen="sdquant/kernels/int8.py",
+    ),
     # Combinations that the libraries' modules cannot do, on any device and in any version.
     Row(
         backend="bnb",
@@ -95,7 +112,25 @@ ROWS: tuple[Row, ...] = (
         fix='Use offload="model", or runtime="plain", or quant="int8", which runs in every mode',
         seen="documented: diffusers#12610 (needs a GPU)",
     ),
+    Row(
+        backend="nncf",
+        offload=any_of("model", "sequential", "balanced", "group"),
+        runtime="openvino",
+        verdict="breaks",
+        why="OpenVINO packs the weights into memory of its own, which no offload mode can move",
+        fix='Use offload="none", or runtime="plain", whose weights every mode can move',
+        seen=CELLS,
+    ),
     # Devices that a library does not support.
+    Row(
+        backend="nncf",
+        runtime="openvino",
+        device=any_of("cuda", "rocm", "xpu", "mps", "directml"),
+        verdict="breaks",
+        why="sdquant compiles models for OpenVINO's CPU plugin alone, and the rest of the pipeline would be elsewhere",
+        fix='Use device="cpu", or runtime="plain", which runs on every device',
+        seen="tests/openvino_runtime/test_served.py",
+    ),
     Row(
         backend="bnb",
         scheme=BNB_MODULES,
@@ -211,6 +246,16 @@ ROWS: tuple[Row, ...] = (
         verdict="works",
         why="quanto's tensors survive being moved whole",
         seen=f"{CUDA_CELLS}; documented: diffusers#10526",
+    ),
+    # What works: OpenVINO.
+    Row(
+        backend="nncf",
+        offload="none",
+        runtime="openvino",
+        device="cpu",
+        verdict="works",
+        why="OpenVINO's CPU plugin computes with NNCF's codes as they are",
+        seen=CELLS,
     ),
     # What works: plain tensors, which every mover can move.
     Row(

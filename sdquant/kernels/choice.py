@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..rows import take
+from . import int8
 from .scratch import scratch
 
 if TYPE_CHECKING:
@@ -145,8 +146,16 @@ def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor
         reader.decode_into(form, packed.parts, out.view(form.rows, form.columns))
 
 
-def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient."""
+def linear(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, compute: str | None = None
+) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient.
+
+    Args:
+        compute: "int8" for products in integers where that pays.
+    """
+    if compute == int8.NAME and int8.pays(form, x, x.numel() // max(x.shape[-1], 1)):
+        return int8.linear(backend, packed, form, x, bias)
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         assert chosen.reader is not None

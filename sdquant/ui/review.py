@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backends, machine
 from ..compat import look_up
-from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem
+from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from ..compat.row import Query
 from ..errors import SdquantError
 from ..preparation import prepare
@@ -146,7 +146,8 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
         scheme = backends.scheme(held) if held is not None else backends.parse(str(asked)).scheme
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
-    runtime = values["runtime"] or "default"
+    compute = values["compute"] or "float"
+    runtime = values["runtime"] or ("plain" if compute == "int8" else "default")
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
@@ -154,6 +155,9 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     trouble = problem(backends.get(scheme.backend), here.versions)
     if trouble is not None and held is None and scheme.name not in PACKAGE_OPTIONAL:
         return Mark(verdict="breaks", why=trouble, fix=pip_line(backends.get(scheme.backend)) or "")
+    lacks = runtime_problem(backends.get(scheme.backend), runtime, here.versions)
+    if lacks is not None:
+        return Mark(verdict="breaks", why=lacks, fix=pip_line(backends.get(scheme.backend), runtime) or "")
     query = Query(
         backend=scheme.backend,
         scheme=scheme.name,
@@ -161,6 +165,7 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
         offload=values["offload"],
         runtime=runtime,
         device=kind,
+        compute=compute,
         versions=here.versions,
     )
     row = look_up(query)

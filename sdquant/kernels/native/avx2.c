@@ -11,7 +11,7 @@
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "portable.h"
 
-const Kernels avx2_kernels = {"avx2", decoder, dots, 4, 4, convert};
+const Kernels avx2_kernels = {"avx2", decoder, 0, dots, 4, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

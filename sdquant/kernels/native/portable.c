@@ -2,4 +2,4 @@
 #define PLUS(a, b, c) ((a) + (b) * (c))
 #include "portable.h"
 
-const Kernels portable_kernels = {"portable", decoder, dots, 4, 4, convert};
+const Kernels portable_kernels = {"portable", decoder, 0, dots, 4, convert};
