@@ -12,9 +12,9 @@
 #include "blocks.h"
 #include "portable.h"
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+static Decode *avx2_decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
 
-const Kernels avx2_kernels = {"avx2", decoder, dots, 4, 4, convert};
+const Kernels avx2_kernels = {"avx2", avx2_decoder, 0, dots, 4, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -1,4 +1,4 @@
-/* Kernels for AVX-512 with VBMI and BF16: those of the parts in avx512_*.c. */
+/* Kernels for AVX-512 with VBMI and BF16: what the files avx512_*.c have. */
 #include "avx512.h"
 
 #ifdef BUILD
@@ -6,9 +6,27 @@
 #include "blocks.h"
 #include "portable.h"
 
-static Decode *decoder512(const Form *form) { return form->packing < CODED ? decode512 : avx512_blocks(form); }
+void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
+    decode_plain(form, parts, first, count, type, out);
+}
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dots512, 4, PANEL_ROWS, convert};
+static Decode *decoder512(const Form *form) {
+    if (form->packing > CODED) return avx512_blocks(form);
+    switch (form->packing) {
+    case SIGNED_BYTES:
+    case BYTES:
+    case SDNQ6: return bytes512;
+    default: return choose512;
+    }
+}
+
+static DecodeAndDot *dotter512(const Form *form) {
+    if (form->packing > CODED) return 0;
+    Decode *decode = decoder512(form);
+    return decode == bytes512 ? bytes_and_dot512 : decode ? choose_and_dot512 : 0;
+}
+
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -4,8 +4,11 @@
 
 #include "form.h"
 
-Decode decode512; /* avx512_codes.c */
-Dots dots512;     /* avx512_dots.c */
+Decode choose512;       /* avx512_choose.c: codes of up to four bits */
+Decode bytes512;        /* avx512_bytes.c: those of more */
+Decode decode_plain512; /* avx512.c: any, slowly, to the last bit */
+DecodeAndDot choose_and_dot512, bytes_and_dot512;
+Dots dots512;           /* avx512_dots.c */
 
 enum { SPARE = 128 };
 

@@ -43,6 +43,7 @@ typedef struct {
     const void *scale, *shift;
     const float *nested;
     const uint8_t *zeros; /* for a block type of GGUF its grid: see blocks.h */
+    int64_t ahead; /* while some weights are read, those so many further on are asked for; 0: none */
 } Parts;
 
 /* Weights first .. first + count, in memory order, into `out` of `type`. For packings above CODED both are multiples of
@@ -54,16 +55,22 @@ typedef void Decode(const Form *form, const Parts *parts, int64_t first, int64_t
 typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,
                   float *sums, int64_t stride_sums);
 
+/* sums[j] += the product of weights first .. first + count, all of one row, and as many of each row of x, of `type`, m
+   rows, `stride` bytes apart. m is 1 or FEW; `type` F32 or BF16. */
+typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
+                          int64_t stride, int m, float *sums);
+
 /* How one instruction set does it. */
 typedef struct {
     const char *name;
     Decode *(*decoder)(const Form *form); /* NULL for a packing that it cannot read */
+    DecodeAndDot *(*dotter)(const Form *form); /* NULL where `decoder` and `dots` are to do it */
     Dots *dots;
-    int few, many; /* rows of weights that `dots` likes to get at once for up to FEW rows of x, and for more */
+    int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
 } Kernels;
 
-enum { PANEL_ROWS = 12, FEW = 4 };
+enum { PANEL_ROWS = 12, FEW = 2 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
 
@@ -76,8 +83,8 @@ const Kernels *kernels(void);
 int choose(const char *name); /* an instruction set by name, "" for the best; 0: this machine lacks it */
 
 /* product.c */
-void decode_rows(const Form *form, const Parts *parts, Type type, int64_t start, int64_t stop, void *out);
-void product_rows(const Form *form, const Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
+void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  void *out);
 
 #endif

@@ -3,6 +3,6 @@
 #include "blocks.h"
 #include "portable.h"
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
+static Decode *portable_decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
 
-const Kernels portable_kernels = {"portable", decoder, dots, 4, 4, convert};
+const Kernels portable_kernels = {"portable", portable_decoder, 0, dots, 4, convert};

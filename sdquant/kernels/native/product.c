@@ -1,4 +1,4 @@
-/* A product with few rows of activations: weights are decoded a panel at a time into the first cache and used there. */
+/* Whole rows: decoding, and products with few rows of activations. */
 #include <string.h>
 
 #include "floats.h"
@@ -9,8 +9,11 @@
 #define ALIGNED _Alignas(64)
 #endif
 
-/* Weights of a row that are decoded at once, times PANEL_ROWS rows of 2 or 4 bytes: most of a first cache of 48 KB. */
-enum { PANEL_BYTES = 36 * 1024, BATCH = 128 };
+enum {
+    PANEL_BYTES = 36 * 1024, /* decoded weights that are used from the first cache, of 48 KB or 32 */
+    BATCH = 128,             /* rows of activations at once */
+    AHEAD = 8192,            /* weights: how far ahead memory is asked for what is read in one sweep */
+};
 
 /* The order in which rows are worked through: rows that share bytes follow each other. */
 static int64_t row_at(const Form *form, int planes, int64_t i) {
@@ -24,10 +27,11 @@ static int64_t whole(const Form *form, int64_t wanted) {
     return wanted < unit ? unit : wanted / unit * unit;
 }
 
-void decode_rows(const Form *form, const Parts *parts, Type type, int64_t start, int64_t stop, void *out) {
+void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t size = type == F32 ? 4 : 2, columns = form->columns;
     Decode *decode = kernels()->decoder(form);
+    parts->ahead = AHEAD;
     if (planes == 1) {
         decode(form, parts, start * columns, (stop - start) * columns, type, (char *)out + start * columns * size);
         return;
@@ -38,39 +42,57 @@ void decode_rows(const Form *form, const Parts *parts, Type type, int64_t start,
     }
 }
 
-void product_rows(const Form *form, const Parts *parts, Type type, int64_t start, int64_t stop, const void *x,
-                  int64_t m, void *out) {
+static void put(float sum, Type type, void *out, int64_t at) {
+    if (type == F32) ((float *)out)[at] = sum;
+    else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(sum) : to_f16(sum);
+}
+
+/* Row by row; nothing decoded touches memory. */
+static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
+                         const void *x, int m, void *out) {
+    const int planes = planes_of(form->packing);
+    const int64_t columns = form->columns, stride = columns * (type == F32 ? 4 : 2);
+    parts->ahead = AHEAD;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t row = row_at(form, planes, i);
+        float sums[FEW] = {0};
+        run(form, parts, row * columns, columns, type, x, stride, m, sums);
+        for (int j = 0; j < m; j++) put(sums[j], type, out, j * form->rows + row);
+    }
+}
+
+void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+                  void *out) {
     const Kernels *use = kernels();
-    Decode *decode = use->decoder(form);
     const int planes = planes_of(form->packing), size = type == F32 ? 4 : 2;
     const int64_t columns = form->columns;
-    const int panel_rows = m <= FEW ? use->few : use->many;
+    if (m <= FEW && type != F16 && use->dotter && use->dotter(form)) {
+        in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, out);
+        return;
+    }
+    Decode *decode = use->decoder(form);
     ALIGNED char panel[PANEL_BYTES];
     float sums[BATCH * PANEL_ROWS];
+    const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
+    const int64_t stride = (step + 31) / 32 * 32;
+    parts->ahead = use->rows / planes * columns; /* while a panel is decoded, the next one is asked for */
     for (int64_t batch = 0; batch < m; batch += BATCH) {
         const int count = (int)(m - batch < BATCH ? m - batch : BATCH);
-        for (int64_t i = start; i < stop; i += panel_rows) {
-            const int n = (int)(stop - i < panel_rows ? stop - i : panel_rows);
+        for (int64_t i = start; i < stop; i += use->rows) {
+            const int n = (int)(stop - i < use->rows ? stop - i : use->rows);
             int64_t rows[PANEL_ROWS];
             for (int r = 0; r < n; r++) rows[r] = row_at(form, planes, i + r);
             for (int s = 0; s < count * PANEL_ROWS; s++) sums[s] = 0;
-            const int64_t most = whole(form, PANEL_BYTES / (panel_rows * size)), step = most < columns ? most : columns;
-            const int64_t stride = (step + 31) / 32 * 32;
             for (int64_t at = 0; at < columns; at += step) {
                 const int64_t k = columns - at < step ? columns - at : step;
                 for (int r = 0; r < n; r++)
                     decode(form, parts, rows[r] * columns + at, k, type, panel + r * stride * size);
-                memset(panel + n * stride * size, 0, (panel_rows - n) * stride * size);
+                memset(panel + n * stride * size, 0, (use->rows - n) * stride * size);
                 const char *here = (const char *)x + (batch * columns + at) * size;
                 use->dots(type, panel, stride, n, here, columns, count, k, sums, PANEL_ROWS);
             }
             for (int j = 0; j < count; j++)
-                for (int r = 0; r < n; r++) {
-                    const float sum = sums[j * PANEL_ROWS + r];
-                    const int64_t to = (batch + j) * form->rows + rows[r];
-                    if (type == F32) ((float *)out)[to] = sum;
-                    else ((uint16_t *)out)[to] = type == BF16 ? to_bf16(sum) : to_f16(sum);
-                }
+                for (int r = 0; r < n; r++) put(sums[j * PANEL_ROWS + r], type, out, (batch + j) * form->rows + rows[r]);
         }
     }
 }
