@@ -1,6 +1,6 @@
 """Time of a linear layer over a GGUF weight: sdquant's, diffusers' and plain bf16, one thread, interleaved medians.
 
-    OMP_NUM_THREADS=1 python bench/gguf_linear.py [--json FILE] [--rounds N] [--size N]
+    OMP_NUM_THREADS=1 python -m bench.gguf_linear [--json FILE] [--rounds N] [--size N]
 
 Times are CPU time of the calling thread, so that other work on the machine counts less. The layers take turns, so that
 a slow minute hits them all alike.
@@ -9,7 +9,6 @@ a slow minute hits them all alike.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from functools import partial
@@ -77,9 +76,15 @@ def main() -> None:
                 got = medians({name: partial(layer, x) for name, layer in made.items()}, args.rounds)
             cells = "".join(f"{got[name]:9.2f} ({got[name] / got['bf16']:5.2f}x)" for name in ("sdquant", "diffusers"))
             print(f"{kind:6}{rows:6}{cells}{got['bf16']:10.2f}", flush=True)
-            results.append({"type": kind, "rows": rows, "ms": got})
+            case = f"linear {args.size}x{args.size}, {rows} rows, 1 thread"
+            results += [
+                {"name": f"{name} {kind}", "case": case, "ratio": got[name] / got["bf16"], "ms": got[name]}
+                for name in ("sdquant", "diffusers")
+            ]
     if args.json:
-        args.json.write_text(json.dumps({"size": args.size, "rounds": args.rounds, "results": results}, indent=1))
+        from bench import _results
+
+        _results.write(args.json, "gguf_linear", results, rounds=args.rounds)
 
 
 if __name__ == "__main__":

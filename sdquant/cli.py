@@ -1,7 +1,7 @@
 """The command line: one subcommand per file in `commands/`, and the one place where errors become sentences.
 
-Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run, compare no scheme that draws), 2 refused
-or bad input, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 the answer is no (doctor found no backend that can run, compare no scheme that draws, bench none
+that runs), 2 refused or bad input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .errors import SdquantError
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
 COMMANDS = (
-    "demo", "generate", "train", "compare", "inspect", "plan", "quantize", "calibrate", "ui", "install-extension",
-    "matrix", "doctor",
+    "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "calibrate", "ui",
+    "install-extension", "matrix", "doctor",
 )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def load_model(
             `sdquant calibrate`, for rules with act_static_scale.
         base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
             which lacks configs and tokenizers. Of what the file holds, base needs no weights.
-        runtime: "library" or "plain"; default the library's modules where it has some.
+        runtime: "library", "plain" or "openvino"; default the library's modules where it has some.
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
         allow_incompatible: turn a refusal of the matrix into a warning.
@@ -193,7 +193,7 @@ def build(
     Args:
         skip: what was asked to be taken as it is.
     """
-    from . import components
+    from . import components, openvino_runtime
     from .install import Installer
     from .quantizer import quantize_module
     from .rules.sites import stand_in
@@ -219,6 +219,8 @@ def build(
     rules = part.spec if isinstance(part.spec, RulesSpec) else src.rules
     if rules is not None:
         rules.mark(model)
+    if part.runtime == openvino_runtime.NAME and part.weights:
+        openvino_runtime.attach(model)
     return model
 
 

@@ -129,7 +129,8 @@ def versions() -> dict[str, str]:
     """Installed distributions that matter, by name. Reads metadata, imports none of them."""
     from . import backends
 
-    required = (backends.get(name).requires for name in backends.names())
+    known = [backends.get(name) for name in backends.names()]
+    required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]
     found = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
         try:
@@ -141,7 +142,7 @@ def versions() -> dict[str, str]:
 
 def probe() -> Machine:
     """Ask the machine. Imports torch; on a GPU it opens a context, as the free memory cannot be had without one."""
-    total, available = _ram()
+    total, available = ram()
     return Machine(
         platform=platform.system().lower(),
         wsl=platform.system() == "Linux" and "microsoft" in platform.release().lower(),
@@ -184,7 +185,8 @@ def device_kind(name: str, machine: Machine | None = None) -> str:
     return "rocm" if kind == "cuda" and "rocm" in kinds and "cuda" not in kinds else kind
 
 
-def _ram() -> tuple[int, int]:
+def ram() -> tuple[int, int]:
+    """Bytes of RAM, and those that can be had without swapping; within a container, what it allows."""
     import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
     memory = psutil.virtual_memory()

@@ -16,18 +16,36 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
-CPU_SHARE = 0.8  # of the RAM that is free, the rest is for activations and other programs
-CUDA_RESERVE = 0.15  # of the GPU's memory, and at least 1 GiB, for activations
+
+# What is left free beside weights and activations: pieces that an allocator cannot use, workspaces of libraries, and
+# what other programs take meanwhile. A share of the device's memory, and bytes at the least.
+MARGIN, LEAST_MARGIN = 0.02, 256 << 20
+
+# Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
+RESERVE, LEAST_RESERVE = 0.15, 1 << 30
 
 
-def default_budget(device: torch.device, held: int) -> int:
-    """Bytes of weights that `device` can take, `held` of which are there already."""
+def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
+    """Bytes of weights that `device` can take beside activations: what is free, less those and a margin.
+
+    Args:
+        held: bytes of the weights that are there already.
+        activations: the most that computing takes, in bytes; None where that is not known, which takes a guess.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, free + held - max(2**30, int(CUDA_RESERVE * total)))
-    import psutil  # type: ignore[import-untyped]  # comes with accelerate
+    else:
+        from .machine import ram
 
-    return int(CPU_SHARE * (int(psutil.virtual_memory().available) + held))
+        total, free = ram()
+    return room(free + held, total, activations)
+
+
+def room(free: int, total: int, activations: int | None) -> int:
+    """What of `free` bytes, on a device of `total`, weights may take."""
+    if activations is None:
+        return max(0, free - max(LEAST_RESERVE, int(RESERVE * total)))
+    return max(0, free - activations - max(LEAST_MARGIN, int(MARGIN * total)))
 
 
 def flat_buffer(nbytes: int, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import backends
+from . import backends, openvino_runtime
 from .backends.base import Unfit
 from .compat.packages import default_runtime
 from .detection import Detected, same_scheme
@@ -24,6 +24,7 @@ from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 if TYPE_CHECKING:
     from .backends.base import QuantSpec, Scheme
     from .formats.source import Source
+    from .peaks import Peak
     from .request import Request
 
 __all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
@@ -77,7 +78,12 @@ class ComponentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole load, before it happens."""
+    """The whole load, before it happens.
+
+    Attributes:
+        peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
+        why: what was chosen and why, where "auto" was asked for; a sentence without a period.
+    """
 
     path: str
     base: str | None
@@ -90,6 +96,8 @@ class Plan:
     components: tuple[ComponentPlan, ...]
     warnings: tuple[str, ...]
     detected: Detected = field(repr=False, compare=False)
+    peak: Peak | None = None
+    why: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -110,6 +118,8 @@ class Plan:
             "bytes": self.bytes,
             "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
             "components": [part.to_dict() for part in self.components],
+            "peak": None if self.peak is None else self.peak.to_dict(),
+            "why": self.why,
             "warnings": list(self.warnings),
         }
 
@@ -210,8 +220,9 @@ def _component(
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
-    runtime = request.runtime or (spec.scheme.runtimes[0] if spec else "plain")
+    runtime = _runtime(name, src, request) or (spec.scheme.runtimes[0] if spec else "plain")
     if spec is None:
+        runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
         return ComponentPlan(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
@@ -283,7 +294,7 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         action="found",
         scheme=scheme.name,
         mode="found",
-        runtime="plain" if src.plain_only else request.runtime or _default_runtime(scheme, versions),
+        runtime="plain" if src.plain_only else _runtime(name, src, request) or _default_runtime(scheme, versions),
         weights=weights,
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
@@ -301,6 +312,13 @@ def _of_a_layer(src: Source, name: str) -> bool:
     return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
 
 
+def _runtime(name: str, src: Source, request: Request) -> str | None:
+    """The runtime that was asked for, as far as it is for this component."""
+    if request.runtime == openvino_runtime.NAME and not openvino_runtime.suits(name, src.class_name):
+        return "plain"
+    return request.runtime
+
+
 def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
     return scheme.runtimes[0] if versions is None else default_runtime(scheme, "found", versions)
 
@@ -315,6 +333,8 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         for part in parts
         if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
     ]
+    if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
+        lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
     kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]
     for pattern in request.skip:
         if not any(skipped(name, (pattern,)) for name in kept):

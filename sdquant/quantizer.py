@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, compat, machine, planner
+from . import adapters, compat, machine, openvino_runtime, planner
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import request
 from .rules.ranges import require_ranges
@@ -94,6 +94,8 @@ def quantize(
             )
             if isinstance(spec, RulesSpec):
                 spec.mark(parts[name])
+            if asked.runtime == openvino_runtime.NAME and openvino_runtime.suits(name, type(parts[name]).__name__):
+                openvino_runtime.attach(parts[name])
     adapters.prepare_pipeline(model)
     return model
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OFFLOADS = tuple(row.name for row in MODES)
 LOAD_MODES = ("auto", "pre", "post")
-RUNTIMES = ("library", "plain")
+RUNTIMES = ("library", "plain", "openvino")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 RULES = "rules"
@@ -84,7 +84,10 @@ class Request:
         ),
     )
     runtime: str | None = field(
-        default=None, metadata=_about("the library's own modules, or sdquant's plain layers", RUNTIMES)
+        default=None,
+        metadata=_about(
+            "the library's own modules, sdquant's plain layers, or OpenVINO on the CPU for NNCF's schemes", RUNTIMES
+        ),
     )
     device: str | None = field(
         default=None, metadata=_about("compute device (default: the best there is)", metavar="DEVICE")

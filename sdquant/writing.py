@@ -169,7 +169,7 @@ def _one_writer(place: Path) -> Iterator[Path]:
         _remove_shared(beside)
         yield beside
     finally:
-        with _undisturbed():
+        with undisturbed():
             _remove_shared(beside)
             lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
             os.close(file)
@@ -177,7 +177,7 @@ def _one_writer(place: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait until the block is done. The second of two comes while the first is being obeyed: people
     are impatient, and torchrun ends a process that has just learned from its neighbour that all is over."""
     came: list[int] = []

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools import speed
+from tools.tables import markdown
+
 if TYPE_CHECKING:
     from sdquant.backends import Scheme
     from sdquant.compat import Cell
@@ -28,7 +31,10 @@ WEB_UIS = ROOT / "docs" / "web-uis.md"
 CONFIG = ROOT / "docs" / "config.md"
 RULES = ROOT / "docs" / "rules.md"
 LORAS = ROOT / "docs" / "lora.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS)
+SPEED = ROOT / "docs" / "speed.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, BENCHMARKS)
+WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
 LORA = ROOT / "bench" / "results" / "lora.json"
@@ -50,13 +56,6 @@ def render(text: str, root: Path = ROOT) -> str:
 def command(name: str, text: str) -> str:
     """The one-line command after `<!-- command: NAME -->`."""
     return next(match[2] for match in COMMAND.finditer(text) if match[1] == name)
-
-
-def markdown(header: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> str:
-    """A table; the first `left` columns left-aligned, the rest right-aligned."""
-    header = list(header)
-    rule = [":--" if column < left else "--:" for column in range(len(header))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
 
 
 def schemes(_: Path) -> str:
@@ -309,6 +308,54 @@ def lora(root: Path) -> str:
     return markdown(header, lines)
 
 
+# Whole models in the order of the table, and how they are called there.
+_WHOLE = {
+    "sd15": "Stable Diffusion 1.5's UNet", "sdxl": "SDXL's UNet", "flux-1.2b": "FLUX.1's transformer, 2 + 3 blocks",
+    "flux-12b": "FLUX.1's transformer", "digits-sd": "digits-sd", "digits-flux": "digits-flux",
+}  # fmt: skip
+
+
+def whole_models(root: Path) -> str:
+    """What `python -m bench.whole_models` measured: every scheme with the peers of the same format behind it."""
+    files = {name: root / WHOLE.relative_to(ROOT) / f"whole-{name}.json" for name in _WHOLE}
+    found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+    if not found:
+        return "Not measured yet: `python -m bench.whole_models` does it."
+    return "\n\n".join(_whole(name, made) for name, made in found.items())
+
+
+def _whole(name: str, made: Mapping[str, Any]) -> str:
+    side, here = "x".join(map(str, made["size"])), made["machine"]
+    device = here["cpu"] if made["device"] == "cpu" else next(
+        row["name"] for row in here["devices"] if row["torch_name"] == made["device"]
+    )  # fmt: skip
+    threads = f"{made['threads']} thread{'s' if made['threads'] > 1 else ''} of " if made["device"] == "cpu" else ""
+    head = (
+        f"{_WHOLE[name]}, {made['weights']} weights, {side} pixels, batch {made['batch']}, {threads}{device}, torch "
+        f"{made['versions']['torch']}; ratios of {made['clock']} time, medians of {made['rounds']} rounds:"
+    )
+    lines = [_whole_row(row) for row in made["rows"] if row["error"] is None]
+    header = ("", "by", "weights", "load", "peak", "step", "SNR, dB")
+    failed = [f"`{row['name']}`: {_first_sentence(row['error'])}" for row in made["rows"] if row["error"] is not None]
+    tail = "\n\nDid not run: " + "; ".join(failed) + "." if failed else ""
+    return head + "\n\n" + markdown(header, lines, left=2) + tail
+
+
+def _whole_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    from sdquant.readable import size
+
+    name = f"`{row['quant']}`" if row["quant"] else row["name"]
+    snr = "same" if row["identical"] else "-" if row["snr"] is None else f"{row['snr']:.1f}"
+    load = f"{row['load_cpu_seconds']:.2f} s"
+    return (name, row["by"], size(row["bytes"]), load, size(row["peak"]), f"{row['ratio']:.2f}", snr)
+
+
+def _first_sentence(text: str) -> str:
+    """Of an error, short enough for a table's foot, and without what markdown would take for its own."""
+    first = text.splitlines()[0].partition(". ")[0].rstrip(".")
+    return re.sub(r"([|<>*_`\[\]])", r"\\\1", first[:160])
+
+
 def names(name: str) -> Callable[[Path], str]:
     """What names of Qwix and MaxDiffusion are here: one of the tables of `qwix_names`."""
     return lambda _: _names(name)
@@ -329,7 +376,8 @@ def _names(name: str) -> str:
 TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
-    "qtypes": qtypes, "trained": trained, "lora": lora,
+    "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
+    "speed_goals": speed.goals, "speed_linear": speed.linear,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

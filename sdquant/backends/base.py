@@ -71,7 +71,8 @@ class Scheme:
         bits: nominal bits of one code, scales not counted.
         summary: one line for help and tables.
         group: how many weights share a scale; None where a whole output row does.
-        runtimes: what can run it, the default first: "library" (the library's own modules) or "plain" (sdquant's).
+        runtimes: what can run it, the default first: "library" (the library's own modules), "plain" (sdquant's) or
+            "openvino" (a whole component at once).
         library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
             for these and for "embedding".
         on_the_fly: whether float weights can be quantized to it while or after loading.
@@ -287,6 +288,8 @@ class Backend(ABC):
     title: ClassVar[str]
     requires: ClassVar[Requirement | None]
     schemes: ClassVar[tuple[Scheme, ...]]
+    # What a runtime of its schemes needs beside that, by the runtime's name.
+    runtime_requires: ClassVar[Mapping[str, Requirement]] = {}
     # The parts whose numbers are sizes of something: a file where one is negative is damaged.
     magnitudes: ClassVar[frozenset[str]] = frozenset()
 

@@ -6,6 +6,9 @@ each weight after it has traced the model; for 8 bits the same formulas in torch
 all give the same bits as the public call. Codes, scales and zero points are plain tensors after that; decoding needs no
 NNCF.
 
+`runtime="openvino"` runs these codes in OpenVINO's compressed kernels, the only form of NNCF's that computes with them;
+see `sdquant.openvino_runtime`.
+
 Four things to know:
 
 * NNCF keeps its scales in float16 and decodes in float16. Rows whose weights are all below about 1e-3 lose precision.
@@ -26,10 +29,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..kernels.forms import Form
+from ..telemetry import no_telemetry
 from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
     from torch import Tensor
@@ -45,6 +49,9 @@ _GROUP_SIZE = Option(
 
 # Scheme name -> the name of NNCF's mode.
 MODES = {"int8": "INT8_ASYM", "int8_sym": "INT8_SYM", "int4": "INT4_ASYM", "int4_sym": "INT4_SYM"}
+
+
+_RUNTIMES = ("plain", "openvino")
 
 
 def _asymmetric(scheme: str) -> bool:
@@ -65,15 +72,31 @@ class NNCF(Backend):
     name: ClassVar[str] = "nncf"
     title: ClassVar[str] = "NNCF"
     requires: ClassVar[Requirement | None] = Requirement(package="nncf", minimum="3.3", extra="nncf")
+    runtime_requires: ClassVar[Mapping[str, Requirement]] = {
+        "openvino": Requirement(package="openvino", minimum="2026.0", extra="openvino")
+    }
     schemes: ClassVar[tuple[Scheme, ...]] = (
-        Scheme(name="int8", backend="nncf", bits=8, summary="NNCF int8, asymmetric, a scale per row"),
-        Scheme(name="int8_sym", backend="nncf", bits=8, summary="NNCF int8, symmetric, a scale per row"),
+        Scheme(
+            name="int8",
+            backend="nncf",
+            bits=8,
+            summary="NNCF int8, asymmetric, a scale per row",
+            runtimes=_RUNTIMES,
+        ),
+        Scheme(
+            name="int8_sym",
+            backend="nncf",
+            bits=8,
+            summary="NNCF int8, symmetric, a scale per row",
+            runtimes=_RUNTIMES,
+        ),
         Scheme(
             name="int4",
             backend="nncf",
             bits=4,
             summary="NNCF int4, asymmetric, in groups of 64",
             group=64,
+            runtimes=_RUNTIMES,
             options={"group_size": _GROUP_SIZE},
         ),
         Scheme(
@@ -82,6 +105,7 @@ class NNCF(Backend):
             bits=4,
             summary="NNCF int4, symmetric, in groups of 64",
             group=64,
+            runtimes=_RUNTIMES,
             options={"group_size": _GROUP_SIZE},
         ),
     )
@@ -113,7 +137,8 @@ class NNCF(Backend):
 
             parts = by_rows(matrix, layout, partial(encode_eight, asymmetric=_asymmetric(spec.scheme.name)))
         else:
-            import nncf  # noqa: F401  # now, as it sets the level of its logger when it is imported
+            with no_telemetry():
+                import nncf  # noqa: F401  # now, as it sets the level of its logger when it is imported
 
             with _quiet():
                 parts = by_rows(matrix, layout, partial(_encode_four, mode=MODES[spec.scheme.name], group=group))

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ..errors import MissingComponentError
 from . import _shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..peaks import Peak
     from ..planner import ComponentPlan
+
+_log = logging.getLogger(__name__)
 
 NAMED = 2  # weights that are named where many stay as they are; --json names all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a load."""
+    """The flags of a load, and the size of the image that the peak of memory is told for."""
     _shared.add_request_flags(parser)
+    parser.add_argument("--width", type=_shared.positive, help="pixels of an image (default: the model's)")
+    parser.add_argument("--height", type=_shared.positive, help="pixels of an image (default: the model's)")
     _shared.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
+    from .. import peaks
     from ..preparation import prepare
 
     made = prepare(_shared.request_of(args))
+    try:
+        made = dataclasses.replace(made, peak=peaks.predict(made, width=args.width, height=args.height))
+    except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
+        _log.info("the peak of memory cannot be told: %s", error)
     if args.json:
         _shared.print_json(made.to_dict())
         return 0
@@ -39,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     print()
     header = ("component", "quantization", "runtime", "quantized", "as bf16", "planned", "of bf16")
     print(_shared.table(header, rows, left=3))
+    if made.peak is not None:
+        print(f"\n{_peak(made.peak, made.device)}")
+    if made.why is not None:
+        print(f"\nchosen: {made.why}")
     kept = [line for part in made.components for line in _kept(part)]
     if kept:
         print("\nstay as they are")
@@ -46,6 +63,18 @@ def run(args: argparse.Namespace) -> int:
     for line in made.warnings:
         print(f"\nwarning: {line}")
     return 0
+
+
+def _peak(peak: Peak, device: str) -> str:
+    """What is on the device at the most, in words."""
+    parts = [f"{_shared.size(peak.weights)} of weights at once"]
+    if peak.scratch:
+        parts.append(f"{_shared.size(peak.scratch)} for decoding them")
+    if peak.activations is not None:
+        most = max(peak.parts, key=lambda name: peak.parts[name] or 0)
+        parts.append(f"{_shared.size(peak.activations)} of activations ({most})")
+    text = f"at the most {_shared.size(peak.bytes)} on {device}: {', '.join(parts)}"
+    return text if peak.activations is not None else f"{text}; activations come on top, which shapes alone do not tell"
 
 
 def _row(part: ComponentPlan) -> tuple[str, ...]:

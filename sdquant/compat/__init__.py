@@ -43,6 +43,9 @@ ERRORS: Mapping[str, type[SdquantError]] = {
 }
 
 
+_LAYERS = {"library": ", the library's modules", "plain": ", plain layers", "openvino": ", run by OpenVINO"}
+
+
 class SdquantWarning(UserWarning):
     """Base of the warnings of this package."""
 
@@ -145,7 +148,7 @@ def check(
         quant: a scheme with its options ("nf4,double_quant"), a dict component -> scheme, or None or "none".
         offload: name of the offload mode.
         mode: auto | pre | post | found. auto is "pre", or "found" for schemes that are only read (gguf).
-        runtime: library | plain; None for the scheme's default.
+        runtime: library | plain | openvino; None for the scheme's default.
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
         machine: what is installed; None for this machine.
         source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
@@ -216,7 +219,7 @@ def _refuse(row: Row, query: Query, allow: bool) -> None:
 
 def _asked(query: Query) -> str:
     ways = {"pre": "quantized while loading", "post": "quantized after loading", "found": "read as found"}
-    layers = {"library": ", the library's modules", "plain": ", plain layers"}.get(query.runtime, "")
+    layers = _LAYERS.get(query.runtime, "")
     return f"{query.scheme} ({ways[query.mode]}{layers}) with offload={query.offload!r} on {query.device}"
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..backends import Backend, Scheme
+    from ..backends.base import Requirement
 
 # fp8 has a second packing, torch's own float8, which is used where bitsandbytes is missing.
 PACKAGE_OPTIONAL = frozenset({"fp8"})
@@ -22,7 +23,15 @@ def problem(backend: Backend, versions: Mapping[str, str]) -> str | None:
 
     A version that cannot be compared, as of a build from source, is taken to be new enough.
     """
-    needs = backend.requires
+    return _lacks(backend.requires, versions)
+
+
+def runtime_problem(backend: Backend, runtime: str, versions: Mapping[str, str]) -> str | None:
+    """The same for what one of its runtimes needs beside the backend's package."""
+    return _lacks(backend.runtime_requires.get(runtime), versions)
+
+
+def _lacks(needs: Requirement | None, versions: Mapping[str, str]) -> str | None:
     if needs is None:
         return None
     version = versions.get(needs.package)
@@ -33,9 +42,10 @@ def problem(backend: Backend, versions: Mapping[str, str]) -> str | None:
     return None
 
 
-def pip_line(backend: Backend) -> str | None:
-    """The command that installs or upgrades what the backend needs; None if it needs nothing."""
-    return f'pip install "sdquant[{backend.requires.extra}]"' if backend.requires is not None else None
+def pip_line(backend: Backend, runtime: str = "default") -> str | None:
+    """The command that installs or upgrades what the backend, or a runtime of it, needs; None if it needs nothing."""
+    needs = backend.runtime_requires.get(runtime, backend.requires)
+    return f'pip install "sdquant[{needs.extra}]"' if needs is not None else None
 
 
 def default_runtime(scheme: Scheme, mode: str, versions: Mapping[str, str]) -> str:
@@ -50,15 +60,20 @@ def default_runtime(scheme: Scheme, mode: str, versions: Mapping[str, str]) -> s
 
 
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
-    """Check that the scheme's package is there, if it is needed: to encode, and for the library's own modules.
+    """Check that the scheme's package is there, if it is needed: to encode, and for the library's own modules; and that
+    of the runtime.
 
     Args:
-        mode: pre | post | found. runtime: library | plain | default.
+        mode: pre | post | found. runtime: library | plain | openvino | default.
 
     Raises:
         BackendUnavailableError: it is missing or too old; names the pip line and the backends that are there.
     """
     backend = backends.get(scheme.backend)
+    lacks = runtime_problem(backend, runtime, versions)
+    if lacks is not None:
+        fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no more'
+        raise BackendUnavailableError(f"{scheme.name} was asked for with runtime={runtime!r}", lacks, fix)
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return

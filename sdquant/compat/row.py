@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEVICES = KINDS
 MODES = ("pre", "post", "found")
 OFFLOADS = tuple(row.name for row in offload.MODES)
-RUNTIMES = ("default", "library", "plain")
+RUNTIMES = ("default", "library", "plain", "openvino")
 SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
 REFUSALS = ("combination", "file", "backend")
@@ -40,7 +40,7 @@ class Query:
         scheme: canonical name of the scheme.
         mode: "pre" (quantized while loading), "post" (after it) or "found" (quantized already on disk).
         offload: name of the offload mode.
-        runtime: "library" or "plain" if the user named it, else "default".
+        runtime: "library", "plain" or "openvino" if the user named it, else "default".
         device: kind of the compute device.
         source: "weights", or "all-in-one" for a checkpoint that holds the VAE and text encoders too.
         versions: installed distributions and their versions.

@@ -95,7 +95,25 @@ ROWS: tuple[Row, ...] = (
         fix='Use offload="model", or runtime="plain", or quant="int8", which runs in every mode',
         seen="documented: diffusers#12610 (needs a GPU)",
     ),
+    Row(
+        backend="nncf",
+        offload=any_of("model", "sequential", "balanced", "group"),
+        runtime="openvino",
+        verdict="breaks",
+        why="OpenVINO packs the weights into memory of its own, which no offload mode can move",
+        fix='Use offload="none", or runtime="plain", whose weights every mode can move',
+        seen=CELLS,
+    ),
     # Devices that a library does not support.
+    Row(
+        backend="nncf",
+        runtime="openvino",
+        device=any_of("cuda", "rocm", "xpu", "mps", "directml"),
+        verdict="breaks",
+        why="sdquant compiles models for OpenVINO's CPU plugin alone, and the rest of the pipeline would be elsewhere",
+        fix='Use device="cpu", or runtime="plain", which runs on every device',
+        seen="tests/openvino_runtime/test_served.py",
+    ),
     Row(
         backend="bnb",
         scheme=BNB_MODULES,
@@ -211,6 +229,16 @@ ROWS: tuple[Row, ...] = (
         verdict="works",
         why="quanto's tensors survive being moved whole",
         seen=f"{CUDA_CELLS}; documented: diffusers#10526",
+    ),
+    # What works: OpenVINO.
+    Row(
+        backend="nncf",
+        offload="none",
+        runtime="openvino",
+        device="cpu",
+        verdict="works",
+        why="OpenVINO's CPU plugin computes with NNCF's codes as they are",
+        seen=CELLS,
     ),
     # What works: plain tensors, which every mover can move.
     Row(

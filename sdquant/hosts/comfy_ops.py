@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernels import choice
+from ..kernels.scratch import scratch
 from ..layers.quantized import LIKE, QuantizedLayer
-from ..layers.scratch import scratch
 from .comfy_tensor import Counted, PackedTensor
 
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
@@ -120,10 +121,9 @@ class PackedLayer(QuantizedLayer):
     def decoded(self, dtype: torch.dtype, device: torch.device, *, fresh: bool = True) -> Tensor:
         """The float weight; in the scratch buffer, which the next call of any layer reuses, unless `fresh`."""
         packed = self.packed.to(device)
-        if fresh:
-            return self._backend.decode(packed, dtype)
-        out = scratch(self.spec.shape, dtype, device)
-        self._backend.decode_into(packed, out)
+        shape = self.spec.shape
+        out = torch.empty(shape, dtype=dtype, device=device) if fresh else scratch(shape, dtype, device)
+        choice.decode_into(self._backend, packed, self._form, out)
         return out
 
     def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

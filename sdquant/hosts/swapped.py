@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from .. import planner
 from ..encoding import encode
 from ..layers.quantized import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
-from ..layers.scratch import scratch
 from ..memory import Trimmer, trim
 
 if TYPE_CHECKING:
@@ -31,13 +30,8 @@ class _Swapped(QuantizedLayer):
 
     parameters_manual_cast: bool
 
-    def _float_weight(self, x: Tensor) -> Tensor:
-        packed = self.packed
-        if packed.device == x.device:
-            return super()._float_weight(x)
-        out = scratch(self.spec.shape, x.dtype, x.device)
-        self._backend.decode_into(packed.to(x.device), out)
-        return out
+    def _packed_for(self, x: Tensor) -> Packed:
+        return self.packed.to(x.device)
 
     def _bias(self, x: Tensor) -> Tensor | None:
         bias = self._parameters.get("bias")

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from .. import backends
 from ..errors import IncompatibleError
+from ..kernels import choice
 
 if TYPE_CHECKING:
     from ..backends.base import Packed
@@ -114,4 +115,7 @@ class LayerWeight(PackedTensor):
 def decoded(weight: PackedTensor) -> Tensor:
     """The float weight in the dtype that the tensor shows, in memory of its own."""
     packed = weight.packed
-    return backends.of_scheme(packed.spec.scheme).decode(packed, weight.dtype)
+    backend = backends.of_scheme(packed.spec.scheme)
+    out = torch.empty(packed.spec.shape, dtype=weight.dtype, device=packed.device)
+    choice.decode_into(backend, packed, backend.form(packed), out)
+    return out

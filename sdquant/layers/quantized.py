@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,13 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
+from ..kernels import choice, ops
+from ..kernels.scratch import scratch
 from ..rows import take
 from .packed_tensor import LayerWeight
-from .scratch import scratch
+
+if TYPE_CHECKING:
+    from ..kernels.forms import Form
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
 # A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
@@ -52,6 +56,8 @@ class QuantizedLayer(nn.Module):
 
     spec: PackedSpec
     _backend: Backend
+    _form: Form | None  # how the packed weight lies in memory, for the kernels
+    _text: str  # all about it but its tensors, for compiled graphs
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -73,6 +79,8 @@ class QuantizedLayer(nn.Module):
             self.register_parameter(LIKE, nn.Parameter(like, requires_grad=False))
         for name, tensor in packed.parts.items():
             self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
+        self._form = self._backend.form(packed)
+        self._text = ops.described(packed.spec, self.part_names)
 
     @property
     def packed(self) -> Packed:
@@ -94,16 +102,30 @@ class QuantizedLayer(nn.Module):
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float weight, in memory of its own."""
-        return self._backend.decode(self.packed, dtype or self.compute_dtype)
+        packed = self.packed
+        out = torch.empty(self.spec.shape, dtype=dtype or self.compute_dtype, device=packed.device)
+        choice.decode_into(self._backend, packed, self._form, out)
+        return out
+
+    def _packed_for(self, x: Tensor) -> Packed:
+        """The packed weight where `x` is."""
+        return self.packed
 
     def _float_weight(self, x: Tensor) -> Tensor:
         """The float weight in the dtype of `x`, in the scratch buffer where no gradient will need it later."""
-        packed = self.packed
-        if _gradient_of(x):
-            return self._backend.decode(packed, x.dtype)
-        out = scratch(self.spec.shape, x.dtype, x.device)
-        self._backend.decode_into(packed, out)
+        packed = self._packed_for(x)
+        fresh = _gradient_of(x)
+        out = x.new_empty(self.spec.shape) if fresh else scratch(self.spec.shape, x.dtype, x.device)
+        choice.decode_into(self._backend, packed, self._form, out)
         return out
+
+    def _compiled_weight(self, x: Tensor) -> Tensor:
+        """The float weight in the dtype of `x`, as one call in a compiled graph."""
+        weight: Tensor = ops.weight(self._part_tensors(), self._text, x.dtype)
+        return weight
+
+    def _part_tensors(self) -> list[Tensor]:
+        return [getattr(self, PREFIX + name) for name in self.part_names]
 
     def _bias(self, x: Tensor) -> Tensor | None:
         bias = self._parameters.get("bias")
@@ -122,7 +144,7 @@ class QuantizedLayer(nn.Module):
         return self
 
     def set_part(self, name: str, value: Tensor) -> None:
-        """Put a tensor in the place of a part of the packed weight."""
+        """Put a tensor of the same dtype and shape in the place of a part of the packed weight."""
         self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -153,9 +175,11 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self._backend.computes(self.spec):
-            if _gradient_of(x) and not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text))
+            if _gradient_of(x):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
-            return F.linear(x, self._float_weight(x), self._bias(x))
+            return choice.linear(self._backend, self._packed_for(x), self._form, x, self._bias(x))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
 
@@ -189,13 +213,15 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
             rows = self._backend.decode(take(packed, indices.reshape(-1)), dtype)
             return rows.view(*indices.shape, self.embedding_dim)
         table = scratch(self.spec.shape, dtype, packed.device)
-        self._backend.decode_into(packed, table)
+        choice.decode_into(self._backend, packed, self._form, table)
         return F.embedding(indices, table)
 
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
     computes = layer._backend.computes(layer.spec)
-    if not computes and (torch.compiler.is_compiling() or not _gradient_of(x)):
+    if not computes and torch.compiler.is_compiling():
+        return cast("Tensor", layer._conv_forward(x, layer._compiled_weight(x), layer._bias(x)))
+    if not computes and not _gradient_of(x):
         return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
     if x.ndim == layer.weight.ndim - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]

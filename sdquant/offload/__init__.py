@@ -14,12 +14,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingsError, UnknownOffloadError
+from .. import openvino_runtime
+from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
 from .handle import OffloadHandle
 
 if TYPE_CHECKING:
@@ -98,12 +99,14 @@ def apply(
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
         mode: one of `MODES`.
         device: the compute device.
-        budget: for "balanced": how much of the device weights may take. None: what is free, less a reserve.
+        budget: for "balanced": how much of the device weights may take. None: what is free, less what computing takes
+            by a trace of the model's shapes (`activations`), and a margin.
         folder: where weights wait on disk if the device is the CPU; default the system's temporary folder.
 
     Raises:
         UnknownOffloadError: no such mode.
         SettingsError: a budget or folder that cannot be used, or a model that is offloaded already.
+        IncompatibleError: OpenVINO runs a part of the model.
         BudgetError: the model cannot run within the budget.
     """
     names = [row.name for row in MODES]
@@ -128,16 +131,23 @@ def apply(
             "the model is offloaded already",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
+    if mode != "none":
+        _refuse_openvino(mode, parts)
     import torch
 
     target = torch.device(device)
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
+    options: dict[str, Any] = {"budget": size, "folder": folder}
+    if mode == "balanced" and size is None:
+        from ..peaks import of_model
+
+        options["activations"] = handle.facts["activations"] = of_model(model)
 
     def engage() -> None:
         handle.total = weight_bytes(*parts.values())
         handle.counters.resident = 0
         try:
-            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, budget=size, folder=folder)
+            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, **options)
             for part in parts.values():
                 part.__dict__[_HANDLE] = handle
                 handle.undo.callback(part.__dict__.pop, _HANDLE, None)
@@ -164,6 +174,17 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
         for handle in {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}.values():
             stack.enter_context(handle.suspended())
         yield
+
+
+def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
+    """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
+    for name, part in parts.items():
+        if openvino_runtime.served(part):
+            raise IncompatibleError(
+                f"Offload mode {mode!r} was to be applied",
+                f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
+                'Load the model with runtime="plain", or leave the offload mode at "none"',
+            )
 
 
 _HANDLE = "_sdquant_offload"  # on each component: the handle that is active

@@ -36,19 +36,24 @@ def apply(
     *,
     budget: int | None = None,
     folder: str | os.PathLike[str] | None = None,
+    activations: int | None = None,
 ) -> None:
-    """Keep the weights on `device` within `budget` bytes (None: what the device has free, less a reserve).
+    """Keep the weights on `device` within `budget` bytes.
+
+    Args:
+        budget: None for what the device has free, less `activations` and a margin.
+        activations: bytes that computing takes at the most; None where nobody knows, for which more is left free.
 
     Raises:
         BudgetError: a component cannot run within the budget, even streamed.
     """
-    limit = default_budget(device, _held(parts, device)) if budget is None else budget
+    limit = default_budget(device, _held(parts, device), activations) if budget is None else budget
     handle.facts["budget"] = limit
     if handle.total <= limit:
         none.apply(parts, handle, device)
         return
     components, shared = cut(parts, handle.counters, blocks=True)
-    _refuse_too_small(components, sum(tensor_bytes(t) for slot in shared if (t := slot.get()) is not None), limit)
+    refuse_too_small(components, sum(tensor_bytes(t) for slot in shared if (t := slot.get()) is not None), limit)
     store = tier(device, folder)
     handle.undo.callback(store.close)
     residency = Residency(components, shared, store, device, handle, limit)
@@ -112,7 +117,7 @@ def _held(parts: dict[str, nn.Module], device: torch.device) -> int:
     return sum(tensor_bytes(tensor) for tensor in tensors if tensor.device.type == device.type)
 
 
-def _refuse_too_small(components: list[Component], shared: int, limit: int) -> None:
+def refuse_too_small(components: list[Component], shared: int, limit: int) -> None:
     worst = max(components, key=least)
     needed = least(worst) + shared
     if needed <= limit:

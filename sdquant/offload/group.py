@@ -1,7 +1,7 @@
 """Groups of layers on the compute device while they run, by diffusers' group offloading.
 
 Blocks where a component has them, single layers otherwise. While a group is away it is in RAM if the device is a GPU.
-If the device is the CPU it is on disk, except where diffusers' files would lose something: see `_why_not_disk`.
+If the device is the CPU it is on disk, except where diffusers' files would lose something: see `why_not_disk`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import SettingsError
 from ..memory import trim
 from .entry import tidy
-from .slots import slots, weight_bytes
+from .slots import slots, tensor_bytes, weight_bytes
 from .store import DiskStore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .handle import OffloadHandle
+    from .handle import Counters, OffloadHandle
 
 # diffusers' names of the hooks that group offloading registers.
 HOOKS = ("lazy_prefetch_group_offloading", "layer_execution_tracker", "group_offloading")
@@ -43,21 +43,25 @@ def apply(
     if store is not None:
         handle.undo.callback(store.close)
     for index, (name, part) in enumerate(parts.items()):
-        reason = _why_not_disk(part) if on_disk else None
+        reason = why_not_disk(part) if on_disk else None
         # A folder for each component: diffusers names files by layer, and takes a file that is there for its own.
         path = store.folder / str(index) if store is not None and reason is None else None
-        level = _level(part)
+        by = level(part)
         handle.components[name] = {
             "bytes": weight_bytes(part),
             "kept": "on disk" if path else "in RAM",
-            "by": level,
+            "by": by,
             **({"why not on disk": reason} if reason else {}),
         }
         handle.undo.callback(_remove, part)
-        _hook(part, level, device, path)
-        if path is not None:
-            for group in _groups(part):
+        _hook(part, by, device, path)
+        if on_disk and path is None:
+            handle.counters.hold(weight_bytes(part))  # nothing of it moves
+            continue
+        for group in _groups(part):
+            if path is not None:
                 _own_after_onload(group)
+            _count(group, handle.counters)
         trim()
 
 
@@ -83,12 +87,12 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
         ) from error
 
 
-def _level(part: nn.Module) -> str:
+def level(part: nn.Module) -> str:
     """Blocks if the component's own children are lists of them. A VAE's lie deeper, and it is not called as a whole."""
     return "block_level" if any(isinstance(child, nn.ModuleList) for child in part.children()) else "leaf_level"
 
 
-def _why_not_disk(part: nn.Module) -> str | None:
+def why_not_disk(part: nn.Module) -> str | None:
     """Why diffusers' files cannot hold the component's weights; None if they can."""
     for slot in slots(part):
         if slot.opaque or "." in slot.places[0].name:
@@ -128,6 +132,33 @@ def _own_after_onload(group: Any) -> None:
         _own(group)
 
     group.onload_ = onload_
+
+
+def _count(group: Any, counters: Counters) -> None:
+    """Keep the book of a group's bytes: diffusers keeps none."""
+    tensors = [*group.parameters, *group.buffers]
+    for module in group.modules:
+        tensors += [*module.parameters(), *module.buffers()]
+    nbytes = sum(tensor_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values())
+    onload, offload, there = group.onload_, group.offload_, [False]
+
+    def onload_() -> None:
+        onload()
+        if not there[0]:
+            there[0] = True
+            counters.hold(nbytes)
+            counters.fetched += nbytes
+            counters.fetches += 1
+
+    def offload_() -> None:
+        offload()
+        if there[0]:
+            there[0] = False
+            counters.hold(-nbytes)
+            counters.evicted += nbytes
+            counters.evictions += 1
+
+    group.onload_, group.offload_ = onload_, offload_
 
 
 def _remove(part: nn.Module) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .entry import announce, wrap
 from .residency import Residency, tier
+from .slots import slots, tensor_bytes
 from .units import Component, cut
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def apply(
     handle.undo.callback(store.close)
     residency = Residency(components, shared, store, device, handle, limit=None)
     residency.stow()
+    if on_cpu:
+        opaque = (tensor for slot in slots(*parts.values()) if slot.opaque and (tensor := slot.get()) is not None)
+        handle.counters.hold(sum(tensor_bytes(tensor) for tensor in opaque))
 
     def enter(component: Component) -> None:
         if component.depth == 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backends, machine
 from ..compat import look_up
-from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem
+from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from ..compat.row import Query
 from ..errors import SdquantError
 from ..preparation import prepare
@@ -154,6 +154,9 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     trouble = problem(backends.get(scheme.backend), here.versions)
     if trouble is not None and held is None and scheme.name not in PACKAGE_OPTIONAL:
         return Mark(verdict="breaks", why=trouble, fix=pip_line(backends.get(scheme.backend)) or "")
+    lacks = runtime_problem(backends.get(scheme.backend), runtime, here.versions)
+    if lacks is not None:
+        return Mark(verdict="breaks", why=lacks, fix=pip_line(backends.get(scheme.backend), runtime) or "")
     query = Query(
         backend=scheme.backend,
         scheme=scheme.name,

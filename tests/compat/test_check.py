@@ -40,7 +40,7 @@ def _needs(backend: str) -> Requirement:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("runtime", ["default", "library", "plain"])
+@pytest.mark.parametrize("runtime", ["default", "library", "plain", "openvino"])
 def test_check_says_what_the_matrix_says(scheme: str, runtime: str) -> None:
     if runtime not in ("default", *backends.scheme(scheme).runtimes):
         with pytest.raises(SettingsError, match=runtime):

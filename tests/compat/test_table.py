@@ -120,10 +120,11 @@ def test_on_a_cpu_only_the_required_refusals_break() -> None:
     unexpected = {
         (cell.scheme, cell.offload)
         for cell in cells
-        if not (cell.backend == "gguf" and cell.mode in ("pre", "post")) and cell.runtime != "plain"
+        if not (cell.backend == "gguf" and cell.mode in ("pre", "post")) and cell.runtime not in ("plain", "openvino")
     }
     assert unexpected == REFUSED_PAIRS
     assert {cell.backend for cell in cells if cell.runtime == "plain"} == {"gguf"}
+    assert {(cell.backend, cell.offload != "none") for cell in cells if cell.runtime == "openvino"} == {("nncf", True)}
 
 
 def test_group_offload_of_library_modules_is_judged_by_device() -> None:
@@ -186,7 +187,7 @@ def test_the_first_match_wins_and_the_last_row_matches_everything() -> None:
 def test_no_row_is_dead() -> None:
     old = (VERSIONS, VERSIONS | {"transformers": "4.57.3"}, VERSIONS | {"accelerate": "1.12.0"})
     schemes = [
-        *((name, backend, ("library", "plain")) for name, backend in OWNERS.items()),
+        *((name, backend, ("library", "plain", "openvino")) for name, backend in OWNERS.items()),
         ("new", "fifth", ("library",)),
     ]
     used = {

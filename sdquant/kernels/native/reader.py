@@ -46,6 +46,11 @@ class Native(Reader):
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m))
 
 
+def native() -> Native | None:
+    """The reader; None where the extension is not built or turned off."""
+    return Native() if extension() is not None else None
+
+
 def _addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
     """Of the codes, scales, outer scales, zero points (or a block type's grid) and shifts; 0 where there are none."""
     return (

@@ -25,6 +25,12 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return buffer[:size].view(shape)
 
 
+def held() -> int:
+    """Bytes of this thread's buffers."""
+    buffers: dict[object, Tensor] = _local.__dict__.get("buffers", {})
+    return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
+
+
 def release() -> None:
     """Give this thread's buffers back."""
     _local.__dict__.pop("buffers", None)

@@ -1,0 +1,209 @@
+"""What runs the same format elsewhere: the libraries' own layers, and torch's kernels for packed weights.
+
+Each function gets the float layer [out, in] without a bias and gives a callable on activations [m, in], or None where
+the library is not installed or does not take the format on this machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sdquant import backends
+
+if TYPE_CHECKING:
+    from sdquant.backends.base import Packed
+
+Run = Callable[[Tensor], Tensor]
+Peer = Callable[[nn.Linear, str], "Run | None"]
+
+
+def packed(floats: nn.Linear, scheme: str) -> Packed:
+    """The weight in sdquant's packed form."""
+    spec = backends.parse(scheme)
+    return backends.get(spec.scheme.backend).encode(floats.weight.data, spec)
+
+
+def library_layer(floats: nn.Linear, scheme: str) -> Run:
+    """bitsandbytes' or quanto's own module with the same codes, as runtime="library" has it."""
+    spec = backends.parse(scheme)
+    module: Run = backends.get(spec.scheme.backend).to_library(floats, packed(floats, scheme), spec)
+    return module
+
+
+def bitsandbytes_as_is(floats: nn.Linear, scheme: str) -> Run:
+    """`Linear4bit` as bitsandbytes itself runs it: where the CPU has AVX512-BF16, repacked at the first call."""
+    module: Any = library_layer(floats, scheme)
+    from bitsandbytes.nn.modules import has_avx512bf16
+
+    module.support_avx512bf16_for_cpu = has_avx512bf16()
+    run: Run = module
+    return run
+
+
+def bitsandbytes_blockwise(floats: nn.Linear, scheme: str) -> Run:
+    """bitsandbytes has no layer for its 8-bit floats: its kernel for decoding, then the product."""
+    from bitsandbytes import functional
+
+    from sdquant.backends._bnb_tables import e4m3_code
+
+    weight = floats.weight.data
+    codes, state = functional.quantize_blockwise(weight, code=e4m3_code(weight.device), blocksize=256)
+    return lambda x: F.linear(x, functional.dequantize_blockwise(codes, state).to(x.dtype))
+
+
+def int8pack(floats: nn.Linear, scheme: str) -> Run:
+    """torch's kernel for few rows and int8 weights with a scale for each row."""
+    held = packed(floats, scheme)
+    names = {"qint8": ("data", "scale"), "bnb-int8": ("codes", "scb"), "int8_sym": ("codes", "scale")}[scheme]
+    codes, scale = (held.parts[name] for name in names)
+    factor = 1 / 127 if scheme == "bnb-int8" else 1.0
+    scale = (scale.float().view(-1) * factor).to(floats.weight.dtype)
+    return lambda x: torch._weight_int8pack_mm(x, codes, scale)
+
+
+def int4pack(floats: nn.Linear, scheme: str) -> Run | None:
+    """torch's kernel for 4-bit codes in groups, with a scale and a middle for each; bfloat16 only."""
+    if floats.weight.dtype != torch.bfloat16:
+        return None
+    group = backends.parse(scheme).scheme.group or 64
+    rows, columns = floats.weight.shape
+    grouped = floats.weight.data.float().view(rows, columns // group, group)
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    scale = ((high - low) / 15).clamp(min=1e-6)
+    codes = ((grouped - low[..., None]) / scale[..., None]).round().clamp(0, 15).to(torch.int32).view(rows, columns)
+    held = torch._convert_weight_to_int4pack_for_cpu(codes, 1)
+    pairs = torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).contiguous().to(torch.bfloat16)
+    return lambda x: torch._weight_int4pack_mm_for_cpu(x, held, group, pairs)
+
+
+def diffusers_gguf(floats: nn.Linear, scheme: str) -> Run:
+    """diffusers' layer over a GGUF weight."""
+    import gguf
+    from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
+
+    rows, columns = floats.weight.shape
+    module = GGUFLinear(columns, rows, bias=False, compute_dtype=floats.weight.dtype)
+    blocks = packed(floats, scheme).parts["blocks"].view(rows, -1)
+    module.weight = GGUFParameter(blocks, quant_type=gguf.GGMLQuantizationType[scheme.upper()])
+    run: Run = module
+    return run
+
+
+def libgguf_decoded(floats: nn.Linear, scheme: str) -> Run | None:
+    """ggml's own decoding, by libgguf, to float32; then a cast and the product."""
+    if importlib.util.find_spec("libgguf") is None:
+        return None
+    import libgguf
+
+    from sdquant.formats.gguf_types import TYPES
+
+    rows, columns = floats.weight.shape
+    blocks, kind = packed(floats, scheme).parts["blocks"].view(rows, -1).numpy(), TYPES[scheme].id
+    return lambda x: F.linear(x, torch.from_numpy(libgguf.dequantize_rows(blocks, kind, columns)).to(x.dtype))
+
+
+def nncf_layer(floats: nn.Linear, scheme: str) -> Run:
+    """NNCF's own module: a decompressor before each call, as `nncf.compress_weights` leaves it."""
+    import copy
+    import logging
+
+    import nncf
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    from sdquant.backends.nncf import MODES
+
+    example = nncf.Dataset([torch.zeros(1, floats.in_features, dtype=floats.weight.dtype)])
+    four = {"group_size": 64, "all_layers": True} if scheme.startswith("int4") else {}
+    mode = nncf.CompressWeightsMode[MODES[scheme]]
+    run: Run = nncf.compress_weights(_Holder(copy.deepcopy(floats)), mode=mode, dataset=example, **four)
+    return run
+
+
+class _Holder(nn.Module):
+    """NNCF adds modules to the one it is given, which an `nn.Sequential` would run."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer does."""
+        done: Tensor = self.layer(x)
+        return done
+
+
+def sdnq_layer(floats: nn.Linear, scheme: str, matmul: bool = False) -> Run:
+    """SDNQ's own layer, without its torch.compile."""
+    import copy
+
+    from sdnq import SDNQConfig, sdnq_quantize_layer
+
+    from sdquant.backends.sdnq import _settings
+
+    settings = _settings(backends.parse(scheme)) | {"use_quantized_matmul": matmul}
+    layer, _ = sdnq_quantize_layer(
+        copy.deepcopy(floats), SDNQConfig(**settings), torch_dtype=floats.weight.dtype, param_name="weight"
+    )
+    run: Run = layer
+    return run
+
+
+def sdnq_matmul(floats: nn.Linear, scheme: str) -> Run:
+    """SDNQ's own layer with its int8 product."""
+    return sdnq_layer(floats, scheme, matmul=True)
+
+
+def torchao_layer(floats: nn.Linear, dynamic: bool) -> Run | None:
+    """torchao's int8, weight-only or with dynamic activations, without torch.compile."""
+    if importlib.util.find_spec("torchao") is None:
+        return None
+    import copy
+
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+    model = nn.Sequential(copy.deepcopy(floats))
+    quantize_(model, Int8DynamicActivationInt8WeightConfig() if dynamic else Int8WeightOnlyConfig())
+    run: Run = model
+    return run
+
+
+@dataclass(frozen=True)
+class Family:
+    """A scheme, and what else runs its format."""
+
+    scheme: str
+    peers: Mapping[str, Peer]
+
+
+_GGUF: Mapping[str, Peer] = {"diffusers": diffusers_gguf, "libgguf": libgguf_decoded}
+_FOUR: Mapping[str, Peer] = {"bitsandbytes": bitsandbytes_as_is, "bitsandbytes decoded": library_layer}
+_NNCF: Mapping[str, Peer] = {"nncf": nncf_layer}
+_SDNQ: Mapping[str, Peer] = {"sdnq": sdnq_layer}
+
+FAMILIES: tuple[Family, ...] = (
+    Family("nf4", _FOUR),
+    Family("nf4,double_quant", _FOUR),
+    Family("fp4", _FOUR),
+    Family("bnb-int8", {"bitsandbytes": library_layer, "torch int8pack": int8pack}),
+    Family("fp8", {"bitsandbytes decoded": bitsandbytes_blockwise}),
+    Family("qint8", {"quanto": library_layer, "torch int8pack": int8pack}),
+    Family("qint4", {"quanto": library_layer, "torch int4pack": int4pack}),
+    Family("qint2", {"quanto": library_layer}),
+    Family("qint3", {}),
+    Family("qfloat8", {"quanto": library_layer}),
+    Family("int8", _NNCF),
+    Family("int8_sym", {**_NNCF, "torch int8pack": int8pack}),
+    Family("int4", {**_NNCF, "torch int4pack": int4pack}),
+    Family("int4_sym", {**_NNCF, "torch int4pack": int4pack}),
+    *(Family(kind, _GGUF) for kind in (
+        "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q3_k", "q2_k", "iq4_nl", "iq4_xs",
+    )),
+    *(Family(f"sdnq-{kind}", _SDNQ) for kind in ("int8", "fp8", "int6", "int4", "uint4", "uint3")),
+)  # fmt: skip

@@ -1,0 +1,248 @@
+"""How much memory a network's temporaries take at the most, besides its weights, without weights and without memory.
+
+    of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight
+    with measured(pipe) as peaks:     the same of what really runs, at the price of some microseconds an operation
+        pipe("a handwritten seven")
+
+Both follow the storages that operations make, from the operation that makes one to its last reference. What a kernel
+takes inside and gives back before it returns is not seen; where that is much, `_workspace` knows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from .offload import components_of
+from .offload.entry import ENTRIES, wrap
+
+log = logging.getLogger(__name__)
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that are made while it is on.
+
+    A storage that an operation is given, and that none has made, was there before: weights and inputs. A view has the
+    storage of what it views.
+
+    Attributes:
+        live, peak: bytes that are there now, and the most there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: dict[int, tuple[Any, int]] = {}  # by address: a weak reference, and the bytes that it counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _tensors((args, kwargs)):
+            self._know(tensor, new=False)
+        out = func(*args, **kwargs)
+        for tensor in _tensors(out):
+            self._know(tensor, new=True)
+        self.peak = max(self.peak, self.live + _workspace(func, args))
+        return out
+
+    def _know(self, tensor: Tensor, *, new: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        nbytes = storage.nbytes() if new else 0
+        self._known[key] = weakref.ref(storage, lambda _: self._gone(key)), nbytes
+        self.live += nbytes
+        self.peak = max(self.peak, self.live)
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._known.pop(key)[1]
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """Those with a storage to be asked for: of wrapper tensors, what they wrap is seen by itself."""
+    for leaf in tree_iter(tree):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not _wraps(leaf):
+            yield leaf
+
+
+def _wraps(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and hasattr(tensor, "__tensor_flatten__")
+
+
+def _workspace(func: Any, args: Any) -> int:
+    """Bytes that a kernel takes besides its output, where they are much.
+
+    oneDNN's convolutions on the CPU copy an input and a weight that are not channels_last into its own blocked order, a
+    16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
+    float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here.
+    """
+    if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":
+        return 0
+    x, weight = args[0], args[1]
+    point = all(side == 1 for side in weight.shape[2:])
+    if x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
+        return 0
+    return int((x.numel() * (2 if point else 1) + weight.numel()) * x.element_size())
+
+
+def peak_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: Any) -> int:
+    """Bytes that a call of the module takes at the most besides its weights and inputs, its output included.
+
+    Args:
+        module: its weights may be on the meta device; they are not touched.
+        args, kwargs: of the call; of tensors only shapes and dtypes count.
+
+    Raises:
+        Exception: whatever a module says that looks at the values of its tensors, which are not there.
+    """
+    return _Shapes(module).run(getattr(module, method), args, kwargs)[0]
+
+
+class _Shapes:
+    """A module's calls with tensors that have shapes and no values."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def run(self, method: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, Any]:
+        """The peak of a call, and its output as real tensors of zeros."""
+        args, kwargs = tree_map_only(Tensor, self._shape, (args, kwargs))
+        with self._without_values(), torch.no_grad(), self._mode, Tracker() as tracker:
+            out = method(*args, **kwargs)
+        zeros = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), out)
+        return tracker.peak, zeros
+
+    def _shape(self, tensor: Tensor) -> Tensor:
+        with self._mode:
+            return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+    @contextmanager
+    def _without_values(self) -> Iterator[None]:
+        made: dict[int, Any] = {}  # what is tied stays tied
+        before = []
+        for owner in self._module.modules():
+            each: tuple[Any, Any] = (owner._parameters, owner._buffers)
+            for held in each:
+                for name, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    before.append((held, name, tensor))
+                    if id(tensor) not in made:
+                        shape = self._shape(tensor)
+                        is_weight = isinstance(tensor, nn.Parameter)
+                        made[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
+                    held[name] = made[id(tensor)]
+        try:
+            yield
+        finally:
+            for held, name, tensor in before:
+                held[name] = tensor
+
+
+def of_pipeline(
+    pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
+) -> dict[str, int | None]:
+    """The peak of each component of a pipeline, in bytes, when one image is drawn; no weight is read.
+
+    The pipeline itself runs, with a step or two; its components' calls are traced, and return zeros.
+
+    Args:
+        pipe: its components may be on the meta device. They must not be in use.
+        width, height: in pixels; None for what the model was made for.
+
+    Returns:
+        By component, in the order of their first calls; then those that were not called, with 0. None for all if one
+        looks at values, which are not there.
+    """
+    from .drawing import draw
+
+    parts = components_of(pipe)
+    peaks: dict[str, int] = {}
+    undo = []
+    for name, part in parts.items():
+        shapes = _Shapes(part)
+        for method in ENTRIES:
+            if hasattr(part, method):
+                undo.append(_replace(part, method, shapes, name, peaks))
+        undo.append(_on_cpu(part))
+    try:
+        draw(pipe, [prompt], seeds=[0], steps=1, width=width, height=height)
+    except Exception as error:  # of a network or pipeline that nobody has written this for
+        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        return dict.fromkeys(parts)
+    finally:
+        for back in reversed(undo):
+            back()
+    return {**peaks, **{name: 0 for name in parts if name not in peaks}}
+
+
+def _replace(part: nn.Module, method: str, shapes: _Shapes, name: str, peaks: dict[str, int]) -> Callable[[], None]:
+    original, earlier = getattr(part, method), part.__dict__.get(method)
+    running: list[bool] = []
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if running:  # its own call of itself is traced already
+            return original(*args, **kwargs)
+        running.append(True)
+        try:
+            peak, out = shapes.run(original, args, kwargs)
+        finally:
+            running.clear()
+        peaks[name] = max(peaks.get(name, 0), peak)
+        return out
+
+    def back() -> None:
+        if earlier is None:
+            part.__dict__.pop(method, None)
+        else:
+            part.__dict__[method] = earlier
+
+    part.__dict__[method] = call
+    return back
+
+
+def _on_cpu(part: nn.Module) -> Callable[[], None]:
+    """Let a module on the meta device say that it computes on the CPU, which pipelines ask it."""
+    from .offload.entry import announce
+
+    return announce(part, torch.device("cpu"))
+
+
+@contextmanager
+def measured(model: Any) -> Iterator[Mapping[str, int]]:
+    """The peak of each component's calls meanwhile, in bytes: of the operations that really run.
+
+    Args:
+        model: a pipeline or a module, on any device.
+    """
+    peaks: dict[str, int] = {}
+    undo = []
+    for name, part in components_of(model).items():
+        running: list[Tracker] = []
+
+        def before(_: str, running: list[Tracker] = running) -> None:
+            running.append(Tracker().__enter__())  # type: ignore[no-untyped-call]
+
+        def after(_: str, running: list[Tracker] = running, name: str = name) -> None:
+            tracker = running.pop()
+            tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            peaks[name] = max(peaks.get(name, 0), tracker.peak)
+
+        undo.append(wrap(part, before, after))
+    try:
+        yield peaks
+    finally:
+        for back in reversed(undo):
+            back()

@@ -1,0 +1,70 @@
+"""What a worker is told to load, and what the pieces of a benchmark hand on to each other. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+# Files in the benchmark's own folder.
+INPUTS, WANTED = "inputs.pt", "wanted.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The model, found.
+
+    Attributes:
+        asked: the request for its UNet or transformer alone, where it lies in a folder of its own; as found.
+        pipeline: the request that gives the whole pipeline; None where there is only a component.
+        class_name, config: of the UNet or transformer.
+        dtype: torch's name of the dtype that the reference has.
+        scheme: in which the files hold it quantized; None for floats.
+        bytes: of the reference in memory.
+        folder: the component's, with its config.json; None where it has none.
+        device: torch's name of the compute device.
+    """
+
+    asked: Request
+    pipeline: Request | None
+    class_name: str
+    config: Mapping[str, Any] = field(repr=False)
+    dtype: str
+    scheme: str | None
+    bytes: int
+    folder: Path | None
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one worker loads: sdquant's own way, or a peer's.
+
+    Attributes:
+        asked: sdquant's request; of a peer, its path is what the peer reads.
+        peer: the peer's name; None for sdquant.
+        scheme: the scheme that the peer's format is.
+        class_name, folder: of the component, see `Target`.
+        dtype: torch's name of the dtype of what is not quantized.
+        device: torch's name of the compute device.
+        work: the benchmark's own folder, with the inputs.
+        threads: of the CPU.
+        prompt, size, seed: for the worker that asks the pipeline for the inputs.
+    """
+
+    asked: Request
+    work: Path
+    threads: int
+    device: str
+    class_name: str
+    dtype: str
+    folder: Path | None = None
+    peer: str | None = None
+    scheme: str | None = None
+    prompt: str = ""
+    size: tuple[int, int] | None = None
+    seed: int = 0

@@ -1,0 +1,426 @@
+"""Measure a model: processes that hold one variant each, and take turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import machine
+from ..errors import SettingsError
+from ..request import Request, request
+from ..writing import whole_file
+from . import variants
+from .jobs import INPUTS, Job, Target
+from .rows import CLOCKS, Benchmark, Row
+from .target import find
+from .workers import Failed, Worker, working
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .variants import Variant
+
+log = logging.getLogger(__name__)
+
+INPUT_KINDS = ("auto", "pipeline", "random")
+PROMPT = "a photograph of a lighthouse at dusk"
+SHARE = 0.6  # of the memory that is free, for the models that are held at once
+BESIDE = 1 << 29  # bytes of a worker that are not weights: imported libraries, activations
+SIDE = 512  # pixels of the image of a lone component whose config names no size
+TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace
+
+# Done, of how much, and what is done now.
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass
+class _Running:
+    """A variant while it is measured. `wall` and `cpu`: seconds of a step in each round."""
+
+    variant: Variant
+    worker: Worker
+    row: Row
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def bench(
+    path: str | Path,
+    schemes: Iterable[str] | None = None,
+    *,
+    steps: int = 1,
+    rounds: int = 5,
+    size: tuple[int, int] | None = None,
+    batch: int = 1,
+    seed: int = 0,
+    threads: int | None = None,
+    prompt: str = PROMPT,
+    inputs: str = "auto",
+    clock: str = "wall",
+    peers: bool = True,
+    profile: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **values: Any,
+) -> Benchmark:
+    """Load a model's UNet or transformer in several ways, and run one step of each in turns.
+
+    Every way has a process of its own, so that its memory and its load are its own. In each round every process runs
+    `steps` steps while the others wait, the first to the last and the next time the last to the first; what a step
+    costs against the reference is the median over the rounds of the two in the same round. Where not all models fit
+    into memory they are measured in groups, the reference in each. What is refused, or fails, is a row that says so.
+
+    Args:
+        path: as for `load_model`; the reference is this model as found.
+        schemes: each as `load_model`'s quant; None for a set that the matrix allows. Those that exist only in GGUF
+            files are written to one first, in a temporary folder.
+        size: width and height of the image in pixels; default: the model's own.
+        batch: images of a component without a pipeline.
+        threads: of the CPU; default: torch's own number.
+        prompt: where the pipeline gives the inputs.
+        inputs: "pipeline", "random", or "auto": the pipeline's where there is one.
+        clock: what ratios are of: "wall", or "cpu", the CPU time of all threads, for machines with other work.
+        peers: measure other libraries' own ways of the same formats, where they are installed.
+        profile: write a trace of one step of each row, for Perfetto and TensorBoard, beside this path.
+        on_progress: called with what is done, of how much, and a line of text. What it raises comes out as it is.
+        values: other arguments of `load_model` (offload, runtime, dtype, ...), the same for all of sdquant's rows.
+
+    Raises:
+        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be run.
+    """
+    _check(steps=steps, rounds=rounds, batch=batch, threads=threads, seed=seed, size=size, inputs=inputs, clock=clock)
+    values.setdefault("progress", False)
+    asked = request(path, **values)
+    for text in schemes or ():
+        request(path, **(values | {"quant": text}))  # one that does not exist is no row
+    if asked.quant is not None:
+        raise SettingsError(
+            f"quant={asked.quant!r} was given", "the reference is the model as found", "Give it among the schemes"
+        )
+    target = find(asked)
+    here = machine.probe()
+    threads = threads or _cores()
+    chosen = variants.default_schemes(target) if schemes is None else tuple(schemes)
+    with working() as (work, workers):
+        tell = _Progress(on_progress)
+        kind, size, batch = _inputs(target, inputs, prompt, size, batch, seed, threads, work, workers)
+        tell.text("writing GGUF files")
+        todo = [
+            *variants.make(
+                target, chosen, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
+            )
+        ]  # fmt: skip
+        groups = _groups(todo, _room(here, target.device))
+        tell.total = sum(len(group) for group in groups) * (rounds + 2)
+        rows: dict[str, Row] = {one.row.name: one.row for one in todo}
+        for number, group in enumerate(groups):
+            for row in _group(group, number, rounds, steps, clock, target, profile, work, workers, tell):
+                if number == 0 or row.name != todo[0].row.name:
+                    rows[row.name] = row
+        tell.text("done")
+        made = _traced(_against_ours([*rows.values()]), profile, work)
+    return Benchmark(
+        model=str(path),
+        class_name=target.class_name,
+        inputs=kind,
+        size=size,
+        batch=batch,
+        seed=seed,
+        steps=steps,
+        rounds=rounds,
+        threads=threads,
+        clock=clock,
+        memory=_memory_kind(target.device),
+        settings=settings(asked),
+        device=target.device,
+        rows=tuple(made),
+        versions=here.versions,
+        machine=described(here),
+    )
+
+
+def described(here: machine.Machine) -> dict[str, Any]:
+    """The machine, for a table of numbers that were taken on it."""
+    return {
+        "platform": here.platform,
+        "python": here.python,
+        "cpu": next((device.name for device in here.devices if device.kind == "cpu"), None),
+        "cores": os.cpu_count(),
+        "ram": here.ram_total,
+        "devices": [{"torch_name": device.torch_name, "name": device.name} for device in here.devices],
+    }
+
+
+def settings(asked: Request) -> dict[str, Any]:
+    """What was asked beside the model and the scheme, as JSON values."""
+    left_out = ("path", "quant", "progress")
+    rows = [row for row in dataclasses.fields(asked) if row.name not in left_out]
+    given = {row.name: getattr(asked, row.name) for row in rows if getattr(asked, row.name) != row.default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def _check(**values: Any) -> None:
+    def refuse(name: str, why: str, fix: str) -> SettingsError:
+        return SettingsError(f"{name}={values[name]!r} was given", why, fix)
+
+    def number(value: object, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+    for name, least in (("steps", 1), ("rounds", 1), ("batch", 1), ("threads", 1), ("seed", 0)):
+        if not number(values[name], least) and not (name == "threads" and values[name] is None):
+            raise refuse(name, f"it is a whole number from {least} on", f"Use {max(least, 1)}, say")
+    size = values["size"]
+    if size is not None and not (isinstance(size, tuple) and len(size) == 2 and all(number(n, 1) for n in size)):
+        raise refuse("size", "it is a width and a height in pixels", "Use (512, 512), say")
+    for name, choices in (("inputs", INPUT_KINDS), ("clock", CLOCKS)):
+        if values[name] not in choices:
+            raise refuse(name, f"it is one of {', '.join(choices)}", f"Use {choices[0]!r}")
+
+
+def _cores() -> int:
+    """As many threads as torch would take: one for each core that this process may use."""
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def _inputs(
+    target: Target, kind: str, prompt: str, size: tuple[int, int] | None, batch: int, seed: int, threads: int,
+    work: Path, workers: list[Worker],
+) -> tuple[str, tuple[int, int], int]:  # fmt: skip
+    """Write the inputs; what kind they are, the size of the image, and how many rows they have."""
+    if kind == "random" or (kind == "auto" and target.pipeline is None):
+        import torch
+
+        from .inputs import batch_of, random
+
+        size = size or (_side(target),) * 2
+        given = random(target.class_name, target.config, size, batch, seed)
+        torch.save(given, work / INPUTS)
+        return "random", size, batch_of(given)
+    if target.pipeline is None:
+        raise SettingsError(
+            f"{target.asked.path} was to be run on its pipeline's inputs",
+            "it is a component alone",
+            "Give base=<pipeline folder>, or inputs='random'",
+        )
+    asked = replace(target.pipeline, progress=False)
+    worker = Worker(
+        Job(
+            asked=asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
+            dtype=target.dtype, prompt=prompt, size=size, seed=seed,
+        )
+    )  # fmt: skip
+    workers.append(worker)
+    try:
+        made = worker.ask("inputs")
+    except Failed as error:
+        raise error.as_error(f"The inputs of {target.asked.path} were to be had from its pipeline") from error
+    finally:
+        workers.remove(worker)
+        worker.end()
+    width, height = made["size"]
+    return "pipeline", (width, height), made["batch"]
+
+
+def _side(target: Target) -> int:
+    """Of the image that the model was trained for, in pixels, as far as its config tells."""
+    from .inputs import PIXELS
+
+    sample = target.config.get("sample_size")
+    return sample * PIXELS if isinstance(sample, int) and sample > 1 else SIDE
+
+
+def _room(here: machine.Machine, device: str) -> int:
+    """Bytes that the models of a group may take together."""
+    card = next((row for row in here.devices if row.torch_name == device and row.kind != "cpu"), None)
+    free = here.ram_available if card is None or card.memory_free is None else card.memory_free
+    return int(SHARE * free)
+
+
+def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
+    """Those that can be measured, in groups that fit into memory, the reference at the head of each."""
+    first, *others = [one for one in todo if one.job is not None]
+    groups, held = [[first]], first.bytes + BESIDE
+    for one in others:
+        if held + one.bytes + BESIDE > room and len(groups[-1]) > 1:
+            groups.append([first])
+            held = first.bytes + BESIDE
+        groups[-1].append(one)
+        held += one.bytes + BESIDE
+    return groups
+
+
+def _group(
+    group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: Target,
+    profile: str | Path | None, work: Path, workers: list[Worker], tell: _Progress,
+) -> Iterator[Row]:  # fmt: skip
+    """Measure variants together, the first of which is the reference; the rows of all."""
+    running: list[_Running] = []
+    begun = [(variant, _begun(variant, workers)) for variant in group]
+    for _, worker in begun:  # none loads while another imports
+        worker.ready()
+    for variant, worker in begun:
+        with _counted(tell, f"{variant.row.name}: loading", 2):
+            made = _loaded(variant, worker, not running, target, workers)
+        if isinstance(made, Row):
+            tell.skip(rounds)
+            yield replace(made, group=number)
+        else:
+            running.append(made)
+    lost: list[Row] = []
+    for turn in range(rounds):
+        for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
+            with _counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
+                try:
+                    said = one.worker.ask("turn", steps=steps)
+                except Failed as error:
+                    if one is running[0]:
+                        raise error.as_error(f"{target.asked.path} was to be run") from error
+                    running.remove(one)
+                    lost.append(_failed(one.row, error))
+                    tell.skip(rounds - turn - 1)
+                    continue
+                one.wall.append(said["wall"])
+                one.cpu.append(said["cpu"])
+    if profile is not None and number == 0:
+        _profile(running[:1], work, tell)
+    if profile is not None:
+        _profile(running[1:], work, tell)
+    yield from lost
+    for one in running:
+        one.worker.end()
+        workers.remove(one.worker)
+        yield _measured(one, running[0], clock, number)
+
+
+def _begun(one: Variant, workers: list[Worker]) -> Worker:
+    """A process that imports what it will need."""
+    assert one.job is not None
+    worker = Worker(one.job)
+    workers.append(worker)
+    worker.tell("prepare")
+    return worker
+
+
+def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, workers: list[Worker]) -> _Running | Row:
+    """A variant's model, with its first step done; its row with the reason where that fails."""
+    gpu = target.device.startswith("cuda")
+    try:
+        worker.answer()
+        worker.mark()
+        said = worker.ask("load", watch=True)
+        first = worker.ask("first", watch=True, keep=reference)
+    except Failed as error:
+        workers.remove(worker)
+        worker.interrupt()
+        worker.end()
+        if reference:
+            raise error.as_error(f"{target.asked.path} was to be run") from error
+        return _failed(one.row, error)
+    peak = first.pop("peak", worker.peak)
+    values = said | first | {"snr": None if first["snr"] is None else float(first["snr"])}
+    row = replace(one.row, peak=peak, peak_resident=None if gpu else worker.peak_resident, **values)
+    return _Running(variant=one, worker=worker, row=row)
+
+
+def _failed(row: Row, error: Failed) -> Row:
+    log.info("%s was not measured: %s", row.name, error.text)
+    return replace(row, error=error.text, kind=error.kind)
+
+
+def _profile(running: Iterable[_Running], work: Path, tell: _Progress) -> None:
+    for one in running:
+        tell.text(f"{one.row.name}: profiling")
+        try:
+            one.worker.ask("profile", path=str(work / trace_name(one.row.name)))
+        except Failed as error:
+            log.warning("%s could not be profiled: %s", one.row.name, error.text)
+
+
+def _measured(one: _Running, reference: _Running, clock: str, group: int) -> Row:
+    mine, theirs = (getattr(row, clock) for row in (one, reference))
+    return replace(
+        one.row,
+        step_seconds=statistics.median(one.wall),
+        step_cpu_seconds=statistics.median(one.cpu),
+        step_spread=(min(mine), max(mine)),
+        ratio=statistics.median(a / b for a, b in zip(mine, theirs, strict=True)),
+        group=group,
+    )
+
+
+def _against_ours(rows: Sequence[Row]) -> list[Row]:
+    """The rows, peers with what their load costs against sdquant's of the same scheme."""
+    ours = {row.quant: row.load_cpu_seconds for row in rows if row.by == "sdquant" and row.load_cpu_seconds}
+
+    def ratio(row: Row) -> float | None:
+        mine = ours.get(row.quant)
+        return row.load_cpu_seconds / mine if row.by != "sdquant" and row.load_cpu_seconds and mine else None
+
+    return [replace(row, load_ratio=ratio(row)) for row in rows]
+
+
+def trace_name(name: str) -> str:
+    """The end of a trace's file name: "nf4.pt.trace.json"."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) + TRACE
+
+
+def trace_path(profile: str | Path, name: str) -> Path:
+    """Where a row's trace goes: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
+    place = Path(profile)
+    stem = place.name
+    for end in (".gz", ".json", ".trace", ".pt"):
+        stem = stem.removesuffix(end)
+    return place.with_name(f"{stem}-{trace_name(name)}")
+
+
+def _traced(rows: Sequence[Row], profile: str | Path | None, work: Path) -> list[Row]:
+    """The rows, with the traces brought to where they were asked for."""
+    if profile is None:
+        return [*rows]
+    made = []
+    for row in rows:
+        source, target = work / trace_name(row.name), trace_path(profile, row.name)
+        if source.exists():
+            with source.open("rb") as read, whole_file(target, source.stat().st_size) as file:
+                shutil.copyfileobj(read, file)
+            row = replace(row, trace=str(target))
+        made.append(row)
+    return made
+
+
+def _memory_kind(device: str) -> str:
+    if device.startswith("cuda"):
+        return "GPU"
+    return "RssAnon" if Path("/proc/self/status").exists() else "RSS"
+
+
+class _Progress:
+    """Counts loads (worth two) and turns (worth one)."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress, self._done, self.total = on_progress, 0, 0
+
+    def text(self, text: str) -> None:
+        """Say what is done now."""
+        if self._on_progress is not None:
+            self._on_progress(self._done, max(self.total, self._done), text)
+
+    def skip(self, count: int) -> None:
+        """So much will not be done."""
+        self._done += count
+
+
+@contextmanager
+def _counted(tell: _Progress, text: str, worth: int) -> Iterator[None]:
+    tell.text(text)
+    yield
+    tell.skip(worth)

@@ -1,0 +1,82 @@
+"""Which part of the named model is measured: its UNet or transformer, alone where the files allow it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..detection import MAIN
+from ..errors import UnsupportedFileError
+from ..preparation import located, prepare
+from ..request import NOT_QUANTIZED, Request
+from .jobs import Target
+
+if TYPE_CHECKING:
+    from .. import planner
+    from ..formats.source import Source
+
+
+def find(asked: Request) -> Target:
+    """The target of a request for the model as found.
+
+    Raises:
+        SdquantError: as `preparation.prepare`; or the model has no UNet or transformer.
+    """
+    asked = located(asked)
+    made = prepare(asked)
+    name, src = _main(made)
+    pipeline: Request | None = asked
+    folder = Path(asked.path) / name
+    if made.detected.container == "pipeline" and asked.base is None and (folder / "config.json").is_file():
+        asked = dataclasses.replace(asked, path=str(folder), components=None, parts=())
+        made = prepare(asked)
+        name, src = _main(made)
+    else:
+        folder = Path(asked.path)
+        folder = folder if folder.is_dir() else folder.parent
+    if name == "model" and pipeline is asked:
+        pipeline = None
+    part = next(one for one in made.components if one.name == name)
+    return Target(
+        asked=asked,
+        pipeline=pipeline,
+        class_name=src.class_name or "",
+        config=src.config or {},
+        dtype=made.dtype or _dtype(src),
+        scheme=part.scheme,
+        bytes=part.bytes,
+        folder=folder if (folder / "config.json").is_file() else None,
+        device=made.device,
+    )
+
+
+def _main(made: planner.Plan) -> tuple[str, Source]:
+    sources = made.detected.sources
+    name = next((one for one in (*MAIN, ".") if one in sources), None)
+    if name is None:
+        raise UnsupportedFileError(
+            f"{made.path} was to be measured",
+            f"it has {', '.join(sources)}, and neither a UNet nor a transformer",
+            "Name a pipeline, or a UNet or transformer",
+        )
+    return ("model" if name == "." else name), sources[name]
+
+
+def _dtype(src: Source) -> str:
+    """That of most bytes of a component's floats; float32 where all is quantized."""
+    sizes: dict[str, int] = {}
+    for info in src.plain.values():
+        if info.dtype in ("float32", "float16", "bfloat16"):
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    return max(sizes, key=sizes.__getitem__, default="float32")
+
+
+def request_for(target: Target, quant: str | None, **changes: str | None) -> Request:
+    """The request for one scheme; None is the model as found."""
+    return dataclasses.replace(target.asked, quant=quant, progress=False, **changes)  # type: ignore[arg-type]
+
+
+def is_float(quant: str | None) -> bool:
+    """Whether that asks for no quantization."""
+    return quant is None or quant.strip().lower() == NOT_QUANTIZED

@@ -1,0 +1,153 @@
+"""The rows of a benchmark before they are measured: sdquant's schemes, and the peers of each. No torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import backends, compat
+from ..comparing import AS_FOUND, allowed
+from ..errors import ConflictError, SdquantError
+from ..preparation import prepare
+from . import peers
+from .jobs import Job
+from .rows import Row
+from .target import is_float, request_for
+
+if TYPE_CHECKING:
+    from ..request import Request
+    from .jobs import Target
+
+# Schemes to measure where nobody says which: those that quantize while they load and have a peer, and fp8.
+DEFAULT = ("nf4", "fp8", "bnb-int8", "qint8", "int8", "sdnq-int8")
+BF16 = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A row to be measured.
+
+    Attributes:
+        row: what is known of it; with an error it is not measured.
+        job: what its worker loads; None where there is an error.
+        bytes: of its weights, as planned; what it may take in memory.
+    """
+
+    row: Row
+    job: Job | None = None
+    bytes: int = 0
+
+
+def default_schemes(target: Target) -> tuple[str, ...]:
+    """What is measured where nobody says: what the matrix allows; nothing of a model that is quantized already."""
+    asked = target.asked
+    if target.scheme is not None:
+        return ()
+    return allowed(
+        asked.offload, mode=asked.mode, runtime=asked.runtime, device=asked.device,
+        allow_incompatible=asked.allow_incompatible, schemes=DEFAULT,
+    )  # fmt: skip
+
+
+def make(
+    target: Target,
+    schemes: Iterable[str],
+    work: Path,
+    threads: int,
+    versions: Mapping[str, str],
+    *,
+    with_peers: bool,
+    with_bf16: bool,
+) -> Iterator[Variant]:
+    """The reference, then each scheme with its peers behind it.
+
+    A scheme that exists only in GGUF files is written to one in `work` first, which the peers read too.
+
+    Args:
+        with_bf16: have a row for the model in bfloat16 where that is not its own dtype.
+    """
+    common = Job(
+        asked=target.asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
+        dtype=target.dtype, folder=target.folder,
+    )  # fmt: skip
+    found = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
+    yield _ours(Row(name=found, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
+    if target.scheme is not None and with_peers:
+        yield from _theirs(target.scheme, common, versions, target.bytes)
+    if with_bf16 and target.dtype != BF16 and target.scheme is None:
+        row = Row(name=BF16, by="sdquant", dtype=BF16)
+        yield _ours(row, replace(common, dtype=BF16, asked=request_for(target, None, dtype=BF16)), None)
+    for text in dict.fromkeys(schemes):
+        yield from _of_scheme(target, text, common, versions if with_peers else {})
+
+
+def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, str]) -> Iterator[Variant]:
+    row = Row(name=text, by="sdquant", quant=text, dtype=target.dtype)
+    spec = None if is_float(text) else backends.parse(text)
+    job = replace(common, asked=request_for(target, text))
+    if spec is not None and not spec.scheme.on_the_fly:
+        try:
+            job = replace(common, asked=_written(target, text, common.work))
+        except SdquantError as error:
+            yield _refused(row, error)
+            return
+    yield _ours(row, job, text)
+    if spec is not None and not spec.options:
+        yield from _theirs(spec.scheme.name, job, versions, target.bytes)
+
+
+def _written(target: Target, scheme: str, work: Path) -> Request:
+    """The request for a GGUF file of the component, which is written."""
+    from ..gguf_files import quantize_file
+
+    if target.scheme is not None:
+        raise ConflictError(
+            f"{target.asked.path} was to be measured as {scheme}",
+            f"it is quantized to {target.scheme} already",
+            "Name the model with float weights",
+        )
+    asked = target.asked
+    # Before anything is written: what the matrix says to loading such a file.
+    compat.check(
+        scheme, asked.offload, mode="found", runtime=asked.runtime, device=target.device,
+        allow_incompatible=asked.allow_incompatible,
+    )  # fmt: skip
+    file = quantize_file(asked.path, scheme, work / f"{scheme.replace(':', '-')}.gguf", skip=asked.skip, progress=False)
+    return request_for(replace(target, asked=replace(asked, path=str(file), skip=())), None)
+
+
+def _ours(row: Row, job: Job, text: str | None) -> Variant:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compat.SdquantWarning)
+        try:
+            made = prepare(job.asked)
+        except SdquantError as error:
+            if text is None:
+                raise
+            return _refused(row, error)
+    return Variant(row=row, job=job, bytes=made.bytes)
+
+
+def _refused(row: Row, error: SdquantError) -> Variant:
+    return Variant(row=replace(row, error=str(error), kind=type(error).__name__))
+
+
+def _note(said: str | None, offload: str) -> str | None:
+    """What is to be known of a peer's row: peers have nothing to do with sdquant's offload."""
+    alone = None if offload == "none" else "without offload, all weights on the device"
+    return "; ".join(filter(None, [said, alone])) or None
+
+
+def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
+    """The peers that can read what sdquant reads for a scheme."""
+    for peer in peers.installed(scheme, versions):
+        if peers.reads(peer, Path(job.asked.path)):
+            row = Row(
+                name=f"{peer.name} {peer.formats[scheme].lower()}", by=peer.name, quant=scheme, dtype=job.dtype,
+                note=_note(peer.note(job.device), job.asked.offload),
+            )  # fmt: skip
+            # On the CPU they may hold the float model beside the quantized one for a while.
+            yield Variant(row=row, job=replace(job, peer=peer.name, scheme=scheme), bytes=nbytes)

@@ -1,0 +1,239 @@
+"""A process that holds one model: `python -m sdquant.benchmark.worker`, started and commanded by `workers.Worker`.
+
+On its standard input stands a pickled `Job`, then a JSON value in each line: the name of a command and its arguments.
+For each there is a line of JSON on what was its standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
+print goes to standard error. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from .inputs import Inputs
+    from .jobs import Job
+
+
+class Held:
+    """The model of a job, and what is asked of it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._made: Any = None
+        self._main: nn.Module | None = None
+        self._inputs: Inputs | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Import what is imported for any model of this kind."""
+        import torch
+
+        from ..components import quiet
+
+        torch.set_num_threads(self.job.threads)
+        self._load = self._prepare_peer() if self.job.peer else self._prepare_ours()
+        with quiet():
+            import diffusers.models.modeling_utils  # noqa: F401
+        if self.on_gpu:
+            torch.zeros(1, device=self.job.device)  # the context is not the model's
+            torch.cuda.reset_peak_memory_stats(self.job.device)
+        gc.collect()
+        return {}
+
+    def _prepare_ours(self) -> Callable[[], Any]:
+        import torch
+
+        from ..backends import of_scheme
+        from ..backends.base import Unfit
+        from ..loader import import_classes, load_planned
+        from ..preparation import prepare
+
+        asked = self.job.asked
+        made = prepare(asked)
+        import_classes(made)
+        from .. import adapters, install, quantizer  # noqa: F401
+
+        for part in made.components:
+            spec = part.spec
+            if spec is not None and part.action == "encode" and not hasattr(spec, "rules"):
+                # The first quantization of a process imports the scheme's library: that is not loading.
+                with contextlib.suppress(Unfit):
+                    of_scheme(spec.scheme.name).encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
+        return lambda: load_planned(asked, made)
+
+    def _prepare_peer(self) -> Callable[[], Any]:
+        from ..components import model_class
+        from .peers import peer
+
+        assert self.job.peer is not None and self.job.scheme is not None
+        row, scheme = peer(self.job.peer), self.job.scheme
+        model_class("diffusers", self.job.class_name)
+        row.prepare()
+        inputs = self._read()
+        return lambda: row.load(self.job, row.formats[scheme], inputs)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether torch counts the memory of the device."""
+        return self.job.device.startswith("cuda")
+
+    def _read(self) -> Inputs:
+        import torch
+
+        from .inputs import moved
+        from .jobs import INPUTS
+
+        args, values = torch.load(self.job.work / INPUTS, weights_only=True)
+        device, dtype = torch.device(self.job.device), getattr(torch, self.job.dtype)
+        return moved(tuple(args), device, dtype), moved(values, device, dtype)
+
+    def load(self) -> dict[str, Any]:
+        """Load the model; seconds and bytes."""
+        from ..components import main_part
+        from ..offload import weight_bytes
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        self._made = self._load()
+        self._wait()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        self._main = main_part(self._made).eval()
+        self._inputs = self._read()
+        kind = self._made.sdquant.plan.components if not self.job.peer else ()
+        runtimes = sorted({part.runtime for part in kind if part.weights})
+        return {
+            "load_seconds": wall,
+            "load_cpu_seconds": cpu,
+            "bytes": weight_bytes(self._main),
+            "runtime": "+".join(runtimes) or None,
+        }
+
+    def first(self, keep: bool) -> dict[str, Any]:
+        """The first step, and how far its output is from the reference's; `keep`: this is the reference."""
+        import torch
+
+        from .inputs import output, snr
+        from .jobs import WANTED
+
+        begin = time.perf_counter()
+        made = self._step()
+        self._wait()
+        values: dict[str, Any] = {"first_seconds": time.perf_counter() - begin, "snr": None}
+        if self.on_gpu:
+            values["peak"] = torch.cuda.max_memory_allocated(self.job.device)
+        out = output(made)
+        if not bool(torch.isfinite(out).all()):
+            raise ArithmeticError("its output has values that are not finite")
+        if keep:
+            torch.save(out, self.job.work / WANTED)
+        else:
+            far = snr(out, torch.load(self.job.work / WANTED, weights_only=True))
+            values["snr"] = "inf" if far == float("inf") else far
+        return values
+
+    def turn(self, steps: int) -> dict[str, Any]:
+        """So many steps: seconds of one, by the wall and by the CPU."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self._step()
+        self._wait()
+        return {
+            "wall": (time.perf_counter() - wall) / steps,
+            "cpu": (time.process_time() - cpu) / steps,
+        }
+
+    def profile(self, path: str) -> dict[str, Any]:
+        """Write what torch's profiler sees of one step, as a trace of Chrome."""
+        from torch.profiler import ProfilerActivity, profile
+
+        which = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
+        with profile(activities=which, record_shapes=True) as seen:
+            self._step()
+            self._wait()
+        seen.export_chrome_trace(path)
+        return {}
+
+    def inputs(self) -> dict[str, Any]:
+        """Write down what the pipeline gives its UNet or transformer."""
+        import torch
+
+        from ..loader import load
+        from .inputs import batch_of, of_pipeline
+        from .jobs import INPUTS
+
+        torch.set_num_threads(self.job.threads)
+        pipe = load(self.job.asked)
+        given, size = of_pipeline(pipe, self.job.prompt, self.job.size, self.job.seed)
+        torch.save(given, self.job.work / INPUTS)
+        pipe.sdquant.offload.remove()
+        return {"size": size, "batch": batch_of(given)}
+
+    def end(self) -> dict[str, Any]:
+        """Let go of the model, and of what its offload keeps on disk."""
+        if hasattr(self._made, "sdquant"):
+            self._made.sdquant.offload.remove()
+        self._made = self._main = None
+        return {}
+
+    def _step(self) -> Any:
+        import torch
+
+        assert self._main is not None and self._inputs is not None
+        args, values = self._inputs
+        with torch.no_grad():
+            return self._main(*args, **values)
+
+    def _wait(self) -> None:
+        """A GPU's work is done when this returns."""
+        if self.job.device != "cpu":
+            import torch
+
+            torch.accelerator.synchronize()
+
+
+def _said(error: Exception) -> dict[str, Any]:
+    from ..errors import SdquantError
+
+    if isinstance(error, SdquantError):
+        return {"kind": type(error).__name__, "text": str(error), "parts": [error.what, error.why, error.fix]}
+    text = f"{type(error).__name__}: {error}".strip()
+    return {"kind": type(error).__name__, "text": text, "parts": None}
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(143)
+
+
+def main() -> None:
+    """Do what is said until the input ends."""
+    signal.signal(signal.SIGTERM, _terminated)  # so that folders of the offload are removed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    told = sys.stdin.buffer
+    held = Held(pickle.load(told))
+    for line in told:
+        name, values = json.loads(line)
+        try:
+            answer = {"ok": getattr(held, name)(**values)}
+        except Exception as error:
+            answer = {"error": _said(error)}
+        answers.write(json.dumps(answer).encode() + b"\n")
+    held.end()
+    os._exit(0)  # the libraries' ends take seconds, and there is nothing left that they would tidy
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Measure load time, memory, speed and accuracy of a model's UNet or transformer in several schemes, and in peers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..benchmark import CLOCKS, INPUT_KINDS, PROMPT
+from ..pictures import SUFFIXES, save
+from ..readable import size
+from . import _shared
+
+if TYPE_CHECKING:
+    from ..benchmark import Benchmark, Row
+    from ..benchmark.running import OnProgress
+
+HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
+
+_QUANT = (
+    "scheme to measure (repeat; default: those of nf4, fp8, bnb-int8, qint8, int8 and sdnq-int8 that the matrix allows "
+    "here); a GGUF type is written to a file first"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model's flags, those of the measurement, and where the results go."""
+    _shared.add_request_flags(parser, helps={"quant": _QUANT})
+    parser.add_argument("--steps", type=_shared.positive, default=1, help="steps in a turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=_shared.positive, default=5, help="turns of each (default: %(default)s)")
+    parser.add_argument("--size", type=_size, metavar="WxH", help="of the image, in pixels (default: the model's)")
+    parser.add_argument(
+        "--batch", type=_shared.positive, default=1,
+        help="images of a component without a pipeline (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=_shared.positive, help="of the CPU (default: torch's own number)")
+    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the inputs (default: %(default)s)")
+    parser.add_argument("--prompt", default=PROMPT, help="of which the pipeline makes the inputs")
+    parser.add_argument(
+        "--inputs", choices=INPUT_KINDS, default=INPUT_KINDS[0],
+        help="those that the pipeline gives, random ones, or the pipeline's where there is one (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default=CLOCKS[0],
+        help="what ratios are of; cpu is the CPU time of all threads, for machines with other work "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="leave other libraries' own ways out"
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", dest="json_file", type=Path, metavar="FILE", help="write the numbers into this file; - prints them"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="PICTURE.png", help="write them as a picture")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE",
+        help="write what torch's profiler sees of one step, for Perfetto and TensorBoard: FILE-nf4.pt.trace.json and "
+        "so on",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, write, and print the table. Nothing is written before all is measured."""
+    from ..benchmark import bench
+
+    to_stdout = args.json_file is not None and str(args.json_file) == "-"
+    for path, suffixes in ((args.output, SUFFIXES), (args.json_file, (".json",)), (args.profile, ())):
+        if path is not None and not (path is args.json_file and to_stdout):
+            _shared.refuse_target(path, suffixes)
+    asked = _shared.request_of(args, quant=None)
+    values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
+    del values["quant"]
+    with _bar(args.progress) as on_progress:
+        made = bench(
+            values.pop("path"),
+            args.quant,
+            steps=args.steps,
+            rounds=args.rounds,
+            size=args.size,
+            batch=args.batch,
+            seed=args.seed,
+            threads=args.threads,
+            prompt=args.prompt,
+            inputs=args.inputs,
+            clock=args.clock,
+            peers=args.peers,
+            profile=args.profile,
+            on_progress=on_progress,
+            **values,
+        )
+    if args.output is not None:
+        from ..benchmark.picture import sheet
+
+        save(sheet(made), args.output, optimize=True)
+    if to_stdout:
+        _shared.print_json(made.to_dict())
+    else:
+        if args.json_file is not None:
+            _write(args.json_file, made)
+        print(render(made))
+    return 0 if made.measured or len(made.rows) == 1 else 1
+
+
+def _write(path: Path, made: Benchmark) -> None:
+    from ..writing import whole_file
+
+    raw = (json.dumps(made.to_dict(), indent=1) + "\n").encode()
+    with whole_file(path, len(raw)) as file:
+        file.write(raw)
+
+
+def _size(text: str) -> tuple[int, int]:
+    """ "512x768" """
+    found = re.fullmatch(r"([1-9][0-9]{0,5})[xX]([1-9][0-9]{0,5})", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 512x512")
+    return int(found[1]), int(found[2])
+
+
+@contextlib.contextmanager
+def _bar(progress: bool) -> Iterator[OnProgress]:
+    from tqdm import tqdm
+
+    with tqdm(desc="Measuring", unit="turn", disable=not progress, delay=2, leave=False) as bar:
+
+        def on_progress(done: int, total: int, text: str) -> None:
+            bar.total = total or None
+            bar.set_postfix_str(text, refresh=False)
+            bar.update(done - bar.n)
+            bar.refresh()
+
+        yield on_progress
+
+
+def render(made: Benchmark) -> str:
+    """The table as text, what is to be known of rows, and the reasons of those without numbers."""
+    packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
+    lines = [
+        f"{made.model}: {made.case}, {made.inputs} inputs",
+        ", ".join([made.machine["cpu"] if made.device == "cpu" else made.device, f"{made.threads} threads", *packages]),
+        f"peak is {made.memory}; ratio is of {made.clock} time against the first row, median of {made.rounds} rounds",
+        "",
+        _shared.table(HEADER, [_cells(row) for row in made.rows]),
+    ]
+    lines += [f"note: {row.name}: {row.note}" for row in made.rows if row.note is not None and row.error is None]
+    lines += [f"not measured: {row.name}: {row.error}" for row in made.rows if row.error is not None]
+    lines += [f"trace: {row.trace}" for row in made.rows if row.trace is not None]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    from ..benchmark.picture import decibels, seconds
+
+    if row.error is not None:
+        return (row.name, *("-",) * (len(HEADER) - 1))
+    assert row.step_seconds is not None and row.load_seconds is not None
+    return (
+        row.name, size(row.bytes or 0), f"{row.load_seconds:.2f} s", size(row.peak or 0), seconds(row.step_seconds),
+        f"{row.ratio:.2f}", decibels(row),
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Which kernels read a packed weight: the fastest that read its form on this machine and pass a check, else torch.
+
+The check compares a reader with the backend's own decoding, bit for bit, the first time that a kind of weight meets it
+on a kind of device. A kernel that a driver, a compiler or a processor makes wrong is left out; the log says so once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..rows import take
+from .scratch import scratch
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend, Packed
+    from .forms import Form
+    from .reader import Reader
+
+__all__ = ["Way", "decode_into", "linear", "readers", "way"]
+
+log = logging.getLogger(__name__)
+
+# Module and name of the readers for each kind of device, the one to be asked first first.
+_READERS: dict[str, tuple[tuple[str, str], ...]] = {"cpu": (("sdquant.kernels.native.reader", "native"),)}
+_CHECKED_ROWS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How weights of one kind are read.
+
+    Attributes:
+        reader: None for the backend's own decoding.
+        few: up to how many rows of activations the reader multiplies by itself.
+    """
+
+    reader: Reader | None = None
+    few: int = 0
+
+
+_TORCH = Way()
+_ways: dict[tuple[object, ...], Way] = {}
+
+
+@cache
+def readers(device_type: str) -> tuple[Reader, ...]:
+    """The readers for such devices that are installed."""
+    found = (getattr(importlib.import_module(module), name)() for module, name in _READERS.get(device_type, ()))
+    return tuple(reader for reader in found if reader is not None)
+
+
+def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> Way:
+    """The way to read `packed`, whose form is `form`, as `dtype`."""
+    if form is None:
+        return _TORCH
+    parts = packed.parts
+    device = parts[form.codes].device.type
+    key = (form, dtype, device, *[part.dtype for part in parts.values()])
+    found = _ways.get(key)
+    if found is None:
+        found = _ways[key] = _chosen(backend, packed, form, dtype, device)
+    return found
+
+
+def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, device: str) -> Way:
+    for reader in readers(device):
+        if reader.reads(form, packed.parts, dtype) and _passes(reader, backend, packed, form, dtype):
+            return Way(reader=reader, few=reader.few(form, packed.parts, dtype))
+    return _TORCH
+
+
+_verdicts: dict[tuple[object, ...], bool] = {}
+
+
+def _passes(reader: Reader, backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
+    """Whether the reader is right about weights like this one; asked once for each kind of them."""
+    kind = replace(form, rows=0, columns=form.columns % 64, group=form.group if form.group < form.columns else 0)
+    key = (reader.name, kind, dtype, packed.device, *[part.dtype for part in packed.parts.values()])
+    if key not in _verdicts:
+        _verdicts[key] = _right(reader, backend, packed, dtype)
+    return _verdicts[key]
+
+
+def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
+    if backend.by_row(packed):
+        packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=packed.device))
+    form = backend.form(packed)
+    assert form is not None
+    why = ""
+    try:
+        wanted = backend.decode(packed, dtype).view(form.rows, form.columns)
+        got = torch.full_like(wanted, torch.nan)
+        reader.decode_into(form, packed.parts, got)
+        if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
+            why = "it decodes to other numbers"
+        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
+            why = "its products are wrong"
+    except Exception as error:  # whatever it is: the kernel does not work here, and torch does
+        why = f"{type(error).__name__}: {error}"
+    if why:
+        log.warning(
+            "The %s kernels are not used for %s on %s: %s. It runs in torch, slower.",
+            reader.name, packed.spec.scheme, packed.device.type, why,
+        )  # fmt: skip
+    return not why
+
+
+def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+    """Whether a product is as near to the exact one as sums in float32 and one rounding are."""
+    x = torch.linspace(-1, 1, 3 * form.columns, device=weight.device).view(3, -1).to(weight.dtype)
+    out = torch.empty(3, form.rows, dtype=weight.dtype, device=weight.device)
+    reader.product(form, packed.parts, x, out)
+    exact = x.double() @ weight.double().T
+    most = x.double().abs() @ weight.double().abs().T
+    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * most + torch.finfo(out.dtype).tiny
+    return bool(((out.double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
+
+
+def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor) -> None:
+    """The float weight into `out`, [*packed.spec.shape]; bit for bit what `backend.decode_into` gives."""
+    reader = way(backend, packed, form, out.dtype).reader
+    if reader is None or not out.is_contiguous():
+        backend.decode_into(packed, out)
+    else:
+        assert form is not None
+        reader.decode_into(form, packed.parts, out.view(form.rows, form.columns))
+
+
+def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient."""
+    chosen = way(backend, packed, form, x.dtype)
+    if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
+        assert chosen.reader is not None
+        flat = x.reshape(-1, form.columns)
+        out = torch.empty(flat.shape[0], form.rows, dtype=x.dtype, device=x.device)
+        chosen.reader.product(form, packed.parts, flat.contiguous(), out)
+        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], form.rows)
+    weight = scratch(packed.spec.shape, x.dtype, x.device)
+    decode_into(backend, packed, form, weight)
+    return F.linear(x, weight, bias)

@@ -1,0 +1,85 @@
+"""Products with packed weights as operators of torch, so that torch.compile takes a quantized layer whole.
+
+What a packed weight is, beyond its tensors, goes in as text: operators take tensors, numbers and texts. Compiled graphs
+hold one call for a layer; inside, the choice of kernels is made as it is without torch.compile.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from ..backends.base import Packed, PackedSpec
+from . import choice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..backends.base import Backend
+    from .forms import Form
+
+
+def described(spec: PackedSpec, names: Sequence[str]) -> str:
+    """The text for the operators: the description of a packed weight, and the names of its parts in their order."""
+    return json.dumps([spec.to_dict(), list(names)], sort_keys=True)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[Backend, PackedSpec, tuple[str, ...]]:
+    spec, names = json.loads(text)
+    return backends.of_scheme(spec["scheme"]), PackedSpec.from_dict(spec), tuple(names)
+
+
+def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form | None]:
+    backend, spec, names = _read(text)
+    packed = Packed(spec=spec, parts=dict(zip(names, parts, strict=True)))
+    return backend, packed, backend.form(packed)
+
+
+@torch.library.custom_op("sdquant::linear", mutates_args=())
+def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
+    return choice.linear(*_packed(text, parts), x, bias)
+
+
+@linear.register_fake
+def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], _read(text)[1].shape[0])
+
+
+@torch.library.custom_op("sdquant::weight", mutates_args=())
+def weight(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
+    """The float weight, in memory of its own."""
+    backend, packed, form = _packed(text, parts)
+    out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
+    choice.decode_into(backend, packed, form, out)
+    return out
+
+
+@weight.register_fake
+def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
+    return parts[0].new_empty(_read(text)[1].shape, dtype=dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str], output: Tensor) -> None:
+    x, parts, bias, ctx.text = inputs
+    ctx.dtype, ctx.biased = x.dtype, bias is not None
+    ctx.save_for_backward(*parts)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor | None, None]:
+    """The weight is decoded again: kept, the weights of all layers would be in memory as floats."""
+    of_x = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_x = grad @ weight(list(ctx.saved_tensors), ctx.text, ctx.dtype)
+    if ctx.biased and ctx.needs_input_grad[2]:
+        of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+    return of_x, [None] * len(ctx.saved_tensors), of_bias, None
+
+
+linear.register_autograd(_gradient, setup_context=_keep)

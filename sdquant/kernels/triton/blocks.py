@@ -1,0 +1,111 @@
+"""How packed weights are taken apart: in chunks of weights that share one scale.
+
+A chunk is `planes` times `lanes` weights: a program looks at one byte for each lane, and takes a weight of each plane
+out of it. Where those weights are in the row is `order`; g is the number of a chunk, l a lane, p a plane:
+
+* "run":    g * planes * lanes + p * lanes + l
+* "pairs":  g * planes * lanes + planes * l + p
+* "halves": g // 2 * 128 + 32 * p + 16 * (g % 2) + l, in GGUF blocks of 256 with 16 scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..forms import Form
+
+# Weights in a chunk of a packing that keeps its scales elsewhere. Every usual group is a multiple of it.
+CHUNK = 32
+# The largest weight that is read: indices are 32-bit numbers, and a GGUF block has more bytes than weights.
+MOST = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A packing. The fields from `chunks` on are for GGUF blocks, offsets in bytes, -1 for what a type lacks.
+
+    Attributes:
+        family: which device function reads it.
+        planes, lanes, order: see the module.
+        chunks: in a block. nbytes: of a block.
+        scale, minimum: of the block's half-precision numbers. codes: of the codes. high: of the codes' upper bits.
+        zero: what is subtracted from a code.
+        table: name of the table that turns codes into numbers, "" for none.
+    """
+
+    family: str
+    planes: int
+    lanes: int
+    order: str = "run"
+    chunks: int = 1
+    nbytes: int = 0
+    scale: int = -1
+    minimum: int = -1
+    codes: int = 0
+    high: int = -1
+    zero: int = 0
+    table: str = ""
+
+    @property
+    def weights(self) -> int:
+        """In a chunk."""
+        return self.planes * self.lanes
+
+    @property
+    def aligned_to(self) -> int:
+        """A row of this many weights, or a multiple of it, begins at a chunk that the kernels can begin at."""
+        return self.weights * self.chunks
+
+
+def _simple(**fields: int | str) -> Block:
+    """A scale for 32 weights, two in a byte, the first half of them in the low bits."""
+    return Block(family="nibbles", planes=2, lanes=16, scale=0, **fields)  # type: ignore[arg-type]
+
+
+# ggml's `ggml-common.h`; the arithmetic is that of `backends/_gguf_decode` and `_gguf_iq`.
+GGUF: Mapping[str, Block] = {
+    "q8_0": Block(family="bytes", planes=1, lanes=32, nbytes=34, scale=0, codes=2),
+    "q4_0": _simple(nbytes=18, codes=2, zero=8),
+    "q4_1": _simple(nbytes=20, minimum=2, codes=4),
+    "q5_0": _simple(nbytes=22, high=2, codes=6, zero=16),
+    "q5_1": _simple(nbytes=24, minimum=2, high=4, codes=8),
+    "iq4_nl": _simple(nbytes=18, codes=2, table="iq4"),
+    "q4_k": Block(family="eights", planes=2, lanes=32, chunks=4, nbytes=144, scale=0, minimum=2, codes=16),
+    "q5_k": Block(family="eights", planes=2, lanes=32, chunks=4, nbytes=176, scale=0, minimum=2, high=16, codes=48),
+    "q2_k": Block(
+        family="q2_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=84, scale=80, minimum=82, codes=16
+    ),
+    "q3_k": Block(
+        family="q3_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=110, scale=108, high=0, codes=32, zero=4
+    ),
+    "q6_k": Block(
+        family="q6_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=210, scale=208, high=128, zero=32
+    ),
+    "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, nbytes=136, scale=0, codes=8, table="iq4"),
+}  # fmt: skip
+
+# Packings of `forms` other than blocks. float8 is decoded by arithmetic: cards before Ada have no such type.
+_CODES = (
+    "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibbles-low", "nibbles-high", "planes4", "planes2", "threes",
+    "sdnq6", "sdnq3",
+)  # fmt: skip
+TABLES = ("", "nf4", "fp4", "e4m3")
+ZEROS = ("uint8", "int8", "nibbles-low")
+
+
+def block_of(form: Form) -> Block | None:
+    """How to take such a weight apart; None where no kernel can."""
+    if form.rows * form.columns > MOST:
+        return None
+    if form.packing in GGUF:
+        return GGUF[form.packing]
+    if form.packing not in _CODES or form.table not in TABLES or form.zero_packing not in ZEROS:
+        return None
+    if form.group % CHUNK:
+        return Block(family="form", planes=1, lanes=1)  # each weight looks up its own scale: slow, and rare
+    if form.packing.startswith("nibbles"):
+        return Block(family="form", planes=2, lanes=CHUNK // 2, order="pairs")
+    return Block(family="form", planes=1, lanes=CHUNK)

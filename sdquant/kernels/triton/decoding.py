@@ -1,0 +1,263 @@
+"""Device functions: from packed codes to numbers, float32.
+
+g are numbers of chunks, [n, c] (see `blocks`), `live` says which of them there are; results are [n, c, lanes], or
+[n, c] for what a chunk has one of. What is not live is read as zeros. Everything is rounded where `forms` and
+`backends/_gguf_decode` round, for which the kernels must be launched with `enable_fp_fusion=False`: a multiplication
+and a subtraction that the compiler makes one instruction of would round once where they round twice.
+
+Triton takes the annotations of parameters as they are, hence no `from __future__ import annotations` here.
+"""
+
+# ruff: noqa: SIM108  (branches on what is compiled in read better in full)
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rounded(v, TO: tl.constexpr, BITS: tl.constexpr):
+    """v, float32, rounded to the dtype TO and still float32. BITS: by its bits, as Triton's interpreter does not round
+    to bfloat16 but cuts off."""
+    if TO == "float16":
+        v = v.to(tl.float16).to(tl.float32)
+    if TO == "bfloat16":
+        if BITS:
+            b = v.to(tl.int32, bitcast=True)
+            b = (b + 0x7FFF + ((b >> 16) & 1)) & -65536
+            v = tl.where(v == v, b.to(tl.float32, bitcast=True), v)
+        else:
+            v = v.to(tl.bfloat16).to(tl.float32)
+    return v
+
+
+@triton.jit
+def position(g, lane, p: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr):
+    """Which weight that is, counted from chunk 0: int32, of the shape that g and lane have together."""
+    if ORDER == "halves":
+        at = (g >> 1) * 128 + (g & 1) * 16 + 32 * p + lane
+    elif ORDER == "pairs":
+        at = g * (PLANES * LANES) + PLANES * lane + p
+    else:
+        at = g * (PLANES * LANES) + LANES * p + lane
+    return at
+
+
+@triton.jit
+def byte(codes, at, live):
+    """int32, signed where `codes` is."""
+    return tl.load(codes + at, mask=live, other=0).to(tl.int32)
+
+
+@triton.jit
+def half(codes, at, live):
+    """The half-precision number at two bytes, float32."""
+    return tl.load((codes + at).to(tl.pointer_type(tl.float16)), mask=live, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def float8(code, E4M3: tl.constexpr):
+    """What a float8 code (int32, the low byte) stands for."""
+    if E4M3:
+        # With its exponent and mantissa where half precision has them, a number is 2 ** 8 times too small.
+        bits = ((code & 0x7F) << 7) | ((code & 0x80) << 8)
+        v = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        v = tl.where((code & 0x7F) == 0x7F, float("nan"), v)
+    else:
+        v = ((code & 0xFF) << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return v
+
+
+@triton.jit
+def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexpr, LANES: tl.constexpr):
+    """The code of weight `at`, int32. plane_size: of quanto's planes, in bytes."""
+    if PACKING == "nibbles-low":
+        b = byte(codes, at // 2, live)
+        if LANES == 1:
+            code = (b >> ((at & 1) * 4)) & 15
+        else:
+            code = (b >> (4 * p)) & 15
+    elif PACKING == "nibbles-high":
+        b = byte(codes, at // 2, live)
+        if LANES == 1:
+            code = (b >> (4 - (at & 1) * 4)) & 15
+        else:
+            code = (b >> (4 - 4 * p)) & 15
+    elif PACKING == "planes4":
+        plane = at // plane_size
+        code = (byte(codes, at - plane * plane_size, live) >> (plane * 4)) & 15
+    elif PACKING == "planes2":
+        plane = at // plane_size
+        code = (byte(codes, at - plane * plane_size, live) >> (plane * 2)) & 3
+    elif PACKING == "threes":
+        unit = at // 8
+        bit = 3 * (at - unit * 8)
+        start = unit * 3 + bit // 8
+        low = byte(codes, start, live)
+        high = byte(codes, start + 1, live & (bit % 8 > 5))
+        code = ((low | (high << 8)) >> (bit % 8)) & 7
+    elif PACKING == "sdnq6":
+        unit = at // 4
+        k = at - unit * 4
+        own = byte(codes, unit * 3 + k, live & (k < 3))
+        last = live & (k == 3)
+        a = byte(codes, unit * 3, last)
+        b = byte(codes, unit * 3 + 1, last)
+        c = byte(codes, unit * 3 + 2, last)
+        code = (own & 63) | ((a >> 2) & 48) | ((b >> 4) & 12) | ((c >> 6) & 3)
+    elif PACKING == "sdnq3":
+        unit = at // 8
+        k = at - unit * 8
+        low = byte(codes, unit * 3 + k % 3, live)
+        high = byte(codes, unit * 3 + 2, live & (k > 5))
+        code = ((low >> (k // 3 * 3)) & 7) | ((high >> (k - 2)) & 4)
+    else:
+        code = byte(codes, at, live)
+    return code
+
+
+@triton.jit
+def form_values(
+    codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+    g, live, p: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr, ORDER: tl.constexpr,
+    TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr,
+    FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Plane p of a weight of any form but GGUF's blocks: (code - zero) * scale * factor - shift."""
+    lane = tl.arange(0, LANES)[None, None, :]
+    at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
+    shared = (g * (PLANES * LANES)) // group  # which scale
+    code = form_code(codes, at, live[:, :, None] & (at < count), plane_size, p, PACKING, LANES)
+    if TABLE:
+        v = tl.load(table + (code & 0xFF))
+    elif PACKING == "float8_e4m3fn":
+        v = float8(code, True)
+    elif PACKING == "float8_e5m2":
+        v = float8(code, False)
+    else:
+        v = code.to(tl.float32)
+    if ZERO == "number":
+        v = v - number
+    elif ZERO == "nibbles-low":
+        z = (byte(zero, shared // 2, live) >> ((shared & 1) * 4)) & 15
+        v = v - z.to(tl.float32)[:, :, None]
+    elif ZERO == "bytes":
+        v = v - byte(zero, shared, live).to(tl.float32)[:, :, None]
+    if SCALE == "nested":
+        s = tl.load(dynamic + byte(scale, shared, live)) * tl.load(nested + shared // 256, mask=live, other=0.0)
+        s = (s + offset)[:, :, None]
+    elif SCALE == "floats":
+        s = tl.load(scale + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
+    if FUSED:
+        t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
+        if SHIFT == "subtracted":
+            t = -t
+        v = rounded(tl.fma(v, tl.broadcast_to(s, v.shape), tl.broadcast_to(t, v.shape)), ARITHMETIC, BITS)
+    else:
+        if SCALE != "":
+            v = rounded(v * s, ARITHMETIC, BITS)
+        if FACTOR:
+            v = v * factor
+        if SHIFT != "":
+            t = tl.load(shift + shared, mask=live, other=0.0).to(tl.float32)[:, :, None]
+            if SHIFT == "subtracted":
+                v = rounded(v - t, ARITHMETIC, BITS)
+            else:
+                v = rounded(v + t, ARITHMETIC, BITS)
+    return v
+
+
+@triton.jit
+def block_values(
+    codes, table, g, live, p: tl.constexpr, FAMILY: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
+    NBYTES: tl.constexpr, D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr,
+    TABLE: tl.constexpr,
+):  # fmt: skip
+    """Plane p of GGUF blocks. D, M: offsets of scale and minimum; Q, H: of codes and their high bits; Z: zero."""
+    lane = tl.arange(0, LANES)[None, None, :]
+    c = g % CHUNKS
+    base = (g // CHUNKS) * NBYTES
+    start = base[:, :, None]
+    alive = live[:, :, None]
+    scale = half(codes, base + D, live)
+    if FAMILY == "bytes":
+        code = (byte(codes, start + Q + lane, alive) ^ 128) - 128
+    elif FAMILY == "nibbles":
+        code = (byte(codes, start + Q + lane, alive) >> (4 * p)) & 15
+        if H >= 0:
+            k = 16 * p + lane
+            code = code | (((byte(codes, start + H + k // 8, alive) >> (k % 8)) & 1) << 4)
+        if M >= 0:
+            minimum = half(codes, base + M, live)
+    elif FAMILY == "eights":
+        # Eight scales and minimums of six bits in 12 bytes: see `_gguf_decode._six_bits`.
+        s = 2 * c + p
+        a = byte(codes, base + 4 + (s & 3), live)
+        b = byte(codes, base + 8 + (s & 3), live)
+        both = byte(codes, base + 12 + (s & 3), live)
+        of_scale = tl.where(s < 4, a & 63, (both & 15) | ((a >> 2) & 48))
+        of_minimum = tl.where(s < 4, b & 63, (both >> 4) | ((b >> 2) & 48))
+        minimum = half(codes, base + M, live) * of_minimum.to(tl.float32)
+        scale = scale * of_scale.to(tl.float32)
+        code = (byte(codes, start + Q + 32 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+        if H >= 0:
+            code = code | (((byte(codes, start + H + lane, alive) >> s[:, :, None]) & 1) << 4)
+    elif FAMILY == "iq4_xs":
+        low = (byte(codes, base + 4 + c // 2, live) >> ((c & 1) * 4)) & 15
+        high = (byte(codes, base + 2 + c // 4, live) >> ((c & 3) * 2)) & 3
+        scale = scale * ((low | (high << 4)) - 32).to(tl.float32)
+        code = (byte(codes, start + Q + 16 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+    else:
+        # Sixteen scales: half h of the block, plane p, and j says which 16 of 32 lanes.
+        h = c >> 1
+        j = c & 1
+        s = 8 * h + 2 * p + j
+        lanes = (16 * j)[:, :, None] + lane
+        if FAMILY == "q2_k":
+            both = byte(codes, base + s, live)
+            scale = scale * (both & 15).to(tl.float32)
+            minimum = half(codes, base + M, live) * (both >> 4).to(tl.float32)
+            code = (byte(codes, start + Q + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
+        elif FAMILY == "q3_k":
+            four = (byte(codes, base + 96 + (s & 7), live) >> (4 * (s >> 3))) & 15
+            two = (byte(codes, base + 104 + (s & 3), live) >> (2 * (s >> 2))) & 3
+            scale = scale * ((four | (two << 4)) - 32).to(tl.float32)
+            code = (byte(codes, start + Q + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
+            upper = byte(codes, start + H + lanes, alive) >> (4 * h + p)[:, :, None]
+            code = code | ((upper & 1) << 2)
+        else:
+            of_scale = (byte(codes, base + 192 + s, live) ^ 128) - 128
+            scale = scale * of_scale.to(tl.float32)
+            code = byte(codes, start + (64 * h)[:, :, None] + 32 * (p & 1) + lanes, alive) >> (4 * (p >> 1))
+            upper = byte(codes, start + H + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)
+            code = (code & 15) | ((upper & 3) << 4)
+    if TABLE:
+        v = tl.load(table + code)
+    else:
+        v = (code - Z).to(tl.float32)
+    v = v * scale[:, :, None]
+    if M >= 0:
+        if FAMILY == "nibbles":
+            v = v + minimum[:, :, None]
+        else:
+            v = v - minimum[:, :, None]
+    return v
+
+
+@triton.jit
+def values(
+    codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+    g, live, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Plane p of a weight of any form."""
+    if FAMILY == "form":
+        v = form_values(
+            codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+            g, live, p, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC, BITS,
+        )  # fmt: skip
+    else:
+        v = block_values(codes, table, g, live, p, FAMILY, LANES, CHUNKS, NBYTES, D, M, Q, H, Z, TABLE)
+    return v

@@ -1,0 +1,170 @@
+"""Products of 8-bit codes on GPUs: activations to codes in one launch, and all that follows the product in another.
+
+The product between them is torch's own (`torch._int_mm`, `torch._scaled_mm`), which no kernel here would beat. In plain
+torch the two are some ten launches, each of which reads and writes the activations.
+
+    codes, scale, sums = quantize_rows(x)
+    w_codes, w_scale = quantize_weight(form, parts)      or the weight's own codes
+    y = finish(torch._int_mm(codes, w_codes.t()), scale, w_scale, bias, x.dtype)
+
+The numbers are those of `kernels.int8`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
+float32. Reached by `library.eight`, so that nothing imports triton by accident.
+"""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from torch import Tensor
+
+from .activations import again_kernel, finish_kernel, quantize_kernel
+from .plans import plan_of, pointers
+from .running import EXACT, INTERPRETED, Launch, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..forms import Form
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of x [m, k], contiguous and of any float dtype, as codes.
+
+    Returns:
+        codes [m, k] of `dtype` (int8 or float8_e4m3fn); scales, float32 [m, 1]; the sum of each row's codes, int32
+        [m, 1], only for int8. A row that is not finite has a scale that is not.
+    """
+    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
+    sums = torch.empty((x.shape[0], 1), dtype=torch.int32, device=x.device)
+    if x.numel():
+        quantization(x, codes, scale, sums)(x.device)
+    return codes, scale, sums
+
+
+def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launch:
+    """The launch of `quantize_rows`."""
+    float8 = codes.dtype != torch.int8
+    arguments = {
+        "x": x,
+        "codes": codes.view(torch.uint8) if float8 else codes,
+        "scale": scale,
+        "sums": sums,
+        "columns": x.shape[1],
+        "LARGEST": LARGEST[codes.dtype],
+        "FLOAT8": float8,
+        "BLOCK": min(4096, triton.next_power_of_2(x.shape[1])),
+    }
+    return Launch(quantize_kernel, (x.shape[0],), arguments, {"num_warps": 8 if x.shape[1] >= 2048 else 4, **EXACT})
+
+
+def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A packed weight as int8 codes [rows, columns] and scales, float32 [rows]: those of its float32 weight.
+
+    For forms of which `launch.multiplies` says so.
+    """
+    device = parts[form.codes].device
+    codes = torch.empty((form.rows, form.columns), dtype=torch.int8, device=device)
+    scale = torch.empty(form.rows, dtype=torch.float32, device=device)
+    requantization(form, parts, codes, scale)(device)
+    return codes, scale
+
+
+def requantization(form: Form, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:
+    """The launch of `quantize_weight`."""
+    plan = plan_of(form)
+    arguments = {
+        "made": codes,
+        "made_scale": scale,
+        "per_row": form.columns // plan.block.weights,
+        "columns": form.columns,
+        **pointers(form, parts, plan.block),
+        **plan.numbers,
+        **plan.compiled,
+        "BLOCK_C": 512 // plan.block.lanes,
+    }
+    return Launch(again_kernel, (form.rows,), arguments, {"num_warps": 4, **EXACT})
+
+
+def finish(
+    product: Tensor,
+    row_scale: Tensor,
+    column_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    sums: Tensor | None = None,
+    added: Tensor | int = 0,
+) -> Tensor:
+    """(product [m, n] + sums [m] * added [n]) * row_scale [m] * column_scale [n] + bias [n], in float32, as `dtype`.
+
+    Args:
+        product: int32, contiguous. row_scale, sums: may have a second dimension of 1.
+        added: what was to be added to each code of the weight, int32; one number for all of them.
+    """
+    out = torch.empty(product.shape, dtype=dtype, device=product.device)
+    if out.numel():
+        finishing(product, row_scale, column_scale, bias, out, sums, added)(out.device)
+    return out
+
+
+def finishing(
+    product: Tensor,
+    row_scale: Tensor,
+    column_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    sums: Tensor | None = None,
+    added: Tensor | int = 0,
+) -> Launch:
+    """The launch of `finish`; `out` may be some columns of a wider tensor."""
+    rows, columns = product.shape
+    tall, wide = (1, 1024) if rows == 1 else (8, 256)
+    each = isinstance(added, Tensor)
+    arguments = {
+        "product": product,
+        "out": out,
+        "row_scale": row_scale,
+        "column_scale": column_scale,
+        "bias": out if bias is None else bias,
+        "sums": product if sums is None else sums,
+        "added": added if isinstance(added, Tensor) else product,
+        "rows": rows,
+        "columns": columns,
+        "out_columns": out.stride(0),
+        "number": 0 if isinstance(added, Tensor) else added,
+        "BIASED": bias is not None,
+        "ADDED": "" if sums is None else "each" if each else "number" if added else "",
+        "OUT": name_of(out.dtype),
+        "BITS": INTERPRETED,
+        "BLOCK_M": tall,
+        "BLOCK_N": wide,
+    }
+    grid = (math.ceil(rows / tall), math.ceil(columns / wide))
+    return Launch(finish_kernel, grid, arguments, {"num_warps": 4, **EXACT})
+
+
+def sound(device: torch.device) -> bool:
+    """Whether the two give torch's numbers on this device: asked once, before they are used."""
+    x = torch.linspace(-3, 3, 5 * 96, device=device).view(5, 96).to(torch.bfloat16)
+    x[1] = 0
+    codes, scale, sums = quantize_rows(x)
+    wide = x.float()
+    largest = wide.abs().amax(1, keepdim=True)
+    wanted = wide.mul((127.0 / largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
+    product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
+    column = torch.linspace(0.01, 0.02, 80, device=device)
+    bias = torch.linspace(-1, 1, 80, device=device).to(torch.bfloat16)
+    added = torch.arange(80, device=device, dtype=torch.int32)
+    found = finish(product, scale, column, bias, torch.bfloat16, sums, added)
+    total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
+    by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
+    return bool(
+        torch.equal(codes, wanted) and torch.equal(scale, largest / 127.0) and torch.equal(found, by_torch)
+    )  # the sums are right if `found` is

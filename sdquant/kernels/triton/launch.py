@@ -1,0 +1,86 @@
+"""Launches of the kernels over weights: decoding and two products."""
+
+# mypy: disable-error-code="import-untyped, import-not-found"
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import triton
+
+from .blocks import block_of
+from .plans import plan_of, pointers
+from .running import EXACT, INTERPRETED, Launch, name_of, works_on
+from .weights import decode_kernel, one_row_kernel, rows_kernel
+
+__all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from ..forms import Form
+
+DECODED_AT_ONCE = 4096  # weights for each program that decodes
+_WARPS = 4
+
+
+def decode(form: Form, parts: Mapping[str, Tensor], out: Tensor) -> Launch:
+    """The weight into `out`, contiguous [rows, columns]."""
+    plan = plan_of(form)
+    chunks = math.ceil(form.rows * form.columns / plan.block.weights)
+    at_once = DECODED_AT_ONCE // (32 if plan.block.lanes == 1 else plan.block.weights)
+    arguments = {
+        "out": out,
+        **pointers(form, parts, plan.block),
+        **plan.numbers,
+        **plan.compiled,
+        "OUT": name_of(out.dtype),
+        "BLOCK_C": at_once,
+    }
+    return Launch(decode_kernel, (math.ceil(chunks / at_once),), arguments, {"num_warps": _WARPS, **EXACT})
+
+
+def shared_bytes(form: Form) -> int:
+    """How many rows of a product share their bytes: of quanto's planes, where each plane is whole rows; else 1."""
+    if not form.packing.startswith("planes"):
+        return 1
+    many = 8 // int(form.packing[-1])
+    return (
+        many if form.rows % many == 0 and plan_of(form).numbers["plane_size"] == form.rows // many * form.columns else 1
+    )
+
+
+def multiplies(form: Form) -> bool:
+    """Whether the products can be used: each row begins at the beginning of a chunk, or of a block."""
+    block = block_of(form)
+    return block is not None and block.lanes > 1 and form.columns % block.aligned_to == 0
+
+
+def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, out: Tensor) -> Launch:
+    """x [m, columns] times the transposed weight into `out` [m, rows], both contiguous."""
+    plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
+    weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
+    per_row = form.columns // plan.block.weights
+    compiled = {"OUT": name_of(x.dtype), "SPLIT": split}
+    if m == 1:
+        # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.
+        many, at_once = 4 * split if split < 4 else 8, max(1, 256 // plan.block.lanes)
+        sizes = {"BLOCK_N": many, "BLOCK_C": at_once}
+        arguments = {"x": x, "out": out, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
+        return Launch(one_row_kernel, (_programs(form.rows, many, split),), arguments, {"num_warps": _WARPS, **EXACT})
+    tall = min(64, max(16, triton.next_power_of_2(m)))
+    # Narrow tiles where wide ones would leave most of a card's processors without work.
+    many = 32 if form.rows <= 4096 else 64
+    at_once = max(1, 64 // plan.block.lanes)
+    sizes = {"BLOCK_M": tall, "BLOCK_N": many, "BLOCK_C": at_once}
+    shape = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
+    arguments = {"x": x, "out": out, **shape, **weight, **compiled, **sizes}
+    grid = (_programs(form.rows, many, split), math.ceil(m / tall))
+    return Launch(rows_kernel, grid, arguments, {"num_warps": _WARPS, "num_stages": 2, **EXACT})
+
+
+def _programs(rows: int, many: int, split: int) -> int:
+    return math.ceil(rows // split / (many // split)) if split > 1 else math.ceil(rows / many)

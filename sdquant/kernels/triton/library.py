@@ -1,0 +1,46 @@
+"""The one place that imports the files of this package that import triton."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+
+@cache
+def launcher() -> ModuleType | None:
+    """`launch`, or None where Triton is not there or does not work: the reason is logged for those who debug."""
+    try:
+        from . import launch
+    except (
+        Exception
+    ) as error:  # a broken Triton raises what it likes: OSError of a library, AttributeError of a version
+        _log.debug("no Triton kernels: %s: %s", type(error).__name__, error)
+        return None
+    return launch
+
+
+@cache
+def eight(device: torch.device) -> ModuleType | None:
+    """`eight`, for products of 8-bit codes on `device`; None where it does not run there or gives other numbers."""
+    found = launcher()
+    if found is None or not found.works_on(device):
+        return None
+    why = "it computes other numbers"
+    try:
+        from . import eight as module
+
+        if module.sound(device):
+            return module
+    except Exception as error:  # whatever it is: the kernels do not work here, and torch does
+        why = f"{type(error).__name__}: {error}"
+    _log.warning(
+        "The Triton kernels for 8-bit products are not used on %s: %s. They run in torch, slower.", device, why
+    )
+    return None

@@ -1,0 +1,100 @@
+"""What is the same for all launches over weights of one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...backends import _bnb_tables
+from ...backends._gguf_iq import _NON_LINEAR
+from .blocks import Block, block_of
+from .running import INTERPRETED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from ..forms import Form
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that kernels over weights take, and what is compiled into them."""
+
+    block: Block
+    numbers: dict[str, int | float]
+    compiled: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def plan_of(form: Form) -> Plan:
+    block = block_of(form)
+    assert block is not None  # `reads` said so
+    plane = 0
+    if form.packing.startswith("planes"):
+        groups = form.rows * form.columns // form.group
+        plane = -(-groups * int(form.packing[-1]) // 8) * form.group
+    own = block.family == "form"
+    zero = "" if not isinstance(form.zero, str) else "nibbles-low" if form.zero_packing == "nibbles-low" else "bytes"
+    numbers: dict[str, int | float] = {
+        "group": form.group,
+        "plane_size": plane,
+        "offset": form.offset,
+        "factor": form.factor,
+        "number": float(form.zero) if not isinstance(form.zero, str) else 0.0,
+        "count": form.rows * form.columns,
+    }
+    compiled = {
+        "FAMILY": block.family,
+        "PACKING": form.packing if own else "",
+        "PLANES": block.planes,
+        "LANES": block.lanes,
+        "ORDER": block.order,
+        "TABLE": bool(form.table if own else block.table),
+        "SCALE": ("nested" if form.nested else "floats" if form.scale else "") if own else "",
+        "ZERO": zero or ("number" if form.zero else ""),
+        "FACTOR": form.factor != 1.0,
+        "SHIFT": ("added" if form.added else "subtracted") if form.shift else "",
+        "FUSED": form.fused,
+        "ARITHMETIC": form.arithmetic,
+        "CHUNKS": block.chunks,
+        "NBYTES": block.nbytes,
+        "D": block.scale,
+        "M": block.minimum,
+        "Q": block.codes,
+        "H": block.high,
+        "Z": block.zero,
+        "BITS": INTERPRETED,
+    }
+    return Plan(block, numbers, compiled)
+
+
+def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str, Tensor]:
+    """The pointers that the kernels take; one that is not used is the codes'."""
+    codes = parts[form.codes]
+    if codes.dtype not in (torch.int8, torch.uint8):
+        codes = codes.view(torch.uint8)
+    table = form.table if block.family == "form" else block.table
+    return {
+        "codes": codes,
+        "scale": parts[form.scale] if form.scale else codes,
+        "nested": parts[form.nested] if form.nested else codes,
+        "zero": parts[form.zero] if isinstance(form.zero, str) else codes,
+        "shift": parts[form.shift] if form.shift else codes,
+        "table": table_of(table, codes.device) if table else codes,
+        "dynamic": table_of("dynamic", codes.device) if form.nested else codes,
+    }
+
+
+@cache
+def table_of(name: str, device: torch.device) -> Tensor:
+    """What the codes of a table stand for, float32."""
+    if name == "iq4":
+        return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
+    if name == "dynamic":
+        return _bnb_tables.dynamic_code(device)
+    return _bnb_tables.e4m3_code(device) if name == "e4m3" else _bnb_tables.fourbit_code(name, device)

@@ -1,0 +1,56 @@
+"""The Triton kernels as the dispatch sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from ..reader import Reader
+from . import library
+from .blocks import block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..forms import Form
+    from ..reader import Parts
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
+# each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
+# memory, if its own arithmetic for decoding were free. It is not, and no card was at hand to measure: a quarter of it.
+_FEW = 64
+# Products of float32 run without tensor cores, and torch's kernels for them are better.
+_FEW_FLOAT32 = 1
+
+
+class TritonReader(Reader):
+    """Nothing is read where Triton is missing or broken, and on devices that it has no kernels for."""
+
+    name: ClassVar[str] = "triton"
+
+    def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+        if dtype not in _FLOATS or block_of(form) is None:
+            return False
+        launcher, codes = library.launcher(), parts[form.codes]
+        if launcher is None or not launcher.works_on(codes.device):
+            return False
+        # Half-precision numbers inside blocks are read where they lie.
+        return form.packing in ("int8", "uint8") or codes.storage_offset() * codes.element_size() % 2 == 0
+
+    def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+        launcher = library.launcher()
+        assert launcher is not None  # `reads` said so
+        launcher.decode(form, parts, out)(out.device)
+
+    def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+        launcher = library.launcher()
+        if launcher is None or not launcher.multiplies(form):
+            return 0
+        return _FEW_FLOAT32 if dtype == torch.float32 else _FEW
+
+    def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
+        launcher = library.launcher()
+        assert launcher is not None  # `reads` said so
+        launcher.product(form, parts, x, out)(out.device)

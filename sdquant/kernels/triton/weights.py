@@ -1,0 +1,143 @@
+"""Kernels over packed weights: decoding, and products with one row and with a few.
+
+All take the same arguments that say what the weight is (see `launch`), in capitals what is compiled in.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+
+from .decoding import position, rounded, values
+
+
+@triton.jit
+def decode_kernel(
+    out, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+    FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    OUT: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The weight, `count` numbers, into `out` of dtype OUT: BLOCK_C chunks of it."""
+    g = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    live = g * (PLANES * LANES) < count
+    lane = tl.arange(0, LANES)[None, None, :]
+    if ORDER == "pairs":
+        low = values(
+            codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+            g, live, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
+            CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+        )  # fmt: skip
+        high = values(
+            codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+            g, live, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
+            CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+        )  # fmt: skip
+        # Side by side, so that they are written together: [1, c, lanes, 2].
+        v = rounded(tl.join(low, high), OUT, BITS)
+        first = position(g[:, :, None], lane, 0, PLANES, LANES, ORDER)
+        at = first[:, :, :, None] + tl.arange(0, 2)[None, None, None, :]
+        tl.store(out + at, v.to(out.dtype.element_ty), mask=at < count)
+    else:
+        for p in tl.static_range(PLANES):
+            v = values(
+                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
+                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+            )  # fmt: skip
+            v = rounded(v, OUT, BITS)
+            at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
+            tl.store(out + at, v.to(out.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
+    """The rows of the weight that program `pid` takes: [BLOCK_N].
+
+    With SPLIT, that many rows which share their bytes (quanto's planes) are in one program: each byte is read once from
+    memory, and then from the cache.
+    """
+    lane = tl.arange(0, BLOCK_N)
+    if SPLIT > 1:
+        each = BLOCK_N // SPLIT
+        held = rows // SPLIT
+        within = pid * each + lane % each
+        # Beyond the last: no row of this weight.
+        n = tl.where(within < held, (lane // each) * held + within, rows)
+    else:
+        n = pid * BLOCK_N + lane
+    return n
+
+
+@triton.jit
+def one_row_kernel(
+    x, out, rows, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor,
+    number, count,
+    FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    OUT: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """x [columns] times BLOCK_N rows of the weight, whose rows are `per_row` chunks, into out [rows]."""
+    n = row_of(tl.program_id(0), BLOCK_N, rows, SPLIT)
+    lane = tl.arange(0, LANES)[None, None, :]
+    total = tl.zeros([BLOCK_N, BLOCK_C, LANES], dtype=tl.float32)
+    for start in range(0, per_row, BLOCK_C):
+        c = start + tl.arange(0, BLOCK_C)
+        live = (n < rows)[:, None] & (c < per_row)[None, :]
+        g = n[:, None] * per_row + c[None, :]
+        there = (c < per_row)[None, :, None]
+        for p in tl.static_range(PLANES):
+            v = values(
+                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
+                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+            )  # fmt: skip
+            k = position(c[None, :, None], lane, p, PLANES, LANES, ORDER)
+            a = tl.load(x + k, mask=there & (lane >= 0), other=0.0).to(tl.float32)
+            total += rounded(v, OUT, BITS) * a
+    y = tl.sum(tl.sum(total, 2), 1)
+    tl.store(out + n, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=n < rows)
+
+
+@triton.jit
+def rows_kernel(
+    x, out, m_rows, rows, columns, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size,
+    offset, factor, number, count,
+    FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
+    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    OUT: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """x [m_rows, columns] times BLOCK_N rows of the weight, into out [m_rows, rows].
+
+    The weight is the first operand, which tensor cores take from registers, where it has just been decoded.
+    """
+    n = row_of(tl.program_id(0), BLOCK_N, rows, SPLIT)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    lane = tl.arange(0, LANES)[None, :]
+    total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(0, per_row, BLOCK_C):
+        c = start + tl.arange(0, BLOCK_C)
+        live = (n < rows)[:, None] & (c < per_row)[None, :]
+        g = n[:, None] * per_row + c[None, :]
+        for p in tl.static_range(PLANES):
+            v = values(
+                codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
+                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+            )  # fmt: skip
+            w = tl.reshape(rounded(v, OUT, BITS), [BLOCK_N, BLOCK_C * LANES])
+            k = tl.reshape(position(c[:, None], lane, p, PLANES, LANES, ORDER), [BLOCK_C * LANES])
+            a = tl.load(x + m[None, :] * columns + k[:, None], mask=(m < m_rows)[None, :] & (k < columns)[:, None],
+                        other=0.0)  # fmt: skip
+            if BITS:  # the interpreter has no products of bfloat16
+                total = tl.dot(w, a.to(tl.float32), total, input_precision="ieee")
+            else:
+                total = tl.dot(w.to(x.dtype.element_ty), a, total, input_precision="ieee")
+    y = rounded(total, OUT, BITS).to(out.dtype.element_ty)
+    tl.store(out + m[None, :] * rows + n[:, None], y, mask=(m < m_rows)[None, :] & (n < rows)[:, None])

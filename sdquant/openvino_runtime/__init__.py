@@ -1,0 +1,56 @@
+"""runtime="openvino": a quantized UNet or transformer that OpenVINO runs on the CPU, its weights in their codes.
+
+    attach(model)
+
+From then on the model's `forward` is OpenVINO's (`served.py`); everything else about it, and its packed weights, stay
+as the plain runtime has them, so that saving, copying, LoRAs and changes of dtype work. At its first call the model is
+traced with its actual arguments (`tracing.py`) and converted (`compiling.py`): a packed weight becomes constants of its
+codes, scales and zero points and the few operations that decode them (`weights.py`), which OpenVINO's kernels do inside
+the product.
+
+Convolutions are the exception. OpenVINO's CPU plugin has no kernels for compressed ones: it decodes those of size 1 at
+each call, and all larger ones once, so that their weights are floats in its memory.
+
+Importing this package imports neither torch nor OpenVINO.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["NAME", "attach", "served", "suits"]
+
+NAME = "openvino"
+_FORWARD = "forward"
+# The components that do the work of a pipeline, by their names in it, and by the classes of lone ones.
+_WORKERS = re.compile(r"^(unet|transformer|prior|decoder)(_\d+)?$")
+_CLASSES = re.compile(r"UNet|Transformer|DiT")
+
+
+def suits(name: str, class_name: str | None) -> bool:
+    """Whether OpenVINO runs this component: UNets and transformers, which take nearly all of a pipeline's time. Text
+    encoders run once for a picture and stay in plain layers.
+
+    Args:
+        name: in the pipeline; "model" for a component that stands alone.
+    """
+    if name == "model":
+        return class_name is not None and bool(_CLASSES.search(class_name))
+    return bool(_WORKERS.match(name))
+
+
+def attach(model: nn.Module) -> None:
+    """Let OpenVINO run the model's forward. Nothing is converted before the first call."""
+    from .served import Served
+
+    model.__dict__[_FORWARD] = Served(model)
+
+
+def served(model: object) -> bool:
+    """Whether OpenVINO runs this module."""
+    forward = getattr(model, "__dict__", {}).get(_FORWARD)
+    return getattr(forward, "runs_in", None) == NAME

@@ -1,0 +1,106 @@
+"""The arguments of a call of a diffusers model, as the tensors among them and everything else."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+# What is compared by value where it is an argument; everything else by being the same object.
+_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call's arguments, bound to the names of the model's forward.
+
+    Attributes:
+        tensors: those among them, in order; floats in float32, numbers for time steps as tensors.
+        rest: everything else, with None in the places of tensors; `structure` says how all of it belongs together.
+    """
+
+    tensors: tuple[Tensor, ...]
+    rest: tuple[Fixed | None, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Those of `model(*args, **kwargs)`.
+
+        Raises:
+            TypeError: they are not its forward's.
+        """
+        bound = inspect.signature(type(model).forward).bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        values = dict(list(bound.arguments.items())[1:])
+        for name, value in values.items():
+            if "timestep" in name and isinstance(value, int | float) and not isinstance(value, bool):
+                values[name] = torch.tensor(value)  # else each step would be another graph
+        leaves, structure = tree_flatten(values)
+        tensors = tuple(one.float() if one.is_floating_point() else one for one in leaves if isinstance(one, Tensor))
+        return cls(tensors, tuple(None if isinstance(one, Tensor) else Fixed(one) for one in leaves), structure)
+
+    @property
+    def form(self) -> Any:
+        """What calls must have in common to have the same graph, but for the sizes of the tensors."""
+        kinds = tuple((one.dtype, one.ndim) for one in self.tensors)
+        return kinds, self.rest, str(self.structure)
+
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Of the tensors."""
+        return tuple(one.shape for one in self.tensors)
+
+    def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """What the model returns for these tensors in the places of those."""
+        given = iter(tensors)
+        leaves = [next(given) if one is None else one.value for one in self.rest]
+        values: dict[str, Any] = tree_unflatten(leaves, self.structure)
+        parameters = inspect.signature(type(model).forward).parameters
+        named: dict[str, Any] = {}
+        for name, value in values.items():
+            named |= value if parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        return model(**named)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """An argument that is no tensor, comparable; see `_VALUES`."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fixed) or type(self.value) is not type(other.value):
+            return False
+        return bool(self.value == other.value) if isinstance(self.value, _VALUES) else self.value is other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value) if isinstance(self.value, _VALUES) else id(self.value)
+
+
+class Answer:
+    """What a model returned, but for its tensors: how to put others into their places."""
+
+    def __init__(self) -> None:
+        self._rest: tuple[Any, ...] = ()
+        self._structure: Any = None
+
+    def take(self, value: Any) -> tuple[Tensor, ...]:
+        """The tensors of what a model returned; the rest is kept here."""
+        leaves, self._structure = tree_flatten(value)
+        self._rest = tuple(None if isinstance(one, Tensor) else Fixed(one) for one in leaves)
+        return tuple(one for one in leaves if isinstance(one, Tensor))
+
+    def of(self, tensors: Sequence[Tensor]) -> Any:
+        """The same with these tensors."""
+        given = iter(tensors)
+        return tree_unflatten([next(given) if one is None else one.value for one in self._rest], self._structure)

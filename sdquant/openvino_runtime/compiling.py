@@ -1,0 +1,53 @@
+"""From a trace to a compiled model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .library import core, library
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .tracing import Trace
+
+# In which OpenVINO computes what a model of this dtype computes; on a processor without it, in f32.
+PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def convert(trace: Trace) -> Any:
+    """The `openvino.Model` of a trace, its weights compressed."""
+    frontend = library().FrontEndManager().load_by_framework("pytorch")
+    frontend.add_extension(trace.layers.extension())
+    decoder = library().Decoder(trace.module)  # which the frontend does not keep alive
+    return frontend.convert(frontend.load(decoder))
+
+
+def compiled(model: Any, dtype: torch.dtype) -> Any:
+    """The model, compiled for the CPU, in one copy for one caller, with as many threads as torch has.
+
+    Activations are not quantized, which OpenVINO else does where a product's weights are: the images are to be those of
+    the scheme. Threads are not tied to cores, where they would meet those of other programs.
+    """
+    how = {
+        "INFERENCE_PRECISION_HINT": PRECISIONS.get(dtype, "f32"),
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
+        "ENABLE_CPU_PINNING": "NO",
+    }
+    return core().compile_model(model, "CPU", how)
+
+
+def run(request: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a compiled model for these inputs: floats in float32, on the CPU."""
+    ov = library().ov
+    for place, tensor in enumerate(tensors):
+        request.set_input_tensor(place, ov.Tensor(tensor.detach().contiguous().numpy(), True))
+    request.infer()
+    count = len(request.model_outputs)
+    return [torch.from_numpy(np.array(request.get_output_tensor(place).data)) for place in range(count)]

@@ -1,0 +1,166 @@
+"""The `forward` of a model that OpenVINO runs.
+
+One compiled model serves every shape that has the same trace, so that another resolution, batch or prompt length costs
+a trace (no product with a packed weight is computed in it) and no second copy of the weights. Where the trace of a new
+shape differs, as of a UNet at sizes that its factor does not divide, another model is compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..errors import IncompatibleError
+from .arguments import Answer, Arguments
+from .compiling import compiled, convert, run
+from .tracing import Trace, in_float32, trace
+
+# Compiled models kept for one component: a pipeline may call it in two ways in turn. Each holds a copy of the weights.
+KEPT = 2
+_PLAIN = 'Load it with runtime="plain"'
+
+
+@dataclass
+class Ready:
+    """A compiled model.
+
+    Attributes:
+        form: of the graph that it was made from; see `tracing.Trace`.
+        request: OpenVINO's, which holds the model.
+        answer: what is made of the outputs.
+        kept: what the model refers to and does not keep.
+        shapes: of inputs that it is known to be good for.
+    """
+
+    form: tuple[Any, ...]
+    request: Any
+    answer: Answer
+    kept: list[Any]
+    shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
+
+
+class Served:
+    """Calls like the model's own forward, run by OpenVINO; refers to its model weakly.
+
+    Attributes:
+        ready: the compiled models with the form of the call and the state of the model, those used last at the end.
+    """
+
+    runs_in: ClassVar[str] = "openvino"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._lock = threading.RLock()
+        self.ready: list[tuple[Any, Ready]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Served:
+        """Of a copied model the copy's, which is known already when its attributes are copied."""
+        model = self._owner()
+        return Served(memo.get(id(model), model))
+
+    def __reduce__(self) -> Any:
+        return Served, (self._owner(),)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._owner()
+        call = Arguments.of(model, args, kwargs)
+        _refuse(model, call)
+        with self._lock:
+            ready = self._ready_for(model, call)
+            outputs = run(ready.request, call.tensors)
+        dtype: torch.dtype = getattr(model, "dtype", torch.float32)
+        return ready.answer.of([one.to(dtype) if one.is_floating_point() else one for one in outputs])
+
+    def _owner(self) -> nn.Module:
+        model = self._model()
+        assert model is not None  # whose forward this is
+        return model
+
+    def _ready_for(self, model: nn.Module, call: Arguments) -> Ready:
+        """A compiled model for this call, made if there is none."""
+        state = _state(model)
+        self.ready = [row for row in self.ready if row[0][1] == state]  # the others have weights of before
+        key = (call.form, state)
+        for row in self.ready:
+            if row[0] == key and call.shapes in row[1].shapes:
+                self.ready.remove(row)
+                self.ready.append(row)
+                return row[1]
+        answer = Answer()
+        with self._off(model), in_float32(model):
+            made = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
+            for known, ready in self.ready:
+                if ready.form == made.form:
+                    if known == key:
+                        ready.shapes.add(call.shapes)
+                        return ready
+                    return self._keep(key, Ready(made.form, ready.request, answer, ready.kept, {call.shapes}))
+            del self.ready[: max(0, len(self.ready) - KEPT + 1)]  # before there is another
+            request = _request(model, made)
+        return self._keep(key, Ready(made.form, request, answer, made.layers.kept, {call.shapes}))
+
+    def _keep(self, key: Any, ready: Ready) -> Ready:
+        self.ready.append((key, ready))
+        return ready
+
+    def _off(self, model: nn.Module) -> _Off:
+        return _Off(model, self)
+
+
+class _Off:
+    """While it is entered, the model's forward is its own."""
+
+    def __init__(self, model: nn.Module, forward: Served) -> None:
+        self.model, self.forward = model, forward
+
+    def __enter__(self) -> None:
+        self.before = self.model.__dict__.pop("forward")
+
+    def __exit__(self, *what: object) -> None:
+        self.model.__dict__["forward"] = self.before
+
+
+def _request(model: nn.Module, made: Trace) -> Any:
+    try:
+        return compiled(convert(made), getattr(model, "dtype", torch.float32)).create_infer_request()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()
+        raise IncompatibleError(
+            f"{type(model).__name__} was to be run by OpenVINO",
+            f"it could not be converted: {reason[-1] if reason else type(error).__name__}",
+            _PLAIN,
+        ) from error
+
+
+def _state(model: nn.Module) -> Any:
+    """What a compiled model holds of its model: which tensors, as they are now, and which adapters, how strong.
+
+    A tensor that is written to counts its changes; one that is replaced lies elsewhere.
+    """
+    tensors = tuple(
+        (name, one.data_ptr(), one.dtype, 0 if one.is_inference() else one._version)
+        for name, one in model.named_parameters()
+    )
+    adapters = tuple(
+        (path, *(repr(getattr(part, name, None)) for name in ("active_adapters", "disable_adapters", "scaling")))
+        for path, part in model.named_modules()
+        if "base_layer" in part._modules
+    )
+    return tensors, adapters
+
+
+def _refuse(model: nn.Module, call: Arguments) -> None:
+    """Raise IncompatibleError for what OpenVINO's CPU plugin cannot do."""
+    what = f"{type(model).__name__}, which OpenVINO runs, was called"
+    for one in call.tensors:
+        if one.device.type != "cpu":
+            raise IncompatibleError(what, f"it runs on the CPU, and its inputs are on {one.device}", _PLAIN)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (*call.tensors, *model.parameters())):
+        raise IncompatibleError(
+            what, "gradients were asked for, and OpenVINO has none", f"{_PLAIN} to train, or call it in torch.no_grad()"
+        )

@@ -1,0 +1,77 @@
+"""Packed weights as OpenVINO's constants, in the patterns that its CPU plugin knows as compressed weights.
+
+    codes (u8, i8 or u4) -> Convert f16 -> Subtract zero point -> Multiply by scale -> Reshape -> Convert f32
+
+That is what NNCF itself puts into an OpenVINO model. The constants are views of the packed tensors: nothing is copied
+and nothing decoded. Tensors and constants refer to the same memory for as long as one of them is in use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .library import library
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..backends.base import Packed
+
+SCHEMES = frozenset({"int8", "int8_sym", "int4", "int4_sym"})
+MIDDLE = 8  # NNCF adds it to the symmetric codes of 4 bits
+
+
+def constant(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
+    """An OpenVINO constant in a tensor's own memory, which it keeps.
+
+    Args:
+        shape: of the constant; None is the tensor's.
+    """
+    values = tensor.detach().contiguous().numpy()
+    return library().ov.op.Constant(values if shape is None else values.reshape(shape), True)
+
+
+def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, kept: list[Any]) -> Any:
+    """The same for codes and zero points.
+
+    Args:
+        four: the bytes hold two codes of 4 bits each, the first in the low bits, as OpenVINO's u4 does.
+        kept: what the constant refers to and does not keep is appended.
+    """
+    if not four:
+        return constant(tensor, shape)
+    ov, values = library().ov, tensor.detach().contiguous().view(-1).numpy()
+    kept.append(values)
+    return ov.op.Constant(ov.Tensor(values, list(shape), ov.Type.u4), True)
+
+
+def decompressed(packed: Packed, kept: list[Any]) -> Any:
+    """The node that gives the float weight, in f32 and `packed.spec.shape`.
+
+    Args:
+        kept: what must stay in memory for as long as the model is used is appended.
+    """
+    ops = library().ops
+    shape, parts = packed.spec.shape, packed.parts
+    out, row, groups = shape[0], math.prod(shape[1:]), parts["scale"].shape[1]
+    four = packed.spec.scheme.startswith("int4")
+    grouped = (out, groups, row // groups) if groups > 1 else (out, row)
+    each = (out, groups, 1) if groups > 1 else (out, 1)
+    floats = ops.convert(_codes(parts["codes"], grouped, four, kept), "f16")
+    if "zero_point" in parts:
+        floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, kept), "f16"))
+    elif four:
+        middle = torch.full((1,) * len(each), MIDDLE, dtype=torch.uint8)
+        floats = ops.subtract(floats, ops.convert(constant(middle), "f16"))
+    floats = ops.multiply(floats, constant(parts["scale"], each))
+    if grouped != shape:
+        floats = ops.reshape(floats, list(shape), False)
+    return ops.convert(floats, "f32")
+
+
+def in_graph(packed: Packed) -> bool:
+    """Whether `decompressed` knows the weight's scheme."""
+    return packed.spec.scheme in SCHEMES

@@ -1,0 +1,331 @@
+"""How much fast memory a plan will take at the most: weights on the device at once, and what computing with them takes.
+
+Nothing is loaded: weights are sizes by name, and each component's activations come from a trace of its shapes
+(`activations`). How an offload mode shares the device is worked out by the mode's own book, with units of paper.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from . import activations, backends, components, loader
+from .errors import SdquantError
+from .memory import default_budget
+from .offload import components_of, group, stream
+from .offload.balanced import refuse_too_small
+from .offload.handle import OffloadHandle
+from .offload.residency import Residency
+from .offload.store import aligned
+from .offload.units import Component, find_blocks
+from .weights import quantized
+
+if TYPE_CHECKING:
+    from .formats.source import Source
+    from .planner import ComponentPlan, Plan
+
+log = logging.getLogger(__name__)
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most fast memory at once, in bytes.
+
+    Attributes:
+        weights: on the device at once, buffers of streaming included.
+        activations: of the component whose temporaries take most; None where they cannot be told.
+        scratch: for weights that are decoded where they are used.
+        bytes: at the worst moment, which need not be the worst of each: in model offload a small text encoder is alone
+            on the device with its activations. Without activations where they cannot be told.
+        parts: by component, in the order in which they run: its activations.
+        budget: what balanced offload keeps to.
+    """
+
+    weights: int
+    activations: int | None
+    scratch: int
+    bytes: int
+    parts: Mapping[str, int | None] = field(default_factory=dict)
+    budget: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"parts": dict(self.parts)}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A component without weights: its module on the meta device, and the bytes that each tensor of it will have."""
+
+    plan: ComponentPlan
+    module: nn.Module
+    sizes: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all, as they lie in a store."""
+        return sum(self.sizes.values())
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of its largest quantized weight, decoded. Plain layers keep the buffer, libraries give theirs back."""
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.bfloat16)
+        return max((weight.bytes_bf16 // 2 * dtype.itemsize for weight in self.plan.weights), default=0)
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether its quantized weights are wrapper tensors, as optimum-quanto's modules have them."""
+        scheme = self.plan.scheme
+        return self.plan.runtime == "library" and scheme is not None and backends.scheme(scheme).backend == "quanto"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its scratch stays when it has run; see `layers.scratch`."""
+        return self.plan.runtime != "library"
+
+
+def predict(made: Plan, *, width: int | None = None, height: int | None = None) -> Peak:
+    """The peak of a plan when one image is drawn.
+
+    Args:
+        width, height: of the image in pixels; None for what the model was made for.
+
+    Raises:
+        BudgetError: the model cannot run within its budget.
+        SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used.
+    """
+    networks = {part.name: _network(part, loader.source_of(made, part), made.dtype) for part in made.components}
+    parts: dict[str, int | None] = dict.fromkeys(networks)
+    if set(networks) != {"model"}:
+        folder = loader.folder_of(made)
+        components.check_pipeline(folder)
+        pipe = components.pipeline(folder, {name: one.module for name, one in networks.items()})
+        parts = activations.of_pipeline(pipe, width=width, height=height)
+    known = [size for size in parts.values() if size is not None]
+    most = max(known) if known else None
+    kept = max((one.scratch for one in networks.values() if one.keeps), default=0)
+    scratch = max((one.scratch for one in networks.values()), default=0)
+    device = torch.device(made.device)
+    ordered = {name: networks[name] for name in parts}
+    budget = None
+    if made.offload == "balanced":
+        budget = made.budget
+        if budget is None:
+            budget = default_budget(device, 0, None if most is None else most + scratch)
+        moments = _balanced(ordered, device, budget)
+    else:
+        moments = _MODES[made.offload](ordered, device)
+    return Peak(
+        weights=max(moments.values()),
+        activations=most,
+        scratch=scratch,
+        bytes=max(
+            weights + (parts[name] or 0) + max(kept, networks[name].scratch) for name, weights in moments.items()
+        ),
+        parts=parts,
+        budget=budget,
+    )
+
+
+def of_model(model: Any) -> int | None:
+    """Bytes that computing takes at the most in a loaded pipeline, besides its weights.
+
+    None if nobody can tell, as of a component alone, whose inputs nobody knows.
+    """
+    if not components.is_pipeline(model):
+        return None
+    parts = components_of(model)
+    twin = copy.copy(model)
+    try:
+        for name, part in parts.items():
+            object.__setattr__(twin, name, _without_weights(part))  # past diffusers, which would write its config
+    except SdquantError as error:
+        log.debug("activations cannot be told: %s", error)
+        return None
+    known = [size for size in activations.of_pipeline(twin).values() if size is not None]
+    return max(known) + max(_scratch(part) for part in parts.values()) if known else None
+
+
+def _without_weights(part: nn.Module) -> nn.Module:
+    config: Any = part.config
+    values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    module = components.empty(type(part).__module__.partition(".")[0], type(part).__name__, values)
+    floats = {n: p.dtype for n, p in part.named_parameters() if p.dtype in FLOAT_DTYPES}
+    same = [floats[name] for name, _ in module.named_parameters() if name in floats]
+    usual = max(set(same), key=same.count, default=torch.bfloat16)
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(floats.get(name, usual))
+    return module
+
+
+def _scratch(part: nn.Module) -> int:
+    return max((2 * math.prod(packed.spec.shape) for _, packed in quantized(part)), default=0)
+
+
+def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
+    module = loader.empty(src)
+    stored = {key: info.dtype for key, info in src.plain.items()}
+    usual = dtype or _most(stored, src) or "bfloat16"
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point():
+            said = stored.get(name, usual)
+            kept = dtype is None and said in ("float32", "float16", "bfloat16")
+            parameter.data = parameter.data.to(components.dtype_named(said if kept else usual))
+    return Network(part, module, _sizes(part, module))
+
+
+def _most(stored: Mapping[str, str], src: Source) -> str | None:
+    sizes: dict[str, int] = {}
+    for key, dtype in stored.items():
+        if dtype in ("float32", "float16", "bfloat16"):
+            sizes[dtype] = sizes.get(dtype, 0) + src.plain[key].nbytes
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
+def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
+    """By the model's names; the tensors that are tied count under one."""
+    known = frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
+    sizes = {components.model_name(w.name, known) or w.name: w.bytes for w in part.weights}
+    floats = {
+        name: tensor.numel() * tensor.element_size()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if name not in sizes
+    }
+    return {name: aligned(size) for name, size in (sizes | floats).items()}
+
+
+class _Paper:
+    """A unit of a size, as `Residency` and `stream.plan` see units: it moves by being counted."""
+
+    def __init__(self, name: str, nbytes: int, handle: OffloadHandle) -> None:
+        self.name, self.nbytes, self._counters = name, nbytes, handle.counters
+        self.resident = False
+
+    def read(self, buffer: None, device: torch.device) -> None:
+        """Nothing to bring."""
+
+    def place(self, flat: None, *, held: bool) -> None:
+        """On the device."""
+        self.resident = True
+        self._counters.hold(self.nbytes)
+
+    def drop(self, store: None) -> None:
+        """Off it."""
+        self.resident = False
+        self._counters.hold(-self.nbytes)
+
+
+def _none(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
+    return dict.fromkeys(networks, sum(one.nbytes for one in networks.values()))
+
+
+def _model(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
+    """Wrapper tensors, which cannot be in a file, stay in RAM if the device is the CPU."""
+    opaque = dict.fromkeys(networks, 0)
+    if device.type == "cpu":
+        opaque |= {name: sum(w.bytes for w in one.plan.weights) for name, one in networks.items() if one.wrapped}
+    stays = sum(opaque.values())
+    return {name: stays + one.nbytes - opaque[name] for name, one in networks.items()}
+
+
+def _sequential(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
+    """On the CPU leaves compute from the mapped file."""
+    if device.type == "cpu":
+        return dict.fromkeys(networks, 0)
+    return {name: max(_by(one, _leaves(one)).values()) for name, one in networks.items()}
+
+
+def _group(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
+    """What is in no group, and one group; on a GPU the next one as well. On the CPU, what stays in RAM is there too."""
+    ahead = 2 if device.type == "cuda" else 1
+    away, stays = {}, 0
+    for name, one in networks.items():
+        blocks = group.level(one.module) == "block_level"
+        sizes = _by(one, _children(one) if blocks else _leaves(one))
+        rest = sizes.pop("", 0)
+        wrapped = one.plan.runtime == "library" and one.plan.weights
+        if device.type == "cpu" and (wrapped or group.why_not_disk(one.module)):
+            stays += one.nbytes
+            away[name] = 0
+        else:
+            away[name] = rest + sum(sorted(sizes.values())[-ahead:])
+    return {name: stays + size for name, size in away.items()}
+
+
+_MODES = {"none": _none, "model": _model, "sequential": _sequential, "group": _group}
+
+
+def _balanced(networks: Mapping[str, Network], device: torch.device, budget: int) -> dict[str, int]:
+    total = sum(one.nbytes for one in networks.values())
+    if total <= budget:
+        return _none(networks, device)
+    handle = OffloadHandle("balanced", str(device), total)
+    made: list[Any] = []
+    for name, one in networks.items():
+        sizes = _by(one, [block for block, _ in find_blocks(one.module)])
+        rest: Any = _Paper("", sizes.pop("", 0), handle)
+        blocks: list[Any] = [_Paper(block, size, handle) for block, size in sizes.items() if size]
+        made.append(Component(name, one.module, rest, blocks))
+    refuse_too_small(made, 0, budget)
+    residency = Residency(made, (), None, device, handle, budget)  # type: ignore[arg-type]
+    moments: dict[str, int] = {}
+    for component in (*made, *made):  # from the second image on, what an earlier one has left is there
+        _run(component, residency, budget)
+        moments[component.name] = max(moments.get(component.name, 0), handle.counters.resident)
+    return moments
+
+
+def _run(component: Component, residency: Residency, budget: int) -> None:
+    """What happens on the device when the component is called; see `balanced`."""
+    units, buffers = component.units, 0
+    if component.nbytes > budget:
+        made = stream.plan(component, budget)
+        units, buffers = list(made.resident), 0 if component.release else made.buffers * made.buffer_bytes
+    residency.touch(component)
+    residency.make_room(sum(unit.nbytes for unit in units if not unit.resident) + buffers, component)
+    residency.fetch(units)
+    if buffers:
+
+        def release() -> None:
+            residency.counters.hold(-buffers)
+            component.release = None
+
+        residency.counters.hold(buffers)
+        component.release = release
+
+
+def _by(one: Network, owners: list[str]) -> dict[str, int]:
+    """Bytes by owner, the modules of these dotted names; "" for what is in none."""
+    known = set(owners)
+    sizes: dict[str, int] = {}
+    for name, size in one.sizes.items():
+        words = name.split(".")
+        prefixes = (".".join(words[:count]) for count in range(len(words) - 1, 0, -1))
+        owner = next((prefix for prefix in prefixes if prefix in known), "")
+        sizes[owner] = sizes.get(owner, 0) + size
+    return sizes
+
+
+def _leaves(one: Network) -> list[str]:
+    return [name for name, module in one.module.named_modules() if name and not any(module.children())]
+
+
+def _children(one: Network) -> list[str]:
+    """The members of the lists of blocks that are its own children, as diffusers cuts it."""
+    return list(_members(one.module))
+
+
+def _members(module: nn.Module) -> Iterator[str]:
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            yield from (f"{name}.{index}" for index in range(len(child)))

@@ -1,0 +1,85 @@
+"""torch.compile takes quantized layers whole: no graph break, the same numbers, and a LoRA beside them learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdquant import backends
+from sdquant.layers import quantized_layer
+
+SCHEMES = (
+    "nf4", "nf4,double_quant", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "int8", "int4", "q8_0", "q4_k",
+    "sdnq-uint4",
+)  # fmt: skip
+
+
+class Both(nn.Module):
+    """A linear layer and a convolution, with something between them."""
+
+    def __init__(self, text: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        spec = backends.parse(text)
+        backend = backends.get(spec.scheme.backend)
+        floats = nn.Linear(64, 256, dtype=dtype), nn.Conv2d(64, 96, 3, padding=1, dtype=dtype)
+        self.linear, self.conv = (quantized_layer(one, backend.encode(one.weight.data, spec)) for one in floats)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, n, 64]."""
+        y = torch.nn.functional.silu(self.linear(x))
+        return self.conv(y.reshape(x.shape[0], -1, 64).transpose(1, 2).reshape(x.shape[0], 64, 4, -1))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_a_compiled_model_has_no_graph_break_and_the_same_numbers(text: str) -> None:
+    model = Both(text, torch.bfloat16)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for rows in (4, 12):  # the second is another number of rows
+            x = torch.randn(2, rows, 64, dtype=torch.bfloat16)
+            assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("text", ["nf4", "qint4", "q4_k"])
+def test_gradients_through_a_compiled_model_are_those_without(text: str) -> None:
+    model = Both(text, torch.float32)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    grads = []
+    for run in (model, compiled):
+        x = torch.randn(2, 4, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        run(x).square().mean().backward()
+        grads.append((x.grad, model.linear.bias.grad))
+        model.linear.bias.grad = None
+    for ours, wanted in zip(grads[1], grads[0], strict=True):
+        assert ours is not None and wanted is not None
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_operators_are_declared_truly() -> None:
+    """torch's own checks: schema, fake tensors, autograd."""
+    from sdquant.kernels import ops
+
+    spec = backends.parse("nf4")
+    packed = backends.get("bnb").encode(torch.randn(32, 64), spec)
+    text = ops.described(packed.spec, tuple(packed.parts))
+    x, bias = torch.randn(3, 64, requires_grad=True), torch.randn(32, requires_grad=True)
+    torch.library.opcheck(ops.linear, (x, list(packed.parts.values()), bias, text))
+    torch.library.opcheck(ops.linear, (x, list(packed.parts.values()), None, text))
+    torch.library.opcheck(ops.weight, (list(packed.parts.values()), text, torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["nf4", "q4_k"])
+def test_inductor_takes_it(text: str) -> None:
+    model = Both(text, torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randn(2, 4, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)

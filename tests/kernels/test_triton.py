@@ -1,0 +1,178 @@
+"""The Triton kernels: in its interpreter here, compiled for cards that are not here, and on a card where one is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdquant import backends
+from sdquant.backends.base import Unfit
+from sdquant.kernels import triton as package
+from sdquant.kernels.forms import Form
+from sdquant.kernels.triton import library
+from sdquant.kernels.triton.blocks import GGUF
+from sdquant.kernels.triton.reader import TritonReader
+
+from .test_forms import SHAPES, SPECS
+from .triton_cases import DTYPES, Case, blocks_of, cases, faults
+
+ROOT = Path(__file__).parents[2]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+SOME = ("nf4", "sdnq4 float32", "q4_k 33x512")
+
+
+def interpreted(*words: str) -> str:
+    """What a program of ours prints in Triton's interpreter, which is chosen before triton is imported."""
+    command = [sys.executable, "-W", "error", "-m", *words]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_triton
+def test_every_form_and_activations_in_the_interpreter() -> None:
+    *wrong, last = interpreted("tests.kernels.triton_cases").splitlines()
+    assert wrong == []
+    assert int(last.split()[0]) > 100
+
+
+@needs_triton
+@pytest.mark.slow
+def test_every_form_in_every_dtype_in_the_interpreter() -> None:
+    *wrong, last = interpreted("tests.kernels.triton_cases", "thorough").splitlines()
+    assert wrong == []
+    assert int(last.split()[0]) > 350
+
+
+@needs_triton
+@pytest.mark.slow
+def test_what_the_backends_encode_in_the_interpreter() -> None:
+    assert interpreted("tests.kernels.test_triton").splitlines() == ["105 looked at"]
+
+
+@needs_triton
+def test_some_kernels_compile_for_a_card_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles([case for case in cases() if case.name in SOME], 90, monkeypatch, tmp_path)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_kernels_compile_for_cards_that_are_not_here(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiles(list(cases()), capability, monkeypatch, tmp_path)
+
+
+def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Each compiles to code for the card that rounds twice where torch does, and fits into the card's memory."""
+    from .offline import compiled
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    from sdquant.kernels.triton import eight
+
+    launcher = library.launcher()
+    assert launcher is not None and not launcher.INTERPRETED and some
+    for case in some:
+        form = case.form
+        out = torch.empty(form.rows, form.columns, dtype=torch.bfloat16)
+        code = compiled(launcher.decode(form, case.parts, out), capability).asm["ptx"]
+        multiplied_and_added = len(re.findall(r"\bfma\.rn\.f32", code))
+        assert (multiplied_and_added > 0) == form.fused, case.name
+        if not launcher.multiplies(form):
+            continue
+        for m in (1, 16, 64):
+            x = torch.empty(m, form.columns, dtype=torch.bfloat16)
+            kernel = compiled(launcher.product(form, case.parts, x, x.new_empty(m, form.rows)), capability)
+            # 48 KB: what every card gives a program that does not ask for more.
+            assert kernel.metadata.shared <= 48 << 10, (case.name, m)
+            assert ("mma" in kernel.asm["ptx"]) == (m > 1), (case.name, m)
+    compiled(eight.requantization(form, case.parts, out.to(torch.int8), out.float()), capability)  # of the last
+    whole, scale = torch.empty(4, 3072, dtype=torch.int32), torch.empty(4, 1)
+    compiled(eight.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
+    compiled(eight.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
+
+
+def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # an import of it raises ImportError
+    for name in list(sys.modules):
+        if name.startswith("sdquant.kernels.triton.") and not name.endswith((".reader", ".library", ".blocks")):
+            monkeypatch.delitem(sys.modules, name)
+            monkeypatch.delattr(package, name.rpartition(".")[2])
+    library.launcher.cache_clear()
+    try:
+        case = blocks_of("q8_0", 4, 64)
+        assert not TritonReader().reads(case.form, case.parts, torch.float32)
+        assert TritonReader().few(case.form, case.parts, torch.float32) == 0
+    finally:
+        library.launcher.cache_clear()
+
+
+def test_a_cpu_is_left_to_others_and_so_is_what_no_kernel_reads() -> None:
+    case = blocks_of("q8_0", 4, 64)
+    assert not TritonReader().reads(case.form, case.parts, torch.float32)  # not in the interpreter here
+    assert not TritonReader().reads(case.form, case.parts, torch.float64)
+    rare = Form(rows=4, columns=256, codes="codes", packing="iq1_s", group=256)
+    assert not TritonReader().reads(rare, case.parts, torch.float32)
+
+
+def test_importing_the_reader_imports_no_triton() -> None:
+    code = "import sys, sdquant.kernels.triton.reader; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_card() -> None:
+    *wrong, last = faults("cuda", thorough=True)
+    assert wrong == []
+    assert int(last.split()[0]) > 350
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_the_backends_encode_on_a_card() -> None:
+    assert list(of_backends("cuda")) == ["105 looked at"]
+
+
+def of_backends(device: str) -> Iterator[str]:
+    """A line for every weight that decodes to other bits than its backend's, and a last one with their number."""
+    seen, reader = 0, TritonReader()
+    for text in (*SPECS, *GGUF):
+        spec = backends.parse(text)
+        backend = backends.get(spec.scheme.backend)
+        for shape in SHAPES[:3]:
+            weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            try:
+                packed = backend.encode(weight.bfloat16(), spec)
+            except Unfit:
+                continue
+            form = backend.form(packed)
+            if form is None:
+                continue
+            seen += 1
+            on = packed.to(torch.device(device))
+            for dtype in DTYPES:
+                out = torch.full((form.rows, form.columns), torch.nan, dtype=dtype, device=device)
+                if not reader.reads(form, on.parts, dtype):
+                    yield f"{text} {shape} is not read"
+                    continue
+                reader.decode_into(form, on.parts, out)
+                if not torch.equal(out.cpu(), backend.decode(packed, dtype).view(form.rows, form.columns)):
+                    yield f"{text} {shape} as {dtype} differs"
+    yield f"{seen} looked at"
+
+
+if __name__ == "__main__":
+    for line in of_backends("cpu"):
+        print(line)

@@ -1,0 +1,269 @@
+"""What the Triton kernels are held to: packed weights of every form, made here from random bytes, and activations.
+
+The tests run this as a program of its own in Triton's interpreter (`python -m tests.kernels.triton_cases`), which has
+to be chosen before triton is imported, and in their own process on a card. It prints what is wrong, a line for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdquant.backends._gguf_decode import DECODERS, decode_blocks
+from sdquant.backends._gguf_scales import HALVES
+from sdquant.formats.gguf_types import TYPES
+from sdquant.kernels.forms import Form
+from sdquant.kernels.triton import library
+from sdquant.kernels.triton.blocks import GGUF
+from sdquant.kernels.triton.reader import TritonReader
+
+from .reference import decoded
+
+DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # and half a step of each at 1
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    form: Form
+    parts: dict[str, Tensor]
+
+    def weight(self) -> Tensor:
+        """float32 [rows, columns] before the last rounding, computed without Triton."""
+        if self.form.packing in DECODERS:
+            out = torch.empty(self.form.rows, self.form.columns)
+            decode_blocks(self.form.packing, self.parts["codes"], out)
+            return out
+        return torch.from_numpy(decoded(self.form, self.parts))
+
+
+def _bytes(random: np.random.Generator, count: int) -> Tensor:
+    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
+
+
+def _floats(random: np.random.Generator, count: int, dtype: str) -> Tensor:
+    return torch.from_numpy(random.uniform(0.01, 0.05, count).astype(np.float32)).to(getattr(torch, dtype))
+
+
+# Bytes for so many weights: (bytes, weights).
+_PACKED = {
+    "nibbles-low": (1, 2), "nibbles-high": (1, 2), "threes": (3, 8), "sdnq6": (3, 4), "sdnq3": (3, 8),
+}  # fmt: skip
+
+
+def _case(name: str, rows: int, columns: int, packing: str, group: int, *, scales: str = "float32", **more) -> Case:  # type: ignore[no-untyped-def]
+    """`more`: fields of the form. scales: dtype of scale and shift; "" for none."""
+    random = np.random.default_rng(len(name) * 7919 + rows)
+    count = rows * columns
+    groups = -(-count // group)
+    parts = {}
+    if packing.startswith("planes"):
+        codes = _bytes(random, -(-groups * int(packing[-1]) // 8) * group)
+    else:
+        size, many = _PACKED.get(packing, (1, 1))
+        codes = _bytes(random, -(-count // many) * size)
+    if packing.startswith("float8"):
+        wide = torch.from_numpy(random.normal(0, 50, count).astype(np.float32))
+        wide[:300] = torch.linspace(-0.02, 0.02, 300)  # the numbers below the least exponent
+        codes = wide.to(getattr(torch, packing))
+    parts["codes"] = codes.view(torch.int8) if packing == "int8" else codes
+    if more.get("nested"):
+        parts |= {"scale": _bytes(random, groups), "nested": _floats(random, -(-groups // 256), "float32")}
+    elif scales:
+        parts["scale"] = _floats(random, groups, scales)
+    if more.get("zero") == "zero":
+        zeros = _bytes(random, -(-groups // 2) if more.get("zero_packing") == "nibbles-low" else groups)
+        parts["zero"] = zeros.view(torch.int8) // 16 if more.get("zero_packing") == "int8" else zeros
+    if more.get("shift"):
+        parts["shift"] = _floats(random, groups, scales)
+    form = Form(
+        rows=rows, columns=columns, codes="codes", packing=packing, group=group, scale="scale" if scales else "", **more
+    )
+    return Case(name, form, parts)
+
+
+def blocks_of(kind: str, rows: int, columns: int) -> Case:
+    """Random GGUF blocks whose half-precision numbers are small."""
+    random = np.random.default_rng(len(kind) + rows)
+    row = TYPES[kind]
+    count = rows * columns // row.block
+    blocks = _bytes(random, count * row.nbytes).view(count, row.nbytes)
+    for at in HALVES[kind]:
+        numbers = _floats(random, count, "float16")
+        blocks[:, at : at + 2] = numbers.view(torch.uint8).view(count, 2)
+    form = Form(rows=rows, columns=columns, codes="codes", packing=kind, group=row.block)
+    return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
+
+
+def cases() -> Iterator[Case]:
+    # Each backend's form, as `test_forms` sees them; rows that are no multiple of a tile.
+    yield _case("int8 rows", 37, 96, "int8", 96, arithmetic="bfloat16", scales="bfloat16")
+    yield _case("int8 factor", 33, 64, "int8", 64, factor=7.874015718698502e-3)
+    yield _case("int8 whole", 5, 64, "int8", 320)
+    yield _case("int8 odd", 7, 37, "int8", 37)
+    yield _case("uint8 zero", 40, 64, "uint8", 64, zero="zero", arithmetic="float16", scales="float16")
+    yield _case("uint8 e4m3", 33, 64, "uint8", 256, table="e4m3")
+    yield _case("e4m3 rows", 9, 128, "float8_e4m3fn", 128)
+    yield _case("e4m3 plain", 9, 128, "float8_e4m3fn", 9 * 128, scales="")
+    yield _case("e4m3 groups", 9, 128, "float8_e4m3fn", 64, arithmetic="bfloat16", scales="bfloat16")
+    yield _case("e5m2", 9, 128, "float8_e5m2", 128)
+    yield _case("nf4", 34, 192, "nibbles-high", 64, table="nf4")
+    yield _case("nf4 across rows", 5, 36, "nibbles-high", 64, table="nf4")
+    yield _case("nf4 odd", 5, 37, "nibbles-high", 64, table="nf4")
+    yield _case("fp4 nested", 66, 512, "nibbles-high", 64, table="fp4", nested="nested", offset=0.03125)
+    zeros = {"zero": "zero", "zero_packing": "nibbles-low"}
+    yield _case("int4 zeros", 35, 96, "nibbles-low", 32, arithmetic="float16", scales="float16", **zeros)
+    yield _case("int4 rows", 6, 50, "nibbles-low", 50, arithmetic="float16", scales="float16", **zeros)
+    yield _case("int4 number", 35, 64, "nibbles-low", 64, zero=8, arithmetic="float16", scales="float16")
+    shifted = {"shift": "shift"}
+    yield _case("planes4", 40, 128, "planes4", 128, arithmetic="bfloat16", scales="bfloat16", **shifted)
+    yield _case("planes4 short", 33, 32, "planes4", 32, arithmetic="bfloat16", scales="bfloat16", **shifted)
+    yield _case("planes4 narrow", 6, 27, "planes4", 27, arithmetic="float16", scales="float16", **shifted)
+    yield _case("planes4 zero", 8, 96, "planes4", 32, zero="zero", zero_packing="int8")
+    yield _case("planes2", 36, 128, "planes2", 64, **shifted)
+    yield _case("threes", 8, 96, "threes", 32, **shifted)
+    yield _case("threes across rows", 8, 40, "threes", 64, **shifted)
+    added = {"shift": "shift", "added": True, "fused": True}
+    yield _case("sdnq6", 9, 64, "sdnq6", 64, zero=32)
+    yield _case("sdnq4", 9, 64, "nibbles-low", 64, arithmetic="bfloat16", scales="bfloat16", **added)
+    yield _case("sdnq4 float32", 9, 64, "nibbles-low", 64, **added)
+    yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
+    for kind in GGUF:
+        yield blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96)
+    yield blocks_of("q4_k", 6, 128)  # blocks that cross rows, as in a reshaped convolution
+    yield blocks_of("q4_0", 4, 24)
+
+
+def wrong_weight(case: Case, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with the decoded weight, "" for nothing."""
+    parts = {name: part.to(device) for name, part in case.parts.items()}
+    reader = TritonReader()
+    if not reader.reads(case.form, parts, dtype):
+        return "it is not read"
+    # One more number, which must stay.
+    out = torch.full((case.form.rows * case.form.columns + 1,), 7.0, dtype=dtype, device=device)
+    reader.decode_into(case.form, parts, out[:-1].view(case.form.rows, case.form.columns))
+    wanted = case.weight().to(dtype)
+    found = out[:-1].view(wanted.shape).cpu()
+    if out[-1] != 7.0:
+        return "it writes beyond the end"
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    return "" if bool(same.all()) else f"{int((~same).sum())} of {same.numel()} weights differ"
+
+
+def wrong_product(case: Case, m: int, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with a product of m rows."""
+    parts = {name: part.to(device) for name, part in case.parts.items()}
+    x = torch.randn(m, case.form.columns, generator=torch.Generator().manual_seed(m)).to(dtype)
+    out = torch.full((m * case.form.rows + 1,), 7.0, dtype=dtype, device=device)
+    TritonReader().product(case.form, parts, x.to(device), out[:-1].view(m, case.form.rows))
+    if out[-1] != 7.0:
+        return "it writes beyond the end"
+    wide, weight = x.double().numpy(), case.weight().to(dtype).double().numpy()
+    exact = wide @ weight.T
+    # A sum of n numbers in float32 is off by at most n 2^-24 of their magnitudes; then comes the last rounding.
+    bound = case.form.columns * 2.0**-24 * (np.abs(wide) @ np.abs(weight.T))
+    bound = bound + DTYPES[dtype] * (np.abs(exact) + bound) + 2.0**-25
+    error = np.abs(out[:-1].view(m, -1).cpu().double().numpy() - exact)
+    return "" if bool((error <= bound).all()) else f"{(error / bound).max():.3g} times the bound"
+
+
+def wrong_activations(dtype: torch.dtype, codes: torch.dtype, device: str) -> str:
+    """What is wrong with quantized rows, by the formulas in numpy."""
+    eight = library.eight(torch.device(device))
+    assert eight is not None
+    x = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[1] = 0
+    x[2] *= 1e-4
+    largest = np.float32({torch.int8: 127.0, torch.float8_e4m3fn: 448.0}[codes])
+    x[3, :255] = torch.arange(-127, 128) * (0.5 if codes == torch.int8 else 1.0)  # halves between codes
+    x[3, 255] = float(largest)
+    found, scale, sums = eight.quantize_rows(x.to(device), codes)
+    wide = x.float().numpy()
+    most = np.abs(wide).max(1, keepdims=True)
+    if not np.array_equal(scale.cpu().numpy(), most / largest):
+        return "the scales differ"
+    by = np.where(most == 0, np.float32(0), largest / np.where(most == 0, np.float32(1), most))
+    right = torch.from_numpy(wide * by)
+    right = right.round().to(torch.int8) if codes == torch.int8 else right.to(codes)
+    if not torch.equal(found.cpu().view(torch.uint8), right.view(torch.uint8)):
+        return "the codes differ"
+    if codes == torch.int8 and not np.array_equal(sums.cpu().numpy(), right.numpy().sum(1, keepdims=True)):
+        return "the sums differ"
+    x[4, 100] = torch.nan
+    _, scale, _ = eight.quantize_rows(x.to(device), codes)
+    return "" if bool(scale[4].isnan()) and not bool(scale[:4].isnan().any()) else "NaN does not show in the scale"
+
+
+def wrong_again(case: Case, device: str) -> str:
+    """What is wrong with the int8 codes of a weight."""
+    eight = library.eight(torch.device(device))
+    assert eight is not None
+    parts = {name: part.to(device) for name, part in case.parts.items()}
+    found, scale = eight.quantize_weight(case.form, parts)
+    wide = case.weight().numpy()
+    most = np.abs(wide).max(1)
+    if not np.array_equal(scale.cpu().numpy(), most / np.float32(127)):
+        return "the scales of its int8 codes differ"
+    right = np.rint(wide * (np.float32(127) / most)[:, None])
+    return "" if np.array_equal(found.cpu().numpy(), right) else "its int8 codes differ"
+
+
+def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> str:
+    """What is wrong with the scaled product."""
+    eight = library.eight(torch.device(device))
+    assert eight is not None
+    random = np.random.default_rng(3)
+    for shape in ((1, 1100), (19, 301)):
+        product = random.integers(-(10**6), 10**6, shape, dtype=np.int32)
+        sums = random.integers(-500, 500, (shape[0], 1), dtype=np.int32)
+        row, column = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in shape)
+        each = random.integers(-128, 128, shape[1], dtype=np.int32)
+        number = {"": 0, "number": 128, "each": each}[added]
+        bias = torch.from_numpy(random.normal(size=shape[1]).astype(np.float32)).to(dtype) if biased else None
+        tensors = [torch.from_numpy(array).to(device) for array in (product, row, column)]
+        more = [torch.from_numpy(sums).to(device), torch.from_numpy(each).to(device) if added == "each" else number]
+        found = eight.finish(*tensors, None if bias is None else bias.to(device), dtype, *(more if added else []))
+        wanted = (product + sums * number).astype(np.float32) * row[:, None] * column
+        if bias is not None:
+            wanted = wanted + bias.float().numpy()
+        if not torch.equal(found.cpu(), torch.from_numpy(wanted).to(dtype)):
+            return "numbers differ"
+    return ""
+
+
+def faults(device: str, *, thorough: bool) -> Iterator[str]:
+    """A line for everything that is wrong, and a last one that says how much was looked at."""
+    seen, reader = 0, TritonReader()
+    looked: list[tuple[str, str]] = []
+    for number, case in enumerate(cases()):
+        dtypes = list(DTYPES) if thorough else [list(DTYPES)[number % 3]]
+        for dtype in dtypes:
+            looked.append((f"{case.name} as {dtype}", wrong_weight(case, dtype, device)))
+        if not reader.few(case.form, case.parts, torch.bfloat16):
+            continue
+        if number % 4 == 0 or thorough:
+            looked.append((f"{case.name} again", wrong_again(case, device)))
+        for dtype in dtypes:
+            for m in (1, 2, 17, 70) if thorough else (1, 17):
+                looked.append((f"{case.name} times {m} rows of {dtype}", wrong_product(case, m, dtype, device)))
+    for dtype in DTYPES:
+        for codes in (torch.int8, torch.float8_e4m3fn):
+            looked.append((f"{dtype} as {codes}", wrong_activations(dtype, codes, device)))
+        for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
+            looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
+    for name, why in looked:
+        seen += 1
+        if why:
+            yield f"{name}: {why}"
+    yield f"{seen} looked at"
+
+
+if __name__ == "__main__":
+    for line in faults("cpu", thorough="thorough" in sys.argv[1:]):
+        print(line)

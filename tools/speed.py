@@ -1,0 +1,90 @@
+"""The tables of docs/speed.md, from what the benchmarks kept in bench/results/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.linear_gates import INTEGER, OURS, PLAIN, judge
+from tools.tables import markdown
+
+LINEAR = Path("bench/results/linear.json")
+ROWS = (1, 8, 77, 256, 1024, 4608)
+MISSING = "Not measured yet: `python -m bench.linear` does it."
+WORDS = {
+    "G1": 'int8 products (`compute="int8"`), 1024 rows',
+    "G2": 'int8 products (`compute="int8"`), 77 rows',
+    "G3": "8-bit and 4-bit weights, one row",
+    "G4": "8-bit weights, exact, 77 and 1024 rows",
+    "G5": "nf4, 1, 77 and 1024 rows",
+    "G6": "GGUF `q8_0`, `q4_0`, `q4_k`, 1, 77 and 1024 rows",
+    "G7": "4-bit weights in int8 products, 1024 rows",
+    "G8": "every format and number of rows, against the best that runs the same format",
+    "G9": "int8 products with float32 activations, 77 rows",
+    "G24": "a call that computes next to nothing, µs",
+}
+
+
+def _rows(root: Path) -> list[dict[str, Any]]:
+    file = root / LINEAR
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    return rows
+
+
+def goals(root: Path) -> str:
+    """Each goal: how many of its cases hold, and the worst of them."""
+    rows = _rows(root)
+    if not rows:
+        return MISSING
+    verdicts = judge(rows)
+    lines = []
+    for goal, words in WORDS.items():
+        some = [v for v in verdicts if v.goal == goal and v.value is not None]
+        if not some:
+            lines.append([goal, words, "-", "-", "not measured"])
+            continue
+        worst = max(some, key=lambda v: v.value / v.gate)  # type: ignore[operator]
+        gates = sorted({v.gate for v in some})
+        shown = f"{gates[0]:g}" if len(gates) == 1 else f"{gates[0]:g} to {gates[-1]:g}"
+        held = sum(bool(v.met) for v in some)
+        lines.append([goal, words, shown, f"{held} of {len(some)}", f"{worst.value:.2f} ({worst.case})"])
+    return markdown(("goal", "what", "at most", "hold", "nearest to its limit, or beyond"), lines, left=2)
+
+
+def linear(root: Path) -> str:
+    """Ratios of every format to the plain layer, with the best of the others that run it."""
+    rows = _rows(root)
+    if not rows:
+        return MISSING
+    parts = []
+    for shape in ("3072x3072", "3072x12288"):
+        found = {
+            (row["format"], row["who"], row["rows"]): row["ratio"]
+            for row in rows
+            if row["shape"] == shape and row["dtype"] == "bf16"
+        }
+        formats = list(dict.fromkeys(name for name, _, _ in found))
+        lines = [[f"`{name}`", *(_cell(found, name, count) for count in ROWS)] for name in formats]
+        header = ("format", *(f"{count} row{'s' if count > 1 else ''}" for count in ROWS))
+        inputs, outputs = shape.split("x")
+        parts.append(f"{inputs} inputs, {outputs} outputs:\n\n" + markdown(header, lines))
+    return "\n\n".join(parts)
+
+
+def _cell(found: dict[tuple[str, str, int], float | None], name: str, rows: int) -> str:
+    ours = found.get((name, OURS, rows))
+    if ours is None:
+        return "-"
+    others = {
+        who: ratio
+        for (scheme, who, count), ratio in found.items()
+        if scheme == name and count == rows and ratio and who not in (OURS, PLAIN, INTEGER)
+    }
+    best = min(others, key=others.__getitem__) if others else None
+    integer = found.get((name, INTEGER, rows))
+    return (
+        f"**{ours:.2f}**"
+        + (f" int8 {integer:.2f}" if integer else "")
+        + (f" · {best} {others[best]:.2f}" if best else "")
+    )
