@@ -99,9 +99,7 @@ INLINE __m256i nibbles(const uint8_t *from) {
 INLINE __m256i fifth_bits(uint32_t bits) { return _mm256_maskz_set1_epi8(bits, 16); }
 
 /* Blocks are too small for the processor to see that memory is read in order: they are asked for in time. Measured, a
-   product with one row, cold: half the time that it takes without; less far ahead is less. */
-enum { AHEAD = 4096 };
-
+   product with one row, cold: half the time that it takes without. */
 INLINE void ask_for(const uint8_t *at, int bytes) {
     for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)at + line, _MM_HINT_T0);
 }
@@ -111,13 +109,14 @@ INLINE void ask_for(const uint8_t *at, int bytes) {
 
 #define EACH_BLOCK(name, weights, bytes, type, number) \
     for (number *to = out; count > 0; count -= weights, from += bytes, to += weights) { \
-        ask_for(from + AHEAD, bytes); \
+        ask_for(from + ahead, bytes); \
         name(from, (sink){to, type}, (const int8_t *)parts->zeros); \
     }
 
 #define DEFINE(name, weights, bytes) \
     void avx512_##name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) { \
         const uint8_t *from = parts->codes + first / weights * bytes; \
+        const int64_t ahead = parts->ahead / weights * bytes; \
         (void)form; \
         if (type == F32) EACH_BLOCK(name, weights, bytes, F32, float) \
         else if (type == BF16) EACH_BLOCK(name, weights, bytes, BF16, uint16_t) \
