@@ -58,7 +58,7 @@ def build() -> Any:
     return net.to(torch.bfloat16).eval().requires_grad_(False)
 
 
-def step(net: Any) -> Callable[[], Any]:
+def step(net: Any, device: str = "cpu") -> Callable[[], Any]:
     """What makes one step."""
     import torch
 
@@ -72,6 +72,8 @@ def step(net: Any) -> Callable[[], Any]:
         "img_ids": torch.zeros(IMAGE, 3),
         "txt_ids": torch.zeros(TEXT, 3),
     }
+
+    given = {name: value.to(device) for name, value in given.items()}
 
     def call() -> Any:
         with torch.no_grad():
@@ -119,8 +121,8 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
         handle = offload.apply(other, "balanced", device="cpu", budget=budget, folder=folder)
         facts = handle.components["model"]
         try:
-            streamed = _streamed(handle, away)
-            rate = None if transfer is None else streamed / (transfer * compute)
+            read = streamed(handle, away)
+            rate = None if transfer is None else read / (transfer * compute)
             with slow_disk(rate):
                 in_memory, offloaded = [], []
                 for _ in range(rounds):
@@ -132,7 +134,7 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
             report = handle.report()
             handle.remove()
     compute = statistics.median(in_memory)
-    floor = max(compute, streamed / rate if rate else 0.0)
+    floor = max(compute, read / rate if rate else 0.0)
     taken = statistics.median(offloaded)
     return {
         "budget_share": share,
@@ -141,17 +143,17 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
         "peak": report["peak"],
         "blocks": facts.get("blocks", 0),
         "streamed_blocks": facts.get("streamed", 0),
-        "read_per_step": streamed,
+        "read_per_step": read,
         "rate": rate,
         "compute_s": compute,
-        "transfer_s": streamed / rate if rate else None,
+        "transfer_s": read / rate if rate else None,
         "step_s": taken,
         "ratio": taken / floor,
-        "ratio_of_best": min(offloaded) / max(min(in_memory), streamed / rate if rate else 0.0),
+        "ratio_of_best": min(offloaded) / max(min(in_memory), read / rate if rate else 0.0),
     }
 
 
-def _streamed(handle: Any, away: Callable[[], Any]) -> int:
+def streamed(handle: Any, away: Callable[[], Any]) -> int:
     """Bytes that a step reads, when the first is over."""
     away()
     before = handle.counters.fetched
