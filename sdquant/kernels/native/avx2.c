@@ -11,10 +11,11 @@
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "blocks.h"
 #include "portable.h"
+#include "integers.h"
 
-static Decode *avx2_decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
 
-const Kernels avx2_kernels = {"avx2", avx2_decoder, 0, dots, 4, convert};
+const Kernels avx2_kernels = {"avx2", decoder, 0, dots, PANEL_ROWS, convert, quantize, finish};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

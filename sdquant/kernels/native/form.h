@@ -60,6 +60,11 @@ typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void 
 typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                           int64_t stride, int m, float *sums);
 
+/* See integers.h. */
+typedef void Quantize(Type type, const void *x, int64_t k, int8_t *codes, float *scale, int32_t *sum);
+typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, float scale, const float *scales,
+                    const float *bias, int64_t n, Type type, void *out);
+
 /* How one instruction set does it. */
 typedef struct {
     const char *name;
@@ -68,6 +73,8 @@ typedef struct {
     Dots *dots;
     int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
+    Quantize *quantize;
+    Finish *finish;
 } Kernels;
 
 enum { PANEL_ROWS = 12, FEW = 2 };
@@ -86,5 +93,6 @@ int choose(const char *name); /* an instruction set by name, "" for the best; 0:
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
 void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  void *out);
+void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);
 
 #endif

@@ -96,3 +96,16 @@ void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int6
         }
     }
 }
+
+void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales) {
+    const Kernels *use = kernels();
+    Decode *decode = use->decoder(form);
+    const int planes = planes_of(form->packing);
+    parts->ahead = AHEAD;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t at = row_at(form, planes, i);
+        int32_t sum;
+        decode(form, parts, at * form->columns, form->columns, F32, row);
+        use->quantize(F32, row, form->columns, codes + at * form->columns, scales + at, &sum);
+    }
+}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..reader import Parts, Reader
 from . import extension
-from .blocks import by_block, grid, is_blocks
-from .plans import TYPES, plan
+from .blocks import by_block, few_of_blocks, is_blocks
+from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ class Native(Reader):
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
         form = by_block(form) if is_blocks(form) else form
         decode = extension().decode  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[out.dtype], *_addresses(form, parts))
+        common = (plan(form, parts), TYPES[out.dtype], *addresses(form, parts))
         to = out.data_ptr()
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
         if is_blocks(form):
-            return 0 if form.columns % form.group else 128
+            return few_of_blocks(form, dtype)
         return 4
 
     def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[x.dtype], *_addresses(form, parts))
+        common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
         to, of, m = out.data_ptr(), x.data_ptr(), x.shape[0]
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m))
 
@@ -49,14 +49,3 @@ class Native(Reader):
 def native() -> Native | None:
     """The reader; None where the extension is not built or turned off."""
     return Native() if extension() is not None else None
-
-
-def _addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
-    """Of the codes, scales, outer scales, zero points (or a block type's grid) and shifts; 0 where there are none."""
-    return (
-        parts[form.codes].data_ptr(),
-        parts[form.scale].data_ptr() if form.scale else 0,
-        parts[form.nested].data_ptr() if form.nested else 0,
-        parts[form.zero].data_ptr() if isinstance(form.zero, str) else grid(form),
-        parts[form.shift].data_ptr() if form.shift else 0,
-    )

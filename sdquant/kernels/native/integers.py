@@ -1,0 +1,67 @@
+"""What surrounds a product in integers, in one pass each: codes of activations and weights, and floats of sums.
+
+Bit for bit what `kernels/int8.py` computes in torch, where numbers are finite. Only where `extension()` is there;
+tensors are in CPU memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import extension
+from .blocks import is_blocks
+from .plans import TYPES, addresses, plan
+from .threads import over_rows
+
+if TYPE_CHECKING:
+    from ..forms import Form
+    from ..reader import Parts
+
+
+def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> None:
+    """x [m, k] of float32, bfloat16 or float16, whose rows are contiguous, as codes int8 [m, k] with a scale for each
+    row, float32 [m], and the sum of its codes, int32 [m]; all three contiguous."""
+    m, k = x.shape
+    quantize = extension().quantize  # type: ignore[union-attr]
+    kind, of, stride = TYPES[x.dtype], x.data_ptr(), x.stride(0) * x.element_size()
+    to = (codes.data_ptr(), scales.data_ptr(), sums.data_ptr())
+    over_rows(m, k, lambda start, stop: quantize(kind, of, stride, start, stop, k, *to))
+
+
+def recodes(form: Form, parts: Parts) -> bool:
+    """Whether `recode` can read such a weight."""
+    return plan(form, parts) is not None and not (is_blocks(form) and form.columns % form.group)
+
+
+def recode(form: Form, parts: Parts, codes: Tensor, scales: Tensor) -> None:
+    """A packed weight that `recodes` says yes to, as codes int8 [rows, columns] and scales of rows, float32 [rows]."""
+    run = extension().recode  # type: ignore[union-attr]
+    common = (plan(form, parts), *addresses(form, parts))
+    to = (codes.data_ptr(), scales.data_ptr())
+
+    def some(start: int, stop: int) -> None:
+        row = torch.empty(form.columns)
+        run(*common, start, stop, row.data_ptr(), *to)
+
+    over_rows(form.rows, form.columns, some)
+
+
+def finish(
+    totals: Tensor, sums: Tensor, added: Tensor | None, scales: Tensor, weight_scales: Tensor, bias: Tensor | None,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """(totals + sums * added) * scales * weight_scales + bias into `out` [m, n], whose rows are contiguous.
+
+    Args:
+        totals: int32 [m, n]. sums: int32 [m], of the activations' codes. added: int32 [n], or None for 0.
+        scales, weight_scales: float32 [m] and [n]. bias: [n] of any float dtype, or None.
+    """
+    m, n = totals.shape
+    run = extension().finish  # type: ignore[union-attr]
+    wide = None if bias is None else bias.float().contiguous()
+    of = (sums.data_ptr(), 0 if added is None else added.data_ptr(), scales.data_ptr(), weight_scales.data_ptr())
+    to = (0 if wide is None else wide.data_ptr(), TYPES[out.dtype], out.data_ptr(), out.stride(0) * out.element_size())
+    over_rows(m, n, lambda start, stop: run(totals.data_ptr(), start, stop, n, *of, *to))
