@@ -55,7 +55,7 @@ def variants(family: Family, floats: nn.Linear, integers: bool) -> dict[str, Run
     held = packed(floats, family.scheme)
     made: dict[str, Run] = {PLAIN: floats, OURS: quantized_layer(floats, held)}
     if integers and family.scheme in INTEGERS:
-        made[INTEGER] = quantized_layer(floats, held, compute="int8")  # type: ignore[call-arg]
+        made[INTEGER] = quantized_layer(floats, held, compute="int8")
     for name, make in family.peers.items():
         run = make(floats, family.scheme)
         if run is not None:

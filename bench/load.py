@@ -29,18 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.fidelity import machine, versions
+from bench.models import folder as make_folder
 from sdquant import backends
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "load.json"
-# double blocks, single blocks, files
-SIZES = {"1.2b": (2, 3, 5), "12b": (19, 38, 12)}
+# of the model in bench.models, and how many files it is in
+SIZES = {"1.2b": 5, "12b": 12}
 TOUCHED = 4 << 30  # bytes: more than any row takes
-CONFIG: dict[str, Any] = {
-    "_class_name": "FluxTransformer2DModel", "patch_size": 1, "in_channels": 64, "attention_head_dim": 128,
-    "num_attention_heads": 24, "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True,
-    "axes_dims_rope": [16, 56, 56],
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -205,38 +201,7 @@ def rows() -> list[Row]:
 
 def folder(size: str, models: Path) -> Path:
     """The model's folder, generated if it is not there."""
-    import torch
-    from safetensors.torch import save_file
-    from tqdm import tqdm
-
-    from sdquant import components
-
-    place = models / f"sdquant-bench-flux-{size}"
-    if (place / "config.json").exists():
-        return place
-    place.mkdir(parents=True, exist_ok=True)
-    double, single, files = SIZES[size]
-    config = CONFIG | {"num_layers": double, "num_single_layers": single}
-    shapes = {
-        name: p.shape for name, p in components.empty("diffusers", CONFIG["_class_name"], config).named_parameters()
-    }
-    names, noise = list(shapes), torch.Generator().manual_seed(0)
-    share, index = sum(shape.numel() for shape in shapes.values()) / files, {}
-    with tqdm(total=len(names), desc=f"Generating {place.name}", unit="tensor", disable=None) as bar:
-        for number in range(files):
-            part: dict[str, Any] = {}
-            while names and (sum(t.numel() for t in part.values()) < share or number == files - 1):
-                name = names.pop(0)
-                part[name] = torch.empty(shapes[name], dtype=torch.bfloat16).normal_(0, 0.02, generator=noise)
-                bar.update()
-            file = f"diffusion_pytorch_model-{number + 1:05}-of-{files:05}.safetensors"
-            save_file(part, place / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(part, file)
-    (place / "diffusion_pytorch_model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": index})
-    )
-    (place / "config.json").write_text(json.dumps(config))
-    return place
+    return make_folder(f"flux-{size}", models, files=SIZES[size])
 
 
 def saved(scheme: str, source: Path) -> Path:
@@ -285,7 +250,7 @@ def _shapes(row: Row, path: Path) -> Iterable[Any]:
     from sdquant import components
 
     config = json.loads(((path if path.is_dir() else path.parent) / "config.json").read_text())
-    return components.empty("diffusers", CONFIG["_class_name"], config).parameters()
+    return components.empty("diffusers", config["_class_name"], config).parameters()
 
 
 def _touch(nbytes: int) -> None:

@@ -74,19 +74,19 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 
 
-def folder(name: str, models: Path, *, dtype: str = "bfloat16") -> Path:
+def folder(name: str, models: Path, *, files: int | None = None) -> Path:
     """The component's folder under `models`, generated if it is not there."""
     place = models / f"sdquant-bench-{name}"
     if not (place / "config.json").exists():
-        generate(MODELS[name].config, place, dtype)
+        generate(MODELS[name].config, place, files=files)
     return place
 
 
-def generate(config: Mapping[str, Any], place: Path, dtype: str = "bfloat16", shard: int = SHARD) -> None:
+def generate(config: Mapping[str, Any], place: Path, dtype: str = "bfloat16", files: int | None = None) -> None:
     """Write a component with random weights; config.json comes last, so that a folder with one is whole.
 
     Args:
-        dtype: torch's name. shard: bytes of a file, about.
+        dtype: torch's name. files: how many, of about the same size; default: as many as make a GiB each.
     """
     import torch
     from safetensors.torch import save_file
@@ -98,7 +98,7 @@ def generate(config: Mapping[str, Any], place: Path, dtype: str = "bfloat16", sh
     shapes = {name: tuple(p.shape) for name, p in empty.named_parameters()}
     kind: torch.dtype = getattr(torch, dtype)
     total = sum(math.prod(shape) for shape in shapes.values()) * kind.itemsize
-    count, noise = max(1, math.ceil(total / shard)), torch.Generator().manual_seed(0)
+    count, noise = files or math.ceil(total / SHARD), torch.Generator().manual_seed(0)
     place.mkdir(parents=True, exist_ok=True)
     index: dict[str, str] = {}
     part: dict[str, torch.Tensor] = {}

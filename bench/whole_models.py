@@ -78,28 +78,35 @@ def main() -> None:
     from bench import _results
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", choices=[*MODELS, *SHIPPED, []], help="default: all but flux-12b")
+    known = [*MODELS, *SHIPPED]
+    parser.add_argument(
+        "model", nargs="*", metavar="MODEL", help=f"of {', '.join(known)} (default: all but flux-12b)"
+    )  # fmt: skip
     parser.add_argument("-q", "--quant", action="append", help="only this scheme (repeat)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--side", type=int, help="pixels (default: the model's in bench.models)")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--runtime", choices=("library", "plain"), help="default: the scheme's own")
-    parser.add_argument("--device", help="default: the best there is")
+    parser.add_argument(
+        "--load", action="append", default=[], metavar="NAME=VALUE",
+        help="another argument of load_model, such as runtime=plain (repeat); it is part of the files' names",
+    )  # fmt: skip
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--models", type=Path, help="where models are generated (default: a temporary folder)")
     parser.add_argument("--keep", action="store_true", help="with --models: keep them for the next time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the files (default: %(default)s)")
     args = parser.parse_args()
-    values = {
-        "threads": args.threads, "clock": args.clock, "peers": args.peers, "runtime": args.runtime,
-        "device": args.device,
-    }  # fmt: skip
+    unknown = sorted(set(args.model) - set(known))
+    if unknown:
+        parser.error(f"there is no model called {', '.join(unknown)}; there are {', '.join(known)}")
+    more = dict(word.split("=", 1) for word in args.load)
+    values = {"threads": args.threads, "clock": args.clock, "peers": args.peers} | more
     with _place(args.models) as models:
         for name in args.model or DEFAULT:
             made = measure(name, models, tuple(args.quant or SCHEMES), args.rounds, args.side, **values)
             rows, bench, machine = (made.pop(key) for key in ("rows", "bench", "machine"))
-            _results.write(args.out / f"whole-{name}.json", bench, rows, machine=machine, **made)
+            file = "-".join(["whole", name, *(f"{key}-{value}" for key, value in sorted(more.items()))])
+            _results.write(args.out / f"{file}.json", bench, rows, machine=machine, **made)
             if not args.keep and name in MODELS:
                 shutil.rmtree(models / f"sdquant-bench-{name}", ignore_errors=True)
 

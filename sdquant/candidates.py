@@ -69,12 +69,13 @@ class Opened:
     def verdict(self, scheme: str, offload: str, *, found: bool, plain_only: bool = False) -> str | None:
         """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
         row = backends.scheme(scheme)
-        runtime = "plain" if plain_only else self.settings["runtime"] or "default"
+        compute = self.settings["compute"] or "float"
+        runtime = "plain" if plain_only else self.settings["runtime"] or ("plain" if compute == "int8" else "default")
         if runtime != "default" and runtime not in row.runtimes:
             return None
         query = Query(
             backend=row.backend, scheme=row.name, mode="found" if found else "pre", offload=offload, runtime=runtime,
-            device=self.kind, versions=self.machine.versions,
+            device=self.kind, compute=compute, versions=self.machine.versions,
         )  # fmt: skip
         try:
             require(row, query.mode, runtime, query.versions)

@@ -70,6 +70,7 @@ def load_model(
     parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
     variant: str | None = None,
     quant_stats: str | Path | None = None,
+    compute: str | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
@@ -100,6 +101,9 @@ def load_model(
             component; what they bring may be missing there.
         variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
             default those without a name. Of a hub repository only what is loaded is downloaded.
+        compute: "int8" for products with quantized weights in 8-bit integers, from tens of rows of activations, which
+            are quantized as they come: faster, and less exact (docs/compute.md). It is for plain layers, and chooses
+            them. None or "float" is as the scheme stores them.
 
     Returns:
         A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
@@ -113,7 +117,7 @@ def load_model(
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
-        variant=variant, quant_stats=quant_stats,
+        variant=variant, quant_stats=quant_stats, compute=compute,
     )  # fmt: skip
     return load(asked)
 
@@ -195,6 +199,7 @@ def build(
     """
     from . import components, openvino_runtime
     from .install import Installer
+    from .layers.quantized import set_compute
     from .quantizer import quantize_module
     from .rules.sites import stand_in
 
@@ -219,6 +224,8 @@ def build(
     rules = part.spec if isinstance(part.spec, RulesSpec) else src.rules
     if rules is not None:
         rules.mark(model)
+    if part.compute is not None:
+        set_compute(model, part.compute)
     if part.runtime == openvino_runtime.NAME and part.weights:
         openvino_runtime.attach(model)
     return model

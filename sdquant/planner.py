@@ -41,6 +41,7 @@ class ComponentPlan:
         name: in the pipeline ("unet"); "model" where the component stands alone.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
+        compute: "int8" where products with the quantized weights are in integers; None as the scheme stores them.
         weights: the quantized weights.
         kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
@@ -57,6 +58,7 @@ class ComponentPlan:
     bytes: int
     bytes_bf16: int
     spec: QuantSpec | None = field(default=None, repr=False)
+    compute: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; weights as their number and sums."""
@@ -67,6 +69,7 @@ class ComponentPlan:
             "scheme": str(self.spec) if self.spec else self.scheme,
             "mode": self.mode,
             "runtime": self.runtime,
+            "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
             "quantized_bytes": sum(weight.bytes for weight in self.weights),
             "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
@@ -220,6 +223,7 @@ def _component(
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
+    refuse_computing(spec, request.compute)
     runtime = _runtime(name, src, request) or (spec.scheme.runtimes[0] if spec else "plain")
     if spec is None:
         runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
@@ -241,6 +245,7 @@ def _component(
         bytes=total - saved,
         bytes_bf16=as_bf16,
         spec=spec,
+        compute=_in_integers(request, runtime),
     )
 
 
@@ -285,6 +290,7 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
+    runtime = "plain" if src.plain_only else _runtime(name, src, request) or _default_runtime(scheme, versions)
     plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
     plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
@@ -294,12 +300,30 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         action="found",
         scheme=scheme.name,
         mode="found",
-        runtime="plain" if src.plain_only else _runtime(name, src, request) or _default_runtime(scheme, versions),
+        runtime=runtime,
         weights=weights,
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
+        compute=_in_integers(request, runtime),
     )
+
+
+def _in_integers(request: Request, runtime: str) -> str | None:
+    return request.compute if request.compute == "int8" and runtime == "plain" else None
+
+
+def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
+    """Raise ConflictError if rules say how products are computed, and compute= says it too."""
+    if compute != "int8" or not isinstance(spec, RulesSpec):
+        return
+    said = next((row for row in spec.rules if row.act_qtype is not None), None)
+    if said is not None:
+        raise ConflictError(
+            f"compute={compute!r} was asked for with rules",
+            f"one of them says itself what products are computed in: {to_dict(said)}",
+            "Leave compute out, or act_qtype",
+        )
 
 
 def _of_a_layer(src: Source, name: str) -> bool:
@@ -316,7 +340,7 @@ def _runtime(name: str, src: Source, request: Request) -> str | None:
     """The runtime that was asked for, as far as it is for this component."""
     if request.runtime == openvino_runtime.NAME and not openvino_runtime.suits(name, src.class_name):
         return "plain"
-    return request.runtime
+    return request.plain_runtime
 
 
 def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
@@ -333,6 +357,8 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         for part in parts
         if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
     ]
+    if request.compute == "int8" and not any(part.weights and part.compute for part in parts):
+        lines.append("compute='int8' has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
         lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
     kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]

@@ -41,9 +41,9 @@ def prepare(asked: Request) -> planner.Plan:
     here = machine.probe()
     device = device_of(asked, here)
 
-    def check(quant: Any, mode: str, runtime: str | None = asked.runtime) -> None:
+    def check(quant: Any, mode: str, runtime: str | None = asked.plain_runtime) -> None:
         compat.check(
-            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here,
+            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here, compute=asked.compute,
             allow_incompatible=asked.allow_incompatible,
         )  # fmt: skip
 
@@ -53,7 +53,7 @@ def prepare(asked: Request) -> planner.Plan:
     asked = located(asked)
     seen = whole_of(asked, complete=False)
     for scheme, plain_only in held(seen):
-        check(scheme, "found", runtime="plain" if plain_only else asked.runtime)
+        check(scheme, "found", runtime="plain" if plain_only else asked.plain_runtime)
     asked = with_dtype(asked, seen)
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     made = planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)

@@ -30,12 +30,13 @@ def quantize(
     device: str | None = None,
     allow_incompatible: bool = False,
     progress: bool = True,
+    compute: str | None = None,
 ) -> Any:
     """Quantize a diffusers pipeline or one of its components in place, one weight at a time, each freed as it goes.
 
     Args:
         model: pipeline or module.
-        quant, rules, quant_stats, components, skip, runtime, allow_incompatible: as for `load_model`.
+        quant, rules, quant_stats, components, skip, runtime, allow_incompatible, compute: as for `load_model`.
         device: where the arithmetic happens (default: where the weights are).
 
     Returns:
@@ -45,19 +46,22 @@ def quantize(
         ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
     """
     from .components import is_pipeline, weight_parts
+    from .layers.quantized import set_compute
 
     if quant is None and rules is None:
         raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
     asked = request(
         "the loaded model",
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
-        mode="post",
+        mode="post", compute=compute,
     )  # fmt: skip
     here = machine.probe()
     for spec in asked.specs().values():
         if spec is not None:
+            planner.refuse_computing(spec, asked.compute)
             compat.check(
-                str(spec), "none", mode="post", runtime=runtime, device=device or machine.default_device(here),
+                str(spec), "none", mode="post", runtime=asked.plain_runtime, compute=asked.compute,
+                device=device or machine.default_device(here),
                 machine=here, allow_incompatible=allow_incompatible,
             )  # fmt: skip
     parts = weight_parts(model) if is_pipeline(model) else {"model": model}
@@ -67,7 +71,9 @@ def quantize(
     for name in specs:
         adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
-    plans = {name: weights_to_quantize(parts[name], spec, asked.runtime, asked.skip) for name, spec in specs.items()}
+    plans = {
+        name: weights_to_quantize(parts[name], spec, asked.plain_runtime, asked.skip) for name, spec in specs.items()
+    }
     products = False
     for name, spec in specs.items():
         if isinstance(spec, RulesSpec):
@@ -87,13 +93,15 @@ def quantize(
             quantize_module(
                 parts[name],
                 spec,
-                runtime=asked.runtime or spec.scheme.runtimes[0],
+                runtime=asked.plain_runtime or spec.scheme.runtimes[0],
                 only=plans[name],
                 device=device,
                 tick=bar.update,
             )
             if isinstance(spec, RulesSpec):
                 spec.mark(parts[name])
+            if asked.compute is not None:
+                set_compute(parts[name], asked.compute)
             if asked.runtime == openvino_runtime.NAME and openvino_runtime.suits(name, type(parts[name]).__name__):
                 openvino_runtime.attach(parts[name])
     adapters.prepare_pipeline(model)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OFFLOADS = tuple(row.name for row in MODES)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
+COMPUTES = ("float", "int8")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 RULES = "rules"
@@ -89,6 +90,14 @@ class Request:
             "the library's own modules, sdquant's plain layers, or OpenVINO on the CPU for NNCF's schemes", RUNTIMES
         ),
     )
+    compute: str | None = field(
+        default=None,
+        metadata=_about(
+            "what products with quantized weights are computed in: float (the default), or int8, which is faster from "
+            "tens of rows and quantizes activations as well",
+            COMPUTES,
+        ),
+    )
     device: str | None = field(
         default=None, metadata=_about("compute device (default: the best there is)", metavar="DEVICE")
     )
@@ -138,6 +147,8 @@ class Request:
         _one_of("mode", self.mode, LOAD_MODES)
         if self.runtime is not None:
             _one_of("runtime", self.runtime, RUNTIMES)
+        if self.compute is not None:
+            _one_of("compute", self.compute, COMPUTES)
         if self.dtype is not None:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
@@ -197,6 +208,11 @@ class Request:
             raise SettingsError(
                 f"quant_stats={self.quant_stats!r} was given", "only rules use ranges found beforehand", "Give rules="
             )
+
+    @property
+    def plain_runtime(self) -> str | None:
+        """The runtime that was asked for: by name, or by what only sdquant's plain layers can do."""
+        return "plain" if self.runtime is None and self.compute == "int8" else self.runtime
 
     @property
     def budget_bytes(self) -> int | None:
@@ -270,6 +286,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "offload": _lower,
     "mode": _lower,
     "runtime": _lower,
+    "compute": _lower,
     "dtype": _torch_name,
     "device": _torch_name,
     "base": _folder,

@@ -29,7 +29,7 @@ from sdquant.benchmark import Benchmark, Row, bench, inputs, peers, running, var
 from sdquant.benchmark.jobs import Job
 from sdquant.benchmark.picture import sheet
 from sdquant.benchmark.worker import Held
-from sdquant.benchmark.workers import Failed, Worker, working
+from sdquant.benchmark.workers import Failed, start, working
 from sdquant.errors import SettingsError, UnknownQuantError
 from sdquant.request import request
 
@@ -157,10 +157,10 @@ def test_a_worker_that_dies_says_how() -> None:
         asked=request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
     )  # fmt: skip
     with working() as (folder, workers):
-        workers.append(Worker(job))
-        os.kill(workers[0].pid, signal.SIGKILL)
+        worker = start(job, workers)
+        os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(Failed, match="SIGKILL, for which the usual cause is that memory ran out"):
-            workers[0].ask("prepare")
+            worker.ask("prepare")
         assert folder.is_dir()
     assert not folder.exists()
 
@@ -317,7 +317,7 @@ def test_the_picture_has_a_line_for_each_row() -> None:
 def test_a_generated_model(tmp_path: Path) -> None:
     """In shards, with the spread that keeps what goes through at its size, and it loads."""
     config = json.loads((UNET / "config.json").read_text())
-    models.generate(config, tmp_path / "unet", shard=500_000)
+    models.generate(config, tmp_path / "unet", files=5)
     files = sorted((tmp_path / "unet").glob("*.safetensors"))
     assert len(files) == 5 and max(path.stat().st_size for path in files) < 1_200_000
     index = json.loads((tmp_path / "unet" / "diffusion_pytorch_model.safetensors.index.json").read_text())["weight_map"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 TEXT = readme.README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-GUIDE = re.findall(r"^```sh\n(.*?)^```$", readme.WEB_UIS.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+GUIDES = "".join(page.read_text(encoding="utf-8") for page in (readme.WEB_UIS, readme.BENCHMARKS))
+GUIDE = re.findall(r"^```sh\n(.*?)^```$", GUIDES, flags=re.MULTILINE | re.DOTALL)
 SCRIPTS = [*(text for language, text in BLOCKS if language == "sh"), *GUIDE]
 SHELL = [line for text in SCRIPTS for line in text.splitlines()]
 
@@ -34,6 +36,32 @@ def test_a_changed_table_is_noticed() -> None:
     changed = TEXT.replace("| `nf4` | bitsandbytes | 4-bit", "| `nf4` | bitsandbytes | 5-bit")
     assert changed != TEXT
     assert readme.render(changed) == TEXT
+
+
+def test_whole_models_without_a_measurement(tmp_path: Path) -> None:
+    assert "Not measured yet" in readme.whole_models(tmp_path)
+
+
+def test_whole_models_with_rows_that_failed(tmp_path: Path) -> None:
+    file = tmp_path / "bench" / "results" / "whole-sdxl.json"
+    file.parent.mkdir(parents=True)
+    row = {
+        "quant": None, "error": None, "identical": False, "snr": None, "load_cpu_seconds": 0.5, "bytes": 5_135_000_000,
+        "peak": 1000, "ratio": 1.0, "by": "sdquant", "name": "as found (bfloat16)",
+    }  # fmt: skip
+    theirs = row | {"quant": "nf4", "by": "x", "name": "x nf4", "ratio": 1.254, "snr": 20.04, "bytes": 10}
+    failed = theirs | {"name": "y nf4", "error": "KeyError: 'a_b'. And more."}
+    file.write_text(json.dumps({
+        "size": [512, 512], "machine": {"cpu": "a cpu"}, "device": "cpu", "threads": 2, "weights": "random", "batch": 1,
+        "versions": {"torch": "2"}, "clock": "cpu", "rounds": 3, "rows": [row, theirs, failed],
+    }))  # fmt: skip
+    lines = readme.whole_models(tmp_path).splitlines()
+    assert lines[0].startswith("SDXL's UNet, random weights, 512x512 pixels, batch 1, 2 threads of a cpu, torch 2; ")
+    assert lines[4:6] == [
+        "| as found (bfloat16) | sdquant | 5.13 GB | 0.50 s | 1.0 kB | 1.00 | - |",
+        "| `nf4` | x | 10 B | 0.50 s | 1.0 kB | 1.25 | 20.0 |",
+    ]
+    assert lines[-1] == "Did not run: `y nf4`: KeyError: 'a\\_b'."
 
 
 def test_fidelity_without_a_measurement(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
     "quant_stats": _all(SettingsError, "", 5, b"x", ["x"], "stats.safetensors"),
     "base": _all(SettingsError, "", 5, b"x", ["x"]),
     "runtime": _all(SettingsError, "fast", "", 1, "default"),
+    "compute": _all(SettingsError, "int4", "", 8, "default"),
     "device": _all(SettingsError, "gpu", "cuda:x", "", 0, "tpu:0", ["cpu"]),
     "dtype": _all(SettingsError, "bf16", "int8", "", 16, torch.int8, torch.float64, "exec"),
     "budget": _all(SettingsError, "much", "", "-1GB", "0", 0, -5, 1.5, True, "6 XB", ["6GB"]),

@@ -11,6 +11,9 @@ BENCH = "sdquant bench"  # what its JSON says of itself, for bench/compare.py
 # Which clock a step's ratio is of.
 CLOCKS = ("wall", "cpu")
 
+# Settings that make another case of a model, where they are given.
+OF_A_CASE = ("offload", "budget", "mode", "runtime", "compute", "dtype")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -127,9 +130,8 @@ class Benchmark:
     def case(self) -> str:
         """What was measured, in one line: rows of two benchmarks are compared where this is the same."""
         width, height = self.size
-        offload = self.settings.get("offload", "none")
         words = [self.class_name, f"{width}x{height}", f"batch {self.batch}", self.device.partition(":")[0]]
-        return ", ".join([*words, *([] if offload == "none" else [f"offload {offload}"])])
+        return ", ".join([*words, *(f"{name} {self.settings[name]}" for name in OF_A_CASE if name in self.settings)])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

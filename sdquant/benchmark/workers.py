@@ -118,7 +118,8 @@ class Worker:
         self._before, self._before_resident = memory_of(self.pid)
 
     def end(self) -> None:
-        """End it; kindly first, so that it removes what it has on disk."""
+        """End it; kindly first, so that it removes what it has on disk. What its libraries have started goes too."""
+        started = _children(self.pid) if self._process.returncode is None else []
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -128,6 +129,9 @@ class Worker:
                 break
             except subprocess.TimeoutExpired:
                 (self._process.terminate if impatience == PATIENCE else self._process.kill)()
+        for child in started:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         self._reader.join(PATIENCE)
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -171,6 +175,15 @@ class Worker:
         return Failed("WorkerEnded", f"Its process ended {how}{more}{said}.")
 
 
+def _children(pid: int) -> list[Any]:
+    """What a process has started and is still there."""
+    try:
+        found: list[Any] = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    return found
+
+
 def memory_of(pid: int) -> tuple[int, int]:
     """Anonymous and resident bytes of a process; the second twice where the system does not tell the first."""
     try:
@@ -186,15 +199,25 @@ def memory_of(pid: int) -> tuple[int, int]:
     return int(found["RssAnon"]) * 1024 if "RssAnon" in found else resident, resident
 
 
+def start(job: Job, workers: list[Worker]) -> Worker:
+    """A process for a job, added to the list of `working`: Ctrl-C between the two would leave it to itself."""
+    with undisturbed():
+        worker = Worker(job)
+        workers.append(worker)
+    return worker
+
+
 @contextlib.contextmanager
 def working() -> Iterator[tuple[Path, list[Worker]]]:
     """A folder for what the workers share, and a list of workers to add to.
 
     When the block is left all of them are ended, whatever they do, and the folder is removed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="sdquant-bench-"))
     workers: list[Worker] = []
+    folder: Path | None = None
     try:
+        with undisturbed():
+            folder = Path(tempfile.mkdtemp(prefix="sdquant-bench-"))
         yield folder, workers
     finally:
         with undisturbed():
@@ -202,4 +225,5 @@ def working() -> Iterator[tuple[Path, list[Worker]]]:
                 worker.interrupt()
             for worker in workers:
                 worker.end()
-            remove(folder)
+            if folder is not None:
+                remove(folder)

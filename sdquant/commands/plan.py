@@ -82,7 +82,7 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
     return (
         part.name,
         done,
-        part.runtime if part.weights else "-",
+        (f"{part.runtime}, {part.compute}" if part.compute else part.runtime) if part.weights else "-",
         f"{len(part.weights)} weights" if part.weights else "-",
         _shared.size(part.bytes_bf16),
         _shared.size(part.bytes),

@@ -22,7 +22,7 @@ from ..errors import (
     UnknownOffloadError,
 )
 from .packages import require
-from .row import MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
+from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def check(
     machine: Machine | None = None,
     source: str = "weights",
     allow_incompatible: bool = False,
+    compute: str | None = None,
 ) -> None:
     """Refuse what cannot work. Reads no file; imports torch only if `machine` is None and the device is not named.
 
@@ -152,6 +153,7 @@ def check(
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
         machine: what is installed; None for this machine.
         source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
+        compute: float | int8; None is "float".
         allow_incompatible: warn instead of refusing. A package that is missing or too old is refused all the same.
 
     Raises:
@@ -164,6 +166,7 @@ def check(
     mode = _choice("mode", mode, ("auto", *MODES))
     asked = _choice("runtime", runtime or "default", RUNTIMES)
     source = _choice("source", source, SOURCES)
+    compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
         machines.device_kind(device, machine)  # a wrong name is an error even where nothing is quantized
     specs = [backends.parse(name).scheme for name in _names(quant)]
@@ -190,6 +193,7 @@ def check(
                 runtime=asked,
                 device=kind,
                 source=source,
+                compute=compute,
                 versions=versions,
             ),
             allow_incompatible,

@@ -18,6 +18,7 @@ DEVICES = KINDS
 MODES = ("pre", "post", "found")
 OFFLOADS = tuple(row.name for row in offload.MODES)
 RUNTIMES = ("default", "library", "plain", "openvino")
+COMPUTES = ("float", "int8")
 SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
 REFUSALS = ("combination", "file", "backend")
@@ -43,6 +44,7 @@ class Query:
         runtime: "library", "plain" or "openvino" if the user named it, else "default".
         device: kind of the compute device.
         source: "weights", or "all-in-one" for a checkpoint that holds the VAE and text encoders too.
+        compute: what products are computed in.
         versions: installed distributions and their versions.
     """
 
@@ -53,6 +55,7 @@ class Query:
     runtime: str
     device: str
     source: str = "weights"
+    compute: str = "float"
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,7 +64,7 @@ class Row:
     """A fact about combinations: which ones (the patterns), what is known about them, and how.
 
     Attributes:
-        backend, scheme, mode, offload, runtime, device, source: patterns on the fields of `Query`.
+        backend, scheme, mode, offload, runtime, device, source, compute: patterns on the fields of `Query`.
         versions: distribution name to version range; the row applies only where each is installed in its range.
         verdict: works, slow, untested (warns) or breaks (is refused).
         why: the reason, in the library's own words where there are such.
@@ -77,6 +80,7 @@ class Row:
     runtime: Pattern = "*"
     device: Pattern = "*"
     source: Pattern = "*"
+    compute: Pattern = "*"
     versions: Mapping[str, str] = field(default_factory=dict)
     verdict: str
     why: str
@@ -100,7 +104,7 @@ class Row:
         )
 
 
-AXES = ("backend", "scheme", "mode", "offload", "runtime", "device", "source")
+AXES = ("backend", "scheme", "mode", "offload", "runtime", "device", "source", "compute")
 
 _KNOWN = {
     "mode": MODES,
@@ -108,6 +112,7 @@ _KNOWN = {
     "runtime": RUNTIMES,
     "device": DEVICES,
     "source": SOURCES,
+    "compute": COMPUTES,
     "verdict": VERDICTS,
     "refuses": REFUSALS,
 }

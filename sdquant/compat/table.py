@@ -42,6 +42,23 @@ ROWS: tuple[Row, ...] = (
         'such as quant="int8" or quant="nf4"',
         seen=CELLS,
     ),
+    # Products in integers.
+    Row(
+        compute="int8",
+        runtime=any_of("library", "openvino"),
+        verdict="breaks",
+        why="libraries compute as they do, and only sdquant's plain layers multiply in integers when asked to",
+        fix='Use runtime="plain", or leave the runtime out: compute="int8" chooses plain layers',
+        seen="tests/test_compute.py::test_the_librarys_modules_are_refused",
+    ),
+    Row(
+        compute="int8",
+        device=any_of("rocm", "xpu", "mps", "directml"),
+        verdict="untested",
+        why='compute="int8" has no fast product of integers there, and computes with the float weights',
+        fix='Leave out compute="int8", which has no effect on this device',
+        seen="sdquant/kernels/int8.py",
+    ),
     # Combinations that the libraries' modules cannot do, on any device and in any version.
     Row(
         backend="bnb",

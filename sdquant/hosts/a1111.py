@@ -98,6 +98,7 @@ class Adapter:
                 scheme,
                 skip=settings["skip"],
                 runtime=load.PLAIN,
+                compute=settings["compute"],
                 device=load.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
@@ -105,7 +106,7 @@ class Adapter:
 
 def _wanted(settings: Settings) -> tuple[Any, ...] | None:
     scheme = load.asked(settings).get("model")
-    return None if scheme is None else (scheme, settings["skip"])
+    return None if scheme is None else (scheme, settings["skip"], settings["compute"])
 
 
 def _kept(models: Any) -> list[Any]:

@@ -68,9 +68,11 @@ class Adapter:
             )
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
+        from ..layers.quantized import set_compute
         from .swapped import quantize
 
         quantize(module, backends.parse(scheme), settings["skip"])
+        set_compute(module, settings["compute"])
         load.require_quantized(name, module, scheme)
 
 

@@ -39,6 +39,7 @@ def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None
         offload,
         mode=mode,
         runtime=runtime,
+        compute=settings["compute"],
         device=device(),
         allow_incompatible=settings["allow_incompatible"],
     )

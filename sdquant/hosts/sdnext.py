@@ -145,7 +145,10 @@ class Adapter:
 
         self._refuse(settings)
         skip = [name.strip(".") for name in modules_to_not_convert or () if name.strip(".")]
-        return {**(kwargs or {}), "quantization_config": Config(scheme, skip=(*settings["skip"], *skip))}
+        return {
+            **(kwargs or {}),
+            "quantization_config": Config(scheme, skip=(*settings["skip"], *skip), compute=settings["compute"]),
+        }
 
     def _post(self, original: Any, sd_model: Any, allow: bool = True) -> Any:
         """After a load, of a pipeline or of one component: what is not quantized yet."""
@@ -177,6 +180,7 @@ class Adapter:
                 scheme,
                 skip=settings["skip"],
                 runtime=settings["runtime"] or load.PLAIN,
+                compute=settings["compute"],
                 device=load.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )

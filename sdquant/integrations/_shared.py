@@ -18,7 +18,7 @@ from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.own import found_in, merged_own, rules_in
 from ..install import common_kind, install_packed, misfit
-from ..layers.quantized import QuantizedLayer, float_layer
+from ..layers.quantized import QuantizedLayer, float_layer, set_compute
 from ..quantizer import weights_to_quantize
 from ..reading import read_weight
 from ..rules.kept import forget
@@ -68,7 +68,8 @@ class Weights:
                 "they would stay unquantized there, or lose bits of their scales",
                 "Leave device_map out, and use sdquant.load_model(..., offload='balanced')",
             )
-        compat.check(self.config.quant, mode="found" if quantized else "pre", runtime="plain")
+        mode = "found" if quantized else "pre"
+        compat.check(self.config.quant, mode=mode, runtime="plain", compute=self.config.compute)
 
     def read(self, files: Iterable[str]) -> None:
         """Learn from the headers of a model's files what they hold.
@@ -148,6 +149,8 @@ class Weights:
         if isinstance(rules, RulesSpec):
             place(model, {key: self._read(key) for key in self.ranges})  # the libraries have cast them, if at all
             rules.mark(model)
+        if self.config.compute is not None:
+            set_compute(model, self.config.compute)
 
     def close(self) -> None:
         """Give the files back that were read from."""

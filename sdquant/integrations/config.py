@@ -11,6 +11,8 @@ from typing import Any
 
 from .. import backends
 from ..errors import SettingsError
+from ..planner import refuse_computing
+from ..request import COMPUTES
 from ..rules.rule import to_dict
 from ..rules.spec import with_rules
 from ..rules.text import rules_of
@@ -40,6 +42,7 @@ class Config:
             in it, and names no file.
         component: name of the model in the pipeline that was calibrated, whose ranges are meant ("text_encoder"). "" is
             the UNet or transformer.
+        compute: "int8" for products in 8-bit integers, as for `load_model`. A model that is saved does not keep it.
 
     Raises:
         UnknownQuantError, SettingsError: no such scheme or option, or rules that are none.
@@ -52,6 +55,7 @@ class Config:
         rules: Any = None,
         quant_stats: str | Path | None = None,
         component: str = "",
+        compute: str | None = None,
     ) -> None:
         self.quant_method = Method.SDQUANT
         self.rules = rules_of(rules)
@@ -60,6 +64,11 @@ class Config:
         self.skip = [skip] if isinstance(skip, str) else list(skip)
         self.quant_stats = None if quant_stats is None else os.path.expanduser(os.fspath(quant_stats))
         self.component = component
+        self.compute = compute
+        if compute not in (None, *COMPUTES):
+            raise SettingsError(
+                f"compute={compute!r} was given", f"compute is one of {', '.join(COMPUTES)}", "Leave it out, or use one"
+            )
         if self.rules is None:
             if self.quant_stats is not None or component:
                 raise SettingsError(
@@ -70,13 +79,16 @@ class Config:
             self.spec = parsed
         else:
             self.spec = with_rules(parsed, self.rules, self.quant_stats, component)
+        refuse_computing(self.spec, compute)
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in a config.json."""
         values: dict[str, Any] = {"quant_method": METHOD, "quant": self.quant, "skip": self.skip}
         if self.rules is not None:
             values["rules"] = [to_dict(row) for row in self.rules]
-        return values | {name: getattr(self, name) for name in ("quant_stats", "component") if getattr(self, name)}
+        return values | {
+            name: getattr(self, name) for name in ("quant_stats", "component", "compute") if getattr(self, name)
+        }
 
     def saved(self) -> Config:
         """What a model that was quantized by it says of itself: ranges are in the model."""
@@ -93,7 +105,7 @@ class Config:
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The inverse of `to_dict`."""
-        known = {name: config_dict.get(name) for name in ("quant", "rules", "quant_stats")}
+        known = {name: config_dict.get(name) for name in ("quant", "rules", "quant_stats", "compute")}
         made = cls(**known, skip=config_dict.get("skip") or [], component=config_dict.get("component") or "")
         return (made, kwargs) if return_unused_kwargs else made
 

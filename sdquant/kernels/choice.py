@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..rows import take
+from . import int8
 from .scratch import scratch
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ __all__ = ["Way", "decode_into", "linear", "readers", "way"]
 log = logging.getLogger(__name__)
 
 # Module and name of the readers for each kind of device, the one to be asked first first.
-_READERS: dict[str, tuple[tuple[str, str], ...]] = {"cpu": (("sdquant.kernels.native.reader", "native"),)}
+_TRITON = ("sdquant.kernels.triton.reader", "TritonReader")
+_READERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "cpu": (("sdquant.kernels.native.reader", "native"),),
+    "cuda": (_TRITON,),
+    "xpu": (_TRITON,),
+}
 _CHECKED_ROWS = 16
 
 
@@ -114,14 +120,20 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
 
 
 def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    """Whether a product is as near to the exact one as sums in float32 and one rounding are."""
-    x = torch.linspace(-1, 1, 3 * form.columns, device=weight.device).view(3, -1).to(weight.dtype)
-    out = torch.empty(3, form.rows, dtype=weight.dtype, device=weight.device)
+    """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
+    rounding are: readers have different kernels for those."""
+    most = reader.few(form, packed.parts, weight.dtype)
+    return all(_multiplies_rows(m, reader, form, packed, weight) for m in sorted({1, min(3, most), min(64, most)}))
+
+
+def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+    x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(weight.dtype)
+    out = torch.empty(m, form.rows, dtype=weight.dtype, device=weight.device)
     reader.product(form, packed.parts, x, out)
-    exact = x.double() @ weight.double().T
-    most = x.double().abs() @ weight.double().abs().T
-    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * most + torch.finfo(out.dtype).tiny
-    return bool(((out.double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
+    wide, matrix = x.cpu().double(), weight.cpu().double().T  # some cards have no float64
+    exact, sizes = wide @ matrix, wide.abs() @ matrix.abs()
+    allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * sizes + torch.finfo(out.dtype).tiny
+    return bool(((out.cpu().double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
 
 
 def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor) -> None:
@@ -134,8 +146,16 @@ def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor
         reader.decode_into(form, packed.parts, out.view(form.rows, form.columns))
 
 
-def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient."""
+def linear(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, compute: str | None = None
+) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient.
+
+    Args:
+        compute: "int8" for products in integers where that pays.
+    """
+    if compute == int8.NAME and int8.pays(form, x, x.numel() // max(x.shape[-1], 1)):
+        return int8.linear(backend, packed, form, x, bias)
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         assert chosen.reader is not None

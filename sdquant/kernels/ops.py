@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import backends
-from ..backends.base import Packed, PackedSpec
-from . import choice
+from ..backends.base import Geometry, Packed, PackedSpec
+from . import choice, int8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..backends.base import Backend
     from .forms import Form
+
+
+_CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:
@@ -41,14 +45,15 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form |
     return backend, packed, backend.form(packed)
 
 
+# No argument has a default: torch takes arguments that equal theirs away, and then misses their gradients.
 @torch.library.custom_op("sdquant::linear", mutates_args=())
-def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str) -> Tensor:
-    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
-    return choice.linear(*_packed(text, parts), x, bias)
+def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
+    return choice.linear(*_packed(text, parts), x, bias, compute)
 
 
 @linear.register_fake
-def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str) -> Tensor:
+def _(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], _read(text)[1].shape[0])
 
 
@@ -66,20 +71,68 @@ def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(_read(text)[1].shape, dtype=dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str], output: Tensor) -> None:
-    x, parts, bias, ctx.text = inputs
+def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str, str], output: Tensor) -> None:
+    x, parts, bias, ctx.text, _ = inputs
     ctx.dtype, ctx.biased = x.dtype, bias is not None
     ctx.save_for_backward(*parts)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor | None, None]:
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor | None, None, None]:
     """The weight is decoded again: kept, the weights of all layers would be in memory as floats."""
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
         of_x = grad @ weight(list(ctx.saved_tensors), ctx.text, ctx.dtype)
     if ctx.biased and ctx.needs_input_grad[2]:
         of_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-    return of_x, [None] * len(ctx.saved_tensors), of_bias, None
+    return of_x, [None] * len(ctx.saved_tensors), of_bias, None, None
 
 
 linear.register_autograd(_gradient, setup_context=_keep)
+
+
+@torch.library.custom_op("sdquant::convolve_int8", mutates_args=())
+def _convolve_int8(
+    x: Tensor,
+    parts: list[Tensor],
+    bias: Tensor | None,
+    text: str,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    """x [b, in, ...] convolved with the weight in integers, and the bias: [b, out, ...] in x's dtype."""
+    how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
+    return int8.convolve(*_packed(text, parts), x, bias, how)
+
+
+@_convolve_int8.register_fake
+def _(
+    x: Tensor,
+    parts: list[Tensor],
+    bias: Tensor | None,
+    text: str,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    like = x.new_empty(_read(text)[1].shape)
+    done: Tensor = _CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
+    return done.contiguous()
+
+
+def convolved(
+    x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, how: Geometry, compute: str | None
+) -> Tensor:
+    """x [b, in, ...] convolved with the weight, and the bias, in a compiled graph; in integers where nothing needs a
+    gradient and it pays."""
+    backend, spec, names = _read(text)
+    gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    form = backend.form(Packed(spec=spec, parts=dict(zip(names, parts, strict=True))))
+    done: Tensor
+    if compute == int8.NAME and not gradient and int8.pays_convolved(form, spec.shape, x, how):
+        done = _convolve_int8(x, parts, bias, text, list(how.stride), list(how.padding), list(how.dilation))
+    else:
+        of = weight(parts, text, x.dtype)
+        conv = _CONVOLUTIONS[len(how.stride) - 1]
+        done = conv(x, of, bias, how.stride, how.padding, how.dilation, how.groups)
+    return done

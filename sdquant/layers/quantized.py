@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
-from ..kernels import choice, ops
+from ..kernels import choice, int8, ops
 from ..kernels.scratch import scratch
 from ..rows import take
 from .packed_tensor import LayerWeight
@@ -58,6 +58,8 @@ class QuantizedLayer(nn.Module):
     _backend: Backend
     _form: Form | None  # how the packed weight lies in memory, for the kernels
     _text: str  # all about it but its tensors, for compiled graphs
+    # "int8": products are in integers where that pays (`kernels.int8`); None: with the float weight. See `set_compute`.
+    compute: str | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -167,7 +169,10 @@ class QuantizedLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}"
+        how = f", compute={self.compute}" if self.compute else ""
+        return (
+            f"{list(self.spec.shape)}, scheme={self.spec.scheme}, bias={self._parameters.get('bias') is not None}{how}"
+        )
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
@@ -176,11 +181,15 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self._backend.computes(self.spec):
             if torch.compiler.is_compiling():
-                return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text))
+                text = self.compute or ""
+                return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
             if _gradient_of(x):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
-            return choice.linear(self._backend, self._packed_for(x), self._form, x, self._bias(x))
+            return self._linear(x, self._bias(x))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
+
+    def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return choice.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
 
 
 class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
@@ -219,21 +228,34 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
     computes = layer._backend.computes(layer.spec)
-    if not computes and torch.compiler.is_compiling():
+    if not computes and layer.compute is None and torch.compiler.is_compiling():
         return cast("Tensor", layer._conv_forward(x, layer._compiled_weight(x), layer._bias(x)))
-    if not computes and not _gradient_of(x):
+    if not computes and layer.compute is None and not _gradient_of(x):
         return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
-    if x.ndim == layer.weight.ndim - 1:  # one sample without a batch
+    if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
     padding = layer.padding
     if layer.padding_mode != "zeros":
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
+    if not computes and torch.compiler.is_compiling():
+        return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
+    if not computes and not _gradient_of(x):
+        return _convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
+
+
+def _convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
+    """Without a gradient, as the layer computes."""
+    if layer.compute == int8.NAME and int8.pays_convolved(layer._form, layer.spec.shape, x, how):
+        return int8.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how)
+    conv: Any = _CONVOLUTIONS[len(how.stride) - 1]
+    done: Tensor = conv(x, layer._float_weight(x), bias, how.stride, how.padding, how.dilation, how.groups)
+    return done
 
 
 def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
@@ -266,11 +288,7 @@ class Decoded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any, geometry: Geometry | None) -> Tensor:
         ctx.layer, ctx.geometry, ctx.shape = layer, geometry, x.shape
-        weight = layer._float_weight(x)
-        if geometry is None:
-            return F.linear(x, weight, bias)
-        conv: Any = _CONVOLUTIONS[len(geometry.stride) - 1]
-        done: Tensor = conv(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        done: Tensor = layer._linear(x, bias) if geometry is None else _convolve(layer, x, bias, geometry)
         return done
 
     @staticmethod
@@ -322,11 +340,14 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
 }
 
 
-def quantized_layer(module: nn.Module, packed: Packed, dtype: torch.dtype | None = None) -> QuantizedLayer:
+def quantized_layer(
+    module: nn.Module, packed: Packed, dtype: torch.dtype | None = None, compute: str | None = None
+) -> QuantizedLayer:
     """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
 
     Args:
         dtype: see `QuantizedLayer.compute_dtype`; None is that of the weight that was encoded.
+        compute: see `set_compute`.
     """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
@@ -334,6 +355,7 @@ def quantized_layer(module: nn.Module, packed: Packed, dtype: torch.dtype | None
             nn.Module.__init__(made)
             made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
             assert isinstance(made, QuantizedLayer)
+            set_compute(made, compute)
             return made
     raise TypeError(f"no quantized layer for {type(module).__name__}")
 
@@ -347,7 +369,7 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     base = next(base for base, made in _LAYERS.items() if isinstance(layer, made))
     floats = base.__new__(base)
     nn.Module.__init__(floats)
-    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names")})
+    floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
     floats.training = layer.training
     dtype = dtype or layer.compute_dtype
     floats.register_parameter("weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
@@ -355,6 +377,16 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
         bias = layer._parameters.get("bias")
         floats.register_parameter("bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
     return floats
+
+
+def set_compute(model: nn.Module, compute: str | None) -> None:
+    """Have the quantized layers of a model compute as asked: "int8", or None or "float" for as they are stored.
+
+    Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings.
+    """
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
+            layer.compute = int8.NAME if compute == int8.NAME else None
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,9 @@ class Streamer:
     """The buffers of one component, and which block is in which.
 
     The order of blocks is learned while they run: each one is expected to be followed by what followed it last time.
+    Every buffer that is free has a block on its way into it: from the moment the component is called, while a block
+    runs, and after the last one, when the first of the next step is fetched. So the reader rests only when nothing is
+    free to be read into.
     """
 
     def __init__(self, component: Component, plan: StreamPlan, residency: Residency) -> None:
@@ -85,9 +89,10 @@ class Streamer:
         self._transfer = transfer(residency.device)
         self._free: list[Tensor] = []
         self._in: dict[str, Tensor] = {}  # buffer of each block on the device
-        self._coming: tuple[Unit, Ticket, Tensor] | None = None
+        self._coming: deque[tuple[Unit, Ticket, Tensor]] = deque()  # in the order in which they are expected
         self._next = dict(zip(plan.streamed, (*plan.streamed[1:], plan.streamed[0]), strict=True))
         self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
+        self._start: dict[str, Unit] = {}  # by method, the first one seen
         self._method = ""
         self._first: Unit | None = None
         self._last: Unit | None = None
@@ -106,19 +111,20 @@ class Streamer:
             self._counters.hold(self._held)
             for _ in range(self.plan.buffers):
                 self._free.append(flat_buffer(self.plan.buffer_bytes, self._residency.device))
+        self._fetch_ahead()  # what is outside blocks may compute before the first one
 
     def end(self) -> None:
         """It is over; the next call is expected to start as this one did."""
         if self._last is not None and self._first is not None:
             self._after.setdefault(self._method, {})[self._last] = self._first
+            self._start[self._method] = self._first
 
     def enter(self, unit: Unit) -> None:
         """A streamed block is about to run."""
         if unit.resident:
             return
-        if self._coming is not None and self._coming[0] is unit:
-            _, ticket, buffer = self._coming
-            self._coming = None
+        if self._coming and self._coming[0][0] is unit:
+            _, ticket, buffer = self._coming.popleft()
             self._counters.prefetched += 1
             self._counters.waited += not ticket.done()
             self._arrive(unit, ticket, buffer)
@@ -164,18 +170,29 @@ class Streamer:
         self._held += flat.numel() - buffer.numel()
 
     def _fetch_ahead(self) -> None:
-        if self._coming is None and self._free and self._last is not None:
-            unit = self._after.get(self._method, {}).get(self._last, self._next[self._last])
-            if not unit.resident:
-                buffer = self._free.pop()
-                self._coming = unit, self._transfer.start(unit, buffer), buffer
+        """Start reading what is expected next into every buffer that is free; on a mere guess, one block alone."""
+        while self._free and (not self._coming or self._method in self._start):
+            unit = self._expected()
+            if unit.resident or any(unit is coming for coming, _, _ in self._coming):
+                return
+            buffer = self._free.pop()
+            self._coming.append((unit, self._transfer.start(unit, buffer), buffer))
+
+    def _expected(self) -> Unit:
+        """The block that will be called after those that are on their way."""
+        last = self._coming[-1][0] if self._coming else self._last
+        if last is None:
+            return self._start.get(self._method, self.plan.streamed[0])
+        return self._after.get(self._method, {}).get(last, self._next[last])
 
     def _discard(self, expected: bool = False) -> None:
-        """Wait for a block that was fetched ahead in vain, and take its buffer back."""
-        if self._coming is None:
-            return
-        _, ticket, buffer = self._coming
-        self._coming = None
-        self._free.append(buffer)
-        self._counters.mispredicted += not expected
-        ticket.wait()
+        """Take the buffers of blocks back that were fetched ahead in vain, when nothing writes to them any more.
+
+        Args:
+            expected: whether they are not wrong, only no longer wanted.
+        """
+        while self._coming:
+            _, ticket, buffer = self._coming.popleft()
+            self._free.append(buffer)
+            self._counters.mispredicted += not expected
+            ticket.abandon()

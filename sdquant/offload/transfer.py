@@ -25,6 +25,10 @@ class Ticket(ABC):
     def wait(self) -> Tensor:
         """The bytes, once they may be computed with. Raises what the copy raised."""
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """Come back when the copy is over, however it went: nobody wants it."""
+
 
 class Transfer(ABC):
     """Starts copies, one after another."""
@@ -47,6 +51,9 @@ class _ThreadTicket(Ticket):
 
     def wait(self) -> Tensor:
         return self._future.result()
+
+    def abandon(self) -> None:
+        self._future.exception()
 
 
 class ThreadTransfer(Transfer):
@@ -74,6 +81,9 @@ class _StreamTicket(Ticket):
         # The computing stream waits, the program goes on.
         torch.cuda.current_stream(self._buffer.device).wait_event(self._event)
         return self._buffer
+
+    def abandon(self) -> None:
+        self.wait()  # what the computing stream does next with the buffer comes after the copy
 
 
 class StreamTransfer(Transfer):

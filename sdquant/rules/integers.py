@@ -29,6 +29,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _in_float64(left, right)
 
 
+def fast(device: torch.device) -> bool:
+    """Whether there is a kernel for int8 on such a device that is fast and exact."""
+    return device.type == "cuda" or (device.type == "cpu" and _exact_on_cpu())
+
+
 def _in_float64(left: Tensor, right: Tensor) -> Tensor:
     return (left.double() @ right.double().T).to(torch.int64)
 

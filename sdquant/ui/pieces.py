@@ -99,8 +99,12 @@ def _done(part: ComponentPlan) -> str:
     if part.action == "keep":
         return "as it is"
     if part.action == "found":
-        return f"{part.scheme}, as found, {part.runtime} runtime"
-    return f"{part.spec}, quantized {'while' if part.mode == 'pre' else 'after'} loading, {part.runtime} runtime"
+        return f"{part.scheme}, as found, {_runs(part)}"
+    return f"{part.spec}, quantized {'while' if part.mode == 'pre' else 'after'} loading, {_runs(part)}"
+
+
+def _runs(part: ComponentPlan) -> str:
+    return f"{part.runtime} runtime" + (f", {part.compute} products" if part.compute else "")
 
 
 def drawn(result: Drawn, roots: Roots, resident: int) -> str:

@@ -146,7 +146,8 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
         scheme = backends.scheme(held) if held is not None else backends.parse(str(asked)).scheme
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
-    runtime = values["runtime"] or "default"
+    compute = values["compute"] or "float"
+    runtime = values["runtime"] or ("plain" if compute == "int8" else "default")
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
@@ -164,6 +165,7 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
         offload=values["offload"],
         runtime=runtime,
         device=kind,
+        compute=compute,
         versions=here.versions,
     )
     row = look_up(query)

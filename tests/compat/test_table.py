@@ -9,7 +9,7 @@ import pytest
 
 from sdquant import backends, offload
 from sdquant.compat import ROWS, Query, Row, look_up, matrix
-from sdquant.compat.row import DEVICES, MODES, OFFLOADS, SOURCES, any_of, in_range
+from sdquant.compat.row import COMPUTES, DEVICES, MODES, OFFLOADS, SOURCES, any_of, in_range
 
 from .machines import EVERYTHING, OWNER, PROMISED, VERSIONS, machine
 
@@ -193,12 +193,13 @@ def test_no_row_is_dead() -> None:
     used = {
         id(look_up(Query(
             backend=backend, scheme=name, mode=mode, offload=place, runtime=runtime, device=device, source=source,
-            versions=versions,
+            versions=versions, compute=compute,
         )))
         for name, backend, runtimes in schemes
         for mode, place, device, source in itertools.product(MODES, OFFLOADS, DEVICES, SOURCES)
         for runtime in ("default", *runtimes)
         for versions in (old if name == "bnb-int8" else old[:1])
+        for compute in COMPUTES
     }  # fmt: skip
     assert [row for row in ROWS if id(row) not in used] == []
 

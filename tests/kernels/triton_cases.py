@@ -237,6 +237,33 @@ def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> s
     return ""
 
 
+def wrong_layer(device: str, *, compile: bool) -> str:
+    """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked."""
+    from sdquant import backends
+    from sdquant.kernels import choice
+    from sdquant.layers import quantized_layer
+
+    choice._READERS[torch.device(device).type] = (("sdquant.kernels.triton.reader", "TritonReader"),)
+    choice.readers.cache_clear()
+    spec = backends.parse("q4_0")
+    linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
+    layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec)).to(device)
+    chosen = choice.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
+    if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 2:
+        return f"it is read by {chosen}"
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True) if compile else layer
+    for m in (1, 5, chosen.few + 1):
+        x = torch.randn(m, 64, generator=torch.Generator().manual_seed(m)).to(torch.bfloat16)
+        with torch.no_grad():
+            found, again = layer(x.to(device)), compiled(x.to(device))
+            wanted = torch.nn.functional.linear(x, layer.dequantize().cpu(), linear.bias)
+        if not torch.equal(found, again):
+            return "it computes other numbers compiled"
+        if not torch.allclose(found.cpu().float(), wanted.float(), rtol=2**-7, atol=2**-7):
+            return f"products of {m} rows are wrong"
+    return ""
+
+
 def faults(device: str, *, thorough: bool) -> Iterator[str]:
     """A line for everything that is wrong, and a last one that says how much was looked at."""
     seen, reader = 0, TritonReader()
@@ -257,6 +284,7 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
             looked.append((f"{dtype} as {codes}", wrong_activations(dtype, codes, device)))
         for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
             looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
+    looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
         seen += 1
         if why:

@@ -20,6 +20,7 @@ _FIELDS = (
     ("skip", "names", COMMANDS),
     ("mode", "str", _GENERATE),
     ("runtime", "str", COMMANDS),
+    ("compute", "str", _GENERATE),
     ("offload", "str", _GENERATE),
     ("budget", "size", _GENERATE),
     ("device", "str", COMMANDS),

@@ -12,8 +12,16 @@ typedef struct {
     __m512 sum[FEW][2];  /* and sums by row; two, so that one need not wait for the other */
 } Sink;
 
+INLINE __m512 wide(__m512i halves, int upper) {
+    return _mm512_cvtph_ps(upper ? _mm512_extracti64x4_epi64(halves, 1) : _mm512_castsi512_si256(halves));
+}
+
 INLINE __m512 product512(Type type, __m512 sum, __m512i a, __m512i b) {
     if (type == BF16) return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+    if (type == F16) {
+        sum = _mm512_fmadd_ps(wide(a, 0), wide(b, 0), sum);
+        return _mm512_fmadd_ps(wide(a, 1), wide(b, 1), sum);
+    }
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
 }
 
@@ -66,6 +74,8 @@ INLINE void finish(const Sink *sink, int m, float *sums) {
 #define EACH_M(run)                          \
     if (type == BF16 && m == 1) run(BF16, 1) \
     else if (type == BF16) run(BF16, FEW)    \
+    else if (type == F16 && m == 1) run(F16, 1) \
+    else if (type == F16) run(F16, FEW)      \
     else if (m == 1) run(F32, 1)             \
     else run(F32, FEW)
 

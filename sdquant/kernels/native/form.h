@@ -56,7 +56,7 @@ typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void 
                   float *sums, int64_t stride_sums);
 
 /* sums[j] += the product of weights first .. first + count, all of one row, and as many of each row of x, of `type`, m
-   rows, `stride` bytes apart. m is 1 or FEW; `type` F32 or BF16. */
+   rows, `stride` bytes apart. m is 1 or FEW. */
 typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                           int64_t stride, int m, float *sums);
 
@@ -89,9 +89,12 @@ int planes_of(Packing packing);   /* how many rows share a byte */
 const Kernels *kernels(void);
 int choose(const char *name); /* an instruction set by name, "" for the best; 0: this machine lacks it */
 
+int amd(void);
+
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
-void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+/* 0: no memory. */
+int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  void *out);
 void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);
 

@@ -3,11 +3,12 @@
 
 /* One row of k: codes, the scale, and the sum of the codes. */
 static void quantize(Type type, const void *x, int64_t k, int8_t *codes, float *scale, int32_t *sum) {
-    float values[TILE];
+    float wide[TILE];
     uint32_t most = 0; /* the largest size, as bits, which grow with it; those of NaN are above all */
     for (int64_t start = 0; start < k; start += TILE) {
         const int64_t count = k - start < TILE ? k - start : TILE;
-        widen(x, type, start, values, count);
+        const float *values = (const float *)x + start;
+        if (type != F32) widen(x, type, start, wide, count), values = wide;
         for (int64_t i = 0; i < count; i++) {
             const uint32_t size = bits_of(values[i]) & 0x7fffffff;
             most = size > most ? size : most;
@@ -19,7 +20,8 @@ static void quantize(Type type, const void *x, int64_t k, int8_t *codes, float *
     int32_t total = 0;
     for (int64_t start = 0; start < k; start += TILE) {
         const int64_t count = k - start < TILE ? k - start : TILE;
-        widen(x, type, start, values, count);
+        const float *values = (const float *)x + start;
+        if (type != F32) widen(x, type, start, wide, count), values = wide;
         for (int64_t i = 0; i < count; i++) {
             /* The sum has no bits below one: it is rounded, and its last byte is the code. */
             const int8_t code = (int8_t)bits_of(values[i] * factor + 0x1.8p23f);

@@ -51,3 +51,11 @@ const Kernels *kernels(void) {
     if (!chosen) choose("");
     return chosen;
 }
+
+int amd(void) {
+#ifdef X86
+    return __builtin_cpu_is("amd") != 0;
+#else
+    return 0;
+#endif
+}

@@ -119,10 +119,12 @@ static PyObject *py_product(PyObject *module, PyObject *const *args, Py_ssize_t 
     const int64_t start = number(args[7]), stop = number(args[8]), m = number(args[11]);
     void *out = address(args[9]);
     const void *x = address(args[10]);
+    int done;
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    product_rows(form, &parts, type, start, stop, x, m, out);
+    done = product_rows(form, &parts, type, start, stop, x, m, out);
     Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -193,6 +195,11 @@ static PyObject *py_isa(PyObject *module, PyObject *unused) {
     return PyUnicode_FromString(kernels()->name);
 }
 
+static PyObject *py_amd(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(amd());
+}
+
 static PyObject *py_choose(PyObject *module, PyObject *name) {
     (void)module;
     PyObject *bytes = PyUnicode_AsUTF8String(name);
@@ -210,6 +217,7 @@ static PyMethodDef METHODS[] = {
     {"recode", (PyCFunction)(void (*)(void))py_recode, METH_FASTCALL, recode_doc},
     {"finish", (PyCFunction)(void (*)(void))py_finish, METH_FASTCALL, finish_doc},
     {"isa", py_isa, METH_NOARGS, "isa()\n--\n\nName of the instruction set whose kernels run."},
+    {"amd", py_amd, METH_NOARGS, "amd()\n--\n\nWhether the processor is AMD's."},
     {"choose", py_choose, METH_O,
      "choose(name)\n--\n\nRun the kernels of an instruction set, \"\" for the best; False where the machine lacks it.\n"
      "Forms that were made before stay with what they were checked against."},

@@ -1,0 +1,187 @@
+"""How well balanced offload hides the reading of weights behind the computation, on the CPU with a slow disk.
+
+    python -m bench.offload                    every row, about ten minutes on one core
+    python -m bench.offload --rounds 2         a quick look
+
+A Flux transformer with random weights (hidden 1024, 3 double and 18 single blocks, bfloat16) makes steps with one
+thread; blocks that do not fit the budget wait in files that are read at a limited rate. In one process and turn by
+turn: steps of the model that is all in memory, then steps of the one that is offloaded.
+    compute   seconds of a step in memory, median    transfer  bytes read in a step / bytes a second
+    floor     the larger of the two                  ratio     seconds of a step offloaded / floor
+The first step of each turn is left out: what was read while the other model ran is no merit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .fidelity import machine, versions
+
+RESULTS = Path(__file__).parent / "results" / "offload.json"
+HIDDEN, DOUBLE, SINGLE = 1024, 3, 18
+IMAGE, TEXT = 256, 64  # tokens
+
+# Share of the weights that the budget is, and transfer of a step / its computation; None: the disk as it is.
+ROWS: tuple[tuple[float, float | None], ...] = (
+    (0.25, 0.5),
+    (0.25, 1.0),
+    (0.25, 2.0),
+    (0.5, 0.5),
+    (0.5, 1.0),
+    (0.5, 2.0),
+    (0.75, 0.8),
+    (0.75, 1.5),
+    (0.5, None),
+    (1.1, None),
+)
+
+
+def build() -> Any:
+    """The transformer, the same at each call."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    net = FluxTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=DOUBLE, num_single_layers=SINGLE, attention_head_dim=64,
+        num_attention_heads=HIDDEN // 64, joint_attention_dim=512, pooled_projection_dim=256,
+        axes_dims_rope=(8, 28, 28),
+    )  # fmt: skip
+    return net.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def step(net: Any) -> Callable[[], Any]:
+    """What makes one step."""
+    import torch
+
+    torch.manual_seed(1)
+    text = torch.randn(1, TEXT, 512).bfloat16()
+    given = {
+        "hidden_states": torch.randn(1, IMAGE, 64).bfloat16(),
+        "encoder_hidden_states": text,
+        "pooled_projections": torch.randn(1, 256).bfloat16(),
+        "timestep": torch.ones(1),
+        "img_ids": torch.zeros(IMAGE, 3),
+        "txt_ids": torch.zeros(TEXT, 3),
+    }
+
+    def call() -> Any:
+        with torch.no_grad():
+            return net(**given, return_dict=False)[0]
+
+    return call
+
+
+@contextmanager
+def slow_disk(rate: float | None) -> Iterator[None]:
+    """Files of offloaded weights are read at `rate` bytes a second at the most; None for as fast as they can be."""
+    from sdquant.offload.store import _DiskRegion
+
+    read = _DiskRegion.read
+
+    def slowly(self: Any, into: Any) -> None:
+        begin = time.perf_counter()
+        read(self, into)
+        if rate is not None:
+            time.sleep(max(0.0, self.nbytes / rate - (time.perf_counter() - begin)))
+
+    _DiskRegion.read = slowly  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _DiskRegion.read = read  # type: ignore[method-assign]
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: int, steps: int) -> dict[str, Any]:
+    """One row: `net` stays in memory, `other` is offloaded."""
+    from sdquant import offload
+
+    resident, away = step(net), step(other)
+    resident()
+    compute = statistics.median(seconds(resident) for _ in range(3))
+    size = offload.weight_bytes(other)
+    budget = int(share * size)
+    with tempfile.TemporaryDirectory() as folder:
+        handle = offload.apply(other, "balanced", device="cpu", budget=budget, folder=folder)
+        facts = handle.components["model"]
+        try:
+            streamed = _streamed(handle, away)
+            rate = None if transfer is None else streamed / (transfer * compute)
+            with slow_disk(rate):
+                in_memory, offloaded = [], []
+                for _ in range(rounds):
+                    resident()
+                    in_memory += [seconds(resident) for _ in range(steps)]
+                    away()
+                    offloaded += [seconds(away) for _ in range(steps)]
+        finally:
+            report = handle.report()
+            handle.remove()
+    compute = statistics.median(in_memory)
+    floor = max(compute, streamed / rate if rate else 0.0)
+    taken = statistics.median(offloaded)
+    return {
+        "budget_share": share,
+        "weights": size,
+        "budget": budget,
+        "peak": report["peak"],
+        "blocks": facts.get("blocks", 0),
+        "streamed_blocks": facts.get("streamed", 0),
+        "read_per_step": streamed,
+        "rate": rate,
+        "compute_s": compute,
+        "transfer_s": streamed / rate if rate else None,
+        "step_s": taken,
+        "ratio": taken / floor,
+        "ratio_of_best": min(offloaded) / max(min(in_memory), streamed / rate if rate else 0.0),
+    }
+
+
+def _streamed(handle: Any, away: Callable[[], Any]) -> int:
+    """Bytes that a step reads, when the first is over."""
+    away()
+    before = handle.counters.fetched
+    away()
+    return int(handle.counters.fetched - before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3, help="timed in each round")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    net, other = build(), build()
+    rows = []
+    for share, transfer in ROWS:
+        rows.append(row(net, other, share, transfer, rounds=args.rounds, steps=args.steps))
+        last = rows[-1]
+        print(
+            f"budget {share:4.0%}  streamed {last['streamed_blocks']:2} of {last['blocks']:2}  compute"
+            f" {last['compute_s']:.3f} s  transfer {last['transfer_s'] or 0:.3f} s  step {last['step_s']:.3f} s"
+            f"  ratio {last['ratio']:.3f}  best {last['ratio_of_best']:.3f}",
+            flush=True,
+        )
+    whole = {"machine": machine(), "versions": versions(), "threads": 1, "rounds": args.rounds, "rows": rows}
+    args.out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

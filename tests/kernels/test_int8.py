@@ -1,0 +1,254 @@
+"""Products in 8-bit integers: against exact integer arithmetic in numpy, for every scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sdquant import backends
+from sdquant.backends.base import Packed, Unfit
+from sdquant.kernels import int8
+from sdquant.layers import quantized_layer
+from sdquant.layers.quantized import QuantizedLayer, set_compute
+
+from .test_forms import SPECS
+
+GGUF = ("q8_0", "q4_0", "q4_k", "q6_k", "f16")
+BYTES_BY_ROW = ("bnb-int8", "qint8", "int8", "int8_sym", "sdnq-int8")
+Array = npt.NDArray[Any]
+
+
+@pytest.fixture(autouse=True)
+def from_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers at any size, so that small tensors tell."""
+    for name in ("LEAST_ROWS", "LEAST_ROWS_AGAIN", "LEAST_CHANNELS"):
+        monkeypatch.setattr(int8, name, 1)
+
+
+def codes(x: Array) -> tuple[Array, Array]:
+    """[m, k] -> int64 codes, float32 scales [m, 1], by the formulas of the module."""
+    largest = np.abs(x.astype(np.float32)).max(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        made = np.where(largest > 0, np.rint(x.astype(np.float32) * (np.float32(127) / largest)), 0)
+    return made.astype(np.int64), largest / np.float32(127)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The formula of the module for a weight [n, k] whose rows are quantized; in x's dtype."""
+    a, a_scale = codes(x.float().numpy())
+    b, b_scale = codes(weight.float().numpy())
+    y = (a @ b.T).astype(np.float32) * a_scale * b_scale.T
+    return torch.from_numpy(y if bias is None else y + bias.float().numpy()).to(x.dtype)
+
+
+def layer_in(text: str, module: nn.Module) -> QuantizedLayer | None:
+    """A layer in a scheme, in integers; None where the scheme cannot hold the weight."""
+    spec = backends.parse(text)
+    weight: Any = module.weight
+    try:
+        packed = backends.get(spec.scheme.backend).encode(weight.data, spec)
+    except Unfit:
+        return None
+    layer = quantized_layer(module, packed).eval()
+    set_compute(layer, "int8")
+    return layer
+
+
+def decibels(got: Tensor, wanted: Tensor) -> float:
+    error = (got.double() - wanted.double()).square().sum()
+    return float(10 * torch.log10(wanted.double().square().sum() / error))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 100, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[3] = 0
+    x[4] *= 1000
+    x[5, ::2] = 0.5  # ties, where the largest is 127 / 2
+    x[5, 0] = 63.5
+    made, scale = int8.quantized_rows(x)
+    wanted, scales = codes(x.float().numpy())
+    assert made.dtype == torch.int8 and np.array_equal(made.numpy(), wanted)
+    assert np.array_equal(scale.numpy(), scales)
+    assert made[3].abs().max() == 0 and scale[3] == 0
+
+
+def test_rows_that_are_not_finite_stay_so() -> None:
+    x = torch.ones(3, 64)
+    x[0, 5], x[1, 6] = torch.nan, torch.inf
+    _, scale = int8.quantized_rows(x)
+    assert scale.isfinite().view(-1).tolist() == [False, False, True]
+    layer = layer_in("int8_sym", nn.Linear(64, 8))
+    assert layer is not None
+    with torch.no_grad():
+        assert layer(x).isfinite().all(1).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("text", [*SPECS, *GGUF])
+def test_a_linear_is_the_exact_product_of_codes(text: str, dtype: torch.dtype) -> None:
+    """Weights that are bytes by row are not quantized again; their codes are multiplied as they are."""
+    torch.manual_seed(1)
+    module = nn.Linear(256, 48).to(dtype)
+    layer = layer_in(text, module)
+    assert layer is not None
+    x = torch.randn(2, 19, 256).to(dtype)
+    with torch.no_grad():
+        got = layer(x)
+    assert got.dtype == dtype and got.shape == (2, 19, 48)
+    flat = x.view(-1, 256)
+    if text in BYTES_BY_ROW:
+        a, a_scale = codes(flat.float().numpy())
+        parts = {name: part.numpy().astype(np.int64) for name, part in layer.packed.parts.items() if name != "scale"}
+        assert int8.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
+        # The scale of a row and what its codes stand for, from the decoded weight, which is (code - zero) * scale.
+        weight = layer.dequantize(torch.float32).double().numpy()
+        raw = next(part for part in parts.values() if part.size == 48 * 256).reshape(48, 256)
+        zero = parts["zero_point"].reshape(-1, 1) if "zero_point" in parts else 0
+        shifted = raw - zero
+        scale = (weight * shifted).sum(1) / (shifted * shifted).sum(1)  # least squares
+        assert np.abs(weight - shifted * scale[:, None]).max() <= 2e-3 * np.abs(weight).max()
+        y = (a @ shifted.T) * a_scale.astype(np.float64) * scale
+        wanted = torch.from_numpy(y + module.bias.detach().double().numpy())
+        assert decibels(got, wanted) > {torch.float32: 60, torch.bfloat16: 48, torch.float16: 60}[dtype]
+    else:
+        wanted = product(flat, layer.dequantize(torch.float32), module.bias.detach())
+        assert torch.equal(got.view(-1, 48), wanted)
+    exact = F.linear(x.float(), layer.dequantize(torch.float32), module.bias.detach().float())
+    assert decibels(got, exact) > 33
+
+
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "qint8", "nf4", "q4_0"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "more"),
+    [
+        (nn.Conv2d, (2, 32, 9, 7), {"kernel_size": 3, "padding": 1}),
+        (nn.Conv2d, (1, 32, 8, 8), {"kernel_size": 3, "padding": 1, "stride": 2}),
+        (nn.Conv2d, (1, 32, 9, 9), {"kernel_size": (3, 1), "dilation": 2, "padding": (2, 1)}),
+        (nn.Conv2d, (2, 32, 4, 5), {"kernel_size": 1}),
+        (nn.Conv1d, (2, 32, 11), {"kernel_size": 3, "padding": 1}),
+        (nn.Conv3d, (1, 32, 3, 4, 5), {"kernel_size": (3, 3, 3), "padding": 1}),
+        (nn.Conv2d, (1, 32, 8, 8), {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"}),
+    ],
+)
+def test_a_convolution_is_the_product_with_its_patches(
+    text: str, kind: Any, shape: tuple[int, ...], more: dict[str, Any]
+) -> None:
+    torch.manual_seed(2)
+    module = kind(32, 40, **more)
+    layer = layer_in(text, module)
+    if layer is None:
+        pytest.skip("the scheme cannot hold this kernel")
+    x = torch.randn(shape)
+    with torch.no_grad():
+        got = layer(x)
+        set_compute(layer, None)
+        exact = layer(x)
+    assert got.shape == exact.shape and got.is_contiguous()
+    assert 28 < decibels(got, exact) < 60
+    if kind is nn.Conv2d and not int8.direct(layer._form) and "padding_mode" not in more:
+        # numpy's way: torch's own unfolding of patches, quantized one by one.
+        how = {name: getattr(module, name) for name in ("dilation", "padding", "stride")}
+        patches = F.unfold(x, module.kernel_size, **how).transpose(1, 2)
+        weight = layer.dequantize(torch.float32).view(40, -1)
+        wanted = product(patches.reshape(-1, weight.shape[1]), weight, module.bias.detach())
+        assert torch.equal(got, wanted.view(len(x), -1, 40).transpose(1, 2).reshape(got.shape))
+
+
+def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    module, x = nn.Linear(64, 300), torch.randn(33, 64)
+    for text in ("int8", "int8_sym", "nf4", "q8_0"):
+        layer = layer_in(text, module)
+        assert layer is not None
+        with torch.no_grad():
+            whole = layer(x)
+            monkeypatch.setattr(int8, "_TILE", 1 << 10)
+            assert len(list(int8._tiles(layer._backend, layer.packed, 33))) == 3
+            assert torch.equal(layer(x), whole)
+            monkeypatch.undo()
+            monkeypatch.setattr(int8, "LEAST_ROWS_AGAIN", 1)
+            monkeypatch.setattr(int8, "LEAST_ROWS", 1)
+
+
+def test_one_scale_for_all_rows() -> None:
+    """As a form with a group of several rows has it."""
+    scheme = backends.parse("int8_sym")
+    packed = backends.get("nncf").encode(torch.randn(6, 64), scheme)
+    form = backends.get("nncf").form(packed)
+    assert form is not None
+    from dataclasses import replace
+
+    for group, count in ((6 * 64, 1), (3 * 64, 2)):
+        parts = {**packed.parts, "scale": torch.linspace(1, 2, count)}
+        made, scale, added = int8.weight_codes(
+            backends.get("nncf"), Packed(spec=packed.spec, parts=parts), replace(form, group=group)
+        )
+        assert torch.equal(made, packed.parts["codes"].view(6, 64)) and added == 0
+        assert scale.tolist() == [1.0] * 6 if count == 1 else scale.tolist() == [1.0] * 3 + [2.0] * 3
+
+
+def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "LEAST_ROWS", 32)
+    monkeypatch.setattr(int8, "LEAST_ROWS_AGAIN", 64)
+    torch.manual_seed(4)
+    for text, rows in (("int8_sym", 32), ("q4_0", 64)):
+        layer = layer_in(text, nn.Linear(64, 32))
+        assert layer is not None
+        x = torch.randn(rows, 64)
+        with torch.no_grad():
+            exact = F.linear(x, layer.dequantize(torch.float32), layer.bias)
+            assert torch.allclose(layer(x[:-1]), exact[:-1], atol=1e-5)
+            assert not torch.allclose(layer(x), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["int8", "nf4"])
+def test_the_gradient_is_that_of_the_float_weight(text: str) -> None:
+    torch.manual_seed(5)
+    linear, conv = layer_in(text, nn.Linear(64, 32)), layer_in(text, nn.Conv2d(64, 32, 1, bias=False))
+    assert linear is not None and conv is not None
+    for layer, x in ((linear, torch.randn(40, 64)), (conv, torch.randn(1, 64, 6, 7))):
+        x.requires_grad_()
+        y = layer(x)
+        grad = torch.randn_like(y)
+        y.backward(grad)
+        found, x.grad = x.grad, None
+        with torch.no_grad():
+            assert torch.equal(layer(x), y)
+        set_compute(layer, None)
+        exact = layer(x)
+        assert decibels(y.detach(), exact.detach()) < 60  # it was in integers
+        exact.backward(grad)
+        assert found is not None and x.grad is not None and torch.allclose(found, x.grad, atol=1e-5)
+
+
+def test_a_compiled_layer_computes_the_same() -> None:
+    torch.manual_seed(6)
+    linear, conv = layer_in("int8", nn.Linear(64, 32)), layer_in("nf4", nn.Conv2d(32, 32, 3, padding=1))
+    for layer, x in ((linear, torch.randn(40, 64)), (conv, torch.randn(1, 32, 6, 7))):
+        assert layer is not None
+        with torch.no_grad():
+            eager = layer(x)
+            torch._dynamo.reset()
+            assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), eager)
+
+
+def test_groups_and_other_devices_stay_exact() -> None:
+    layer = layer_in("int8_sym", nn.Conv2d(64, 64, 3, padding=1, groups=2))
+    same = layer_in("int8_sym", nn.Conv2d(64, 64, 3, padding="same"))
+    x = torch.randn(1, 64, 8, 8)
+    for one in (layer, same):
+        assert one is not None
+        with torch.no_grad():
+            got = one(x)
+            set_compute(one, "float")
+            assert torch.equal(got, one(x))
+    form = same._form if same is not None else None
+    assert not int8.pays(form, torch.empty(100, 64, device="meta"), 100)
+    assert not int8.pays(form, torch.empty(100, 64, dtype=torch.float64), 100)
