@@ -13,9 +13,9 @@
 #include "portable.h"
 #include "integers.h"
 
-static Decode *avx2_decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
 
-const Kernels avx2_kernels = {"avx2", avx2_decoder, 0, dots, 4, convert, quantize, finish};
+const Kernels avx2_kernels = {"avx2", decoder, 0, dots, PANEL_ROWS, convert, quantize, finish};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif
