@@ -78,7 +78,10 @@ def main() -> None:
     from bench import _results
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", choices=[*MODELS, *SHIPPED, []], help="default: all but flux-12b")
+    known = [*MODELS, *SHIPPED]
+    parser.add_argument(
+        "model", nargs="*", metavar="MODEL", help=f"of {', '.join(known)} (default: all but flux-12b)"
+    )  # fmt: skip
     parser.add_argument("-q", "--quant", action="append", help="only this scheme (repeat)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--side", type=int, help="pixels (default: the model's in bench.models)")
@@ -93,6 +96,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="with --models: keep them for the next time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the files (default: %(default)s)")
     args = parser.parse_args()
+    unknown = sorted(set(args.model) - set(known))
+    if unknown:
+        parser.error(f"there is no model called {', '.join(unknown)}; there are {', '.join(known)}")
     more = dict(word.split("=", 1) for word in args.load)
     values = {"threads": args.threads, "clock": args.clock, "peers": args.peers} | more
     with _place(args.models) as models:

@@ -29,7 +29,7 @@ from sdquant.benchmark import Benchmark, Row, bench, inputs, peers, running, var
 from sdquant.benchmark.jobs import Job
 from sdquant.benchmark.picture import sheet
 from sdquant.benchmark.worker import Held
-from sdquant.benchmark.workers import Failed, Worker, working
+from sdquant.benchmark.workers import Failed, start, working
 from sdquant.errors import SettingsError, UnknownQuantError
 from sdquant.request import request
 
@@ -157,10 +157,10 @@ def test_a_worker_that_dies_says_how() -> None:
         asked=request(UNET), work=Path(), threads=1, device="cpu", class_name="UNet2DConditionModel", dtype="bfloat16"
     )  # fmt: skip
     with working() as (folder, workers):
-        workers.append(Worker(job))
-        os.kill(workers[0].pid, signal.SIGKILL)
+        worker = start(job, workers)
+        os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(Failed, match="SIGKILL, for which the usual cause is that memory ran out"):
-            workers[0].ask("prepare")
+            worker.ask("prepare")
         assert folder.is_dir()
     assert not folder.exists()
 

@@ -90,7 +90,7 @@ def _ratio(row: Scheme) -> str:
 def matrix(root: Path) -> str:
     """What can be combined, for a CPU and an NVIDIA GPU: schemes that agree share a line."""
     from sdquant import backends, compat
-    from sdquant.request import OFFLOADS
+    from sdquant.compat.row import OFFLOADS
 
     parts = []
     for kind, title in (("cuda", "NVIDIA GPU"), ("cpu", "CPU")):
@@ -377,7 +377,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
-    "speed_goals": speed.goals, "speed_linear": speed.linear,
+    "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

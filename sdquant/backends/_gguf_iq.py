@@ -18,7 +18,12 @@ from ._gguf_bits import copied, half
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_GRIDS = Path(__file__).with_name("gguf_grids.safetensors")
+_FILE = Path(__file__).with_name("gguf_grids.safetensors")
+# Types with a table, and its name in the file.
+GRIDS = {
+    "iq2_xxs": "iq2_xxs", "iq2_xs": "iq2_xs", "iq2_s": "iq2_s", "iq3_xxs": "iq3_xxs", "iq3_s": "iq3_s",
+    "iq1_s": "iq1_s", "iq1_m": "iq1_s",
+}  # fmt: skip
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
 _DELTA = 0.125  # by which IQ1's weights are shifted
@@ -26,13 +31,19 @@ _THREES = (1, 3, 9, 27, 81)
 
 
 @cache
-def _grid(name: str, device: torch.device) -> Tensor:
-    """The table of a type: float32 [codes, 8 or 4]."""
+def grid(kind: str) -> Tensor:
+    """The table of a type: int8 [codes, 8 or 4], contiguous, on the CPU."""
     from safetensors import safe_open
 
-    with safe_open(str(_GRIDS), framework="pt") as file:
-        table: Tensor = file.get_tensor(name)
-    return table.float().to(device)
+    with safe_open(str(_FILE), framework="pt") as file:
+        table: Tensor = file.get_tensor(GRIDS[kind])
+    return table.contiguous()
+
+
+@cache
+def _grid(kind: str, device: torch.device) -> Tensor:
+    """The same as float32."""
+    return grid(kind).float().to(device)
 
 
 @cache

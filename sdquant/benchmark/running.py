@@ -21,12 +21,13 @@ from . import variants
 from .jobs import INPUTS, Job, Target
 from .rows import CLOCKS, Benchmark, Row
 from .target import find
-from .workers import Failed, Worker, working
+from .workers import Failed, start, working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .variants import Variant
+    from .workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -212,20 +213,18 @@ def _inputs(
             "Give base=<pipeline folder>, or inputs='random'",
         )
     asked = replace(target.pipeline, progress=False)
-    worker = Worker(
-        Job(
-            asked=asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
-            dtype=target.dtype, prompt=prompt, size=size, seed=seed,
-        )
+    job = Job(
+        asked=asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
+        dtype=target.dtype, prompt=prompt, size=size, seed=seed,
     )  # fmt: skip
-    workers.append(worker)
+    worker = start(job, workers)
     try:
         made = worker.ask("inputs")
     except Failed as error:
         raise error.as_error(f"The inputs of {target.asked.path} were to be had from its pipeline") from error
     finally:
-        workers.remove(worker)
         worker.end()
+        workers.remove(worker)
     width, height = made["size"]
     return "pipeline", (width, height), made["batch"]
 
@@ -304,8 +303,7 @@ def _group(
 def _begun(one: Variant, workers: list[Worker]) -> Worker:
     """A process that imports what it will need."""
     assert one.job is not None
-    worker = Worker(one.job)
-    workers.append(worker)
+    worker = start(one.job, workers)
     worker.tell("prepare")
     return worker
 
@@ -319,9 +317,9 @@ def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, worke
         said = worker.ask("load", watch=True)
         first = worker.ask("first", watch=True, keep=reference)
     except Failed as error:
-        workers.remove(worker)
         worker.interrupt()
         worker.end()
+        workers.remove(worker)
         if reference:
             raise error.as_error(f"{target.asked.path} was to be run") from error
         return _failed(one.row, error)

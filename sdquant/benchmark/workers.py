@@ -199,15 +199,25 @@ def memory_of(pid: int) -> tuple[int, int]:
     return int(found["RssAnon"]) * 1024 if "RssAnon" in found else resident, resident
 
 
+def start(job: Job, workers: list[Worker]) -> Worker:
+    """A process for a job, added to the list of `working`: Ctrl-C between the two would leave it to itself."""
+    with undisturbed():
+        worker = Worker(job)
+        workers.append(worker)
+    return worker
+
+
 @contextlib.contextmanager
 def working() -> Iterator[tuple[Path, list[Worker]]]:
     """A folder for what the workers share, and a list of workers to add to.
 
     When the block is left all of them are ended, whatever they do, and the folder is removed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="sdquant-bench-"))
     workers: list[Worker] = []
+    folder: Path | None = None
     try:
+        with undisturbed():
+            folder = Path(tempfile.mkdtemp(prefix="sdquant-bench-"))
         yield folder, workers
     finally:
         with undisturbed():
@@ -215,4 +225,5 @@ def working() -> Iterator[tuple[Path, list[Worker]]]:
                 worker.interrupt()
             for worker in workers:
                 worker.end()
-            remove(folder)
+            if folder is not None:
+                remove(folder)

@@ -28,9 +28,8 @@ from torch.nn import functional as F
 from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
-from .native import integers as native
-from .scratch import scratch
-from .triton import library
+from . import int8_steps as steps
+from .native import int8 as native
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Packed
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = "int8"
-LARGEST = 127.0
-# Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
-LEAST = 2.0**-100
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _CHECKED_ROWS = 40
 _DEVICES = ("cpu", "cuda")
@@ -68,17 +64,6 @@ BY_C = Least(rows=16, again=16, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
-def direct(form: Form | None) -> bool:
-    """Whether the codes of a weight are multiplied as they are."""
-    return (
-        form is not None
-        and form.by_row
-        and form.packing in ("int8", "uint8")
-        and not (form.table or form.nested or form.shift)
-        and (isinstance(form.zero, int) or form.zero_packing in ("int8", "uint8"))
-    )
-
-
 def _least(packed: Packed, form: Form | None) -> Least:
     return BY_C if native.reads(form, packed.parts) else BY_TORCH
 
@@ -88,7 +73,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
     least = _least(packed, form)
-    if rows < (least.rows if direct(form) else least.again):
+    if rows < (least.rows if steps.direct(form) else least.again):
         return False
     return least is BY_C or integers.fast(x.device)
 
@@ -109,7 +94,7 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
     if form is not None and _by_c(backend, packed, form, x.dtype):
         out = native.linear(form, packed.parts, _direct(packed, form), flat, bias)
     else:
-        out = _linear(backend, packed, form, flat, bias)
+        out = by_steps(backend, packed, flat, bias)
     return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
@@ -119,7 +104,7 @@ def convolve(
     """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype and order in memory."""
     if form is not None and len(packed.spec.shape) == 4 and _by_c(backend, packed, form, x.dtype):
         return _convolve_by_c(packed, form, x, bias, geometry)
-    return _convolve(backend, packed, form, x, bias, geometry)
+    return convolve_by_steps(backend, packed, x, bias, geometry)
 
 
 def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -130,27 +115,34 @@ def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, g
     )
 
 
-def _linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, in] by torch."""
+def by_steps(
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[steps.Steps] | None = None
+) -> Tensor:
+    """x [m, in] in integers, step by step. `by`: whose; None for the fastest."""
     out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
-    _multiply(backend, packed, form, x, bias, out)
+    _multiply(backend, packed, x, bias, out, by)
     return out
 
 
-def _convolve(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
+def convolve_by_steps(
+    backend: Backend,
+    packed: Packed,
+    x: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    by: type[steps.Steps] | None = None,
 ) -> Tensor:
-    """The same by torch: the product with the patches, copied out a tile at a time."""
+    """x [b, in, ...] convolved in integers: the product with the patches, which are copied out a tile at a time."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
     patches = _patches(x, kernel, geometry)
     places = patches.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
-    step = max(_TILE * 8 // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
+    step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
     for one, to in zip(patches, out, strict=True):
         for start in range(0, places[1], step):
             part = one[start : start + step].reshape(-1, columns)
-            _multiply(backend, packed, form, part, bias, to[start : start + step].view(-1, rows))
+            _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
     last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return out.movedim(-1, 1) if last else out.movedim(-1, 1).contiguous()
 
@@ -177,13 +169,13 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
     found = native.linear(form, packed.parts, _direct(packed, form), x, bias)
-    same = torch.equal(found, _linear(backend, packed, form, x, bias))
+    same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
     if same and len(packed.spec.shape) == 4:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
         one = (1, 1)
         pad = (packed.spec.shape[2] // 2, packed.spec.shape[3] // 2)
         how = Geometry(stride=one, padding=pad, dilation=one, groups=1)
-        by_torch = _convolve(backend, packed, form, image, bias, how)
+        by_torch = convolve_by_steps(backend, packed, image, bias, how, steps.Steps)
         same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
     if not same:
         log.warning(
@@ -211,83 +203,22 @@ def _patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
     return x.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *strides, channel, *inner))
 
 
-def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes, int8 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
-
-    A row that is not finite has a scale that is not.
-    """
-    values = x.to(torch.float32)
-    largest = values.abs().amax(1, keepdim=True)
-    zero = largest < LEAST
-    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
-    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
-    codes = values.mul(factor).round_()
-    scale = (largest / LARGEST).masked_fill_(zero, 0.0)
-    if out is None:
-        return codes.to(torch.int8), scale
-    return out.copy_(codes), scale
-
-
 def _direct(packed: Packed, form: Form) -> native.Direct | None:
     """The scales and zero points of a weight whose codes are taken as they are; None for others."""
-    return native.Direct(*_of_rows(packed, form)) if direct(form) else None
+    return native.Direct(*steps.of_rows(packed, form)) if steps.direct(form) else None
 
 
-def _of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
-    """The scale of each row, float32 [rows], and what is subtracted from each code in it, int32 [rows]."""
-    codes, rows = packed.parts[form.codes], form.rows
-    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
-    scale = scale * form.factor
-    if isinstance(form.zero, int):
-        zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
-    else:
-        zero = packed.parts[form.zero].flatten().to(torch.int32)
-    return _spread(scale, rows), _spread(zero, rows)
-
-
-def _spread(each: Tensor, rows: int) -> Tensor:
-    """One number for each row, of one for each so many rows."""
-    return each if len(each) == rows else each.repeat_interleave(rows // len(each))
-
-
-def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
-    """A weight as int8 codes [rows, columns], the scale of each row [rows] in float32, and what is to be added to each
-    code: an int32 number for each row, or one for all."""
-    if form is None or not direct(form):
-        weight = backend.decode(packed, torch.float32).view(packed.spec.shape[0], -1)
-        codes, scale = quantized_rows(weight, scratch(tuple(weight.shape), torch.int8, weight.device))
-        return codes, scale.view(-1), 0
-    codes = packed.parts[form.codes].view(form.rows, form.columns)
-    scale, zero = _of_rows(packed, form)
-    added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
-    if codes.dtype == torch.uint8:
-        codes = torch.bitwise_xor(
-            codes.view(torch.int8), -128, out=scratch(tuple(codes.shape), torch.int8, codes.device)
-        )
-        added = added + 128
-    return codes, scale, added
-
-
-def _multiply(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _multiply(
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[steps.Steps] | None
+) -> None:
     """x [m, columns] times the transposed weight, and the bias, into `out` [m, rows]; in tiles of the weight's rows."""
-    kernels = library.eight(x.device) if x.is_cuda else None
-    if kernels is not None:
-        codes, x_scale, sums = kernels.quantize_rows(x.contiguous())
-    else:
-        codes, x_scale = quantized_rows(x)
-        sums = codes.sum(1, keepdim=True, dtype=torch.int32)
+    chosen = steps.fastest(x) if by is None else by(x.device)
+    codes, x_scale, sums = chosen.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
-        weight, scale, added = weight_codes(backend, part, backend.form(part))
+        weight, scale, added = chosen.weight(backend, part, backend.form(part))
         total = integers.product(codes, weight)
-        part_bias = None if bias is None else bias[start:stop]
-        if kernels is not None:
-            of = out[:, start:stop]
-            kernels.finishing(total.contiguous(), x_scale, scale, part_bias, of, sums, added)(x.device)
-            continue
-        if isinstance(added, Tensor) or added:
-            total += sums * added
-        tile = total.to(torch.float32).mul_(x_scale).mul_(scale)
-        out[:, start:stop] = tile if part_bias is None else tile.add_(part_bias)
+        of_bias = None if bias is None else bias[start:stop]
+        chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:

@@ -46,6 +46,7 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form |
     return backend, packed, backend.form(packed)
 
 
+# No argument has a default: torch takes arguments that equal theirs away, and then misses their gradients.
 @torch.library.custom_op("sdquant::linear", mutates_args=())
 def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""

@@ -125,14 +125,14 @@ def apply(
             "Leave the budget out, or use offload='balanced'",
         )
     parts = components_of(model)
+    if mode != "none":
+        _refuse_openvino(mode, parts)
     if any(_HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
             f"Offload mode {mode!r} was to be applied",
             "the model is offloaded already",
             "Call `remove()` of the handle that the first `apply` returned, then apply the new mode",
         )
-    if mode != "none":
-        _refuse_openvino(mode, parts)
     import torch
 
     target = torch.device(device)
@@ -179,7 +179,7 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
 def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
     """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
     for name, part in parts.items():
-        if openvino_runtime.served(part):
+        if openvino_runtime.is_served(part):
             raise IncompatibleError(
                 f"Offload mode {mode!r} was to be applied",
                 f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",

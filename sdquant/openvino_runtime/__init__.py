@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["NAME", "attach", "served", "suits"]
+__all__ = ["NAME", "attach", "is_served", "suits"]
 
 NAME = "openvino"
 _FORWARD = "forward"
@@ -50,7 +50,7 @@ def attach(model: nn.Module) -> None:
     model.__dict__[_FORWARD] = Served(model)
 
 
-def served(model: object) -> bool:
+def is_served(model: object) -> bool:
     """Whether OpenVINO runs this module."""
     forward = getattr(model, "__dict__", {}).get(_FORWARD)
     return getattr(forward, "runs_in", None) == NAME

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +16,6 @@ from torch.nn import functional as F
 from ..layers import QuantizedLayer
 from .library import library
 from .weights import constant, decompressed, in_graph
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OPERATION = "sdquant::layer"
 
@@ -42,12 +41,13 @@ class Layers:
     def opaque(self) -> Iterator[None]:
         """While the model is traced: each layer is a node `OPERATION` of its input and its place, and computes nothing
         but the shape of its output."""
-        node = _node(self.modules)
+        before = _TRACED.set(self.modules)
         try:
             for place, layer in enumerate(self.modules):
-                layer.__dict__["forward"] = _forward(layer, node, torch.tensor(place))
+                layer.__dict__["forward"] = _forward(layer, torch.tensor(place))
             yield
         finally:
+            _TRACED.reset(before)
             for layer in self.modules:
                 layer.__dict__.pop("forward", None)
 
@@ -75,7 +75,12 @@ class Layers:
         return library().ConversionExtension(OPERATION, build)
 
 
-def _node(layers: Sequence[QuantizedLayer]) -> Any:
+# Place to layer, while a model is traced. The class of the nodes must not hold them: a class is freed late.
+_TRACED: ContextVar[tuple[QuantizedLayer, ...]] = ContextVar("traced")
+
+
+@cache
+def _node() -> Any:
     """The function that a trace shows as one node; OpenVINO's frontend knows it by `target_extension`."""
 
     class Node(torch.autograd.Function):
@@ -84,16 +89,16 @@ def _node(layers: Sequence[QuantizedLayer]) -> Any:
         @staticmethod
         @torch.jit.ignore  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: Tensor, place: Tensor) -> Tensor:
-            return _empty_output(layers[int(place)], x)
+            return _empty_output(_TRACED.get()[int(place)], x)
 
     return Node.apply
 
 
-def _forward(layer: Any, node: Any, place: Tensor) -> Any:
+def _forward(layer: Any, place: Tensor) -> Any:
     def forward(x: Tensor) -> Any:
         if getattr(layer, "padding_mode", "zeros") != "zeros":
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        return node(x, place)
+        return _node()(x, place)
 
     return forward
 

@@ -22,6 +22,7 @@ from .tracing import Trace, in_float32, trace
 
 # Compiled models kept for one component: a pipeline may call it in two ways in turn. Each holds a copy of the weights.
 KEPT = 2
+_not_compiled: Any = torch.compiler.disable(reason="OpenVINO runs the model")  # type: ignore[no-untyped-call]
 _PLAIN = 'Load it with runtime="plain"'
 
 
@@ -66,6 +67,7 @@ class Served:
     def __reduce__(self) -> Any:
         return Served, (self._owner(),)
 
+    @_not_compiled  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._owner()
         call = Arguments.of(model, args, kwargs)
@@ -127,7 +129,7 @@ class _Off:
 
 def _request(model: nn.Module, made: Trace) -> Any:
     try:
-        return compiled(convert(made), getattr(model, "dtype", torch.float32)).create_infer_request()
+        return compiled(convert(made)).create_infer_request()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()
         raise IncompatibleError(

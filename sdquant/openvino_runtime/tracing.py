@@ -111,7 +111,9 @@ def _form(graph: Any) -> tuple[Any, ...]:
 
     rows: list[Any] = [tuple(number(value) for value in graph.inputs())]
     for node in graph.nodes():
-        attributes = tuple((name, _value(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
+        # A layer's node is told by its inputs; its attributes hold what happened in it, with shapes.
+        names = node.attributeNames() if node.kind() != "prim::PythonOp" else ()
+        attributes = tuple((name, _value(getattr(node, node.kindOf(name))(name))) for name in names)
         inputs, outputs = (tuple(number(value) for value in side) for side in (node.inputs(), node.outputs()))
         rows.append((node.kind(), inputs, outputs, attributes))
     rows.append(tuple(number(value) for value in graph.outputs()))

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.backends.base import Geometry, Packed, Unfit
-from sdquant.kernels import int8
-from sdquant.kernels.native import integers as native
+from sdquant.kernels import int8, int8_steps
+from sdquant.kernels.native import int8 as native
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
 
@@ -30,13 +30,17 @@ ANY = int8.Least(rows=1, again=1, channels=1, columns=1)
 NATIVE = native.sizes(64) is not None
 
 
-@pytest.fixture(autouse=True, params=["torch", pytest.param("c", marks=pytest.mark.skipif(not NATIVE, reason="no C"))])
+@pytest.fixture(
+    autouse=True, params=["torch", "steps in c", pytest.param("c", marks=pytest.mark.skipif(not NATIVE, reason="no C"))]
+)
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each test by torch and by the C kernels; integers at any size, so that small tensors tell."""
     monkeypatch.setattr(int8, "BY_C", ANY)
     monkeypatch.setattr(int8, "BY_TORCH", replace(ANY))
-    if request.param == "torch":
+    if request.param != "c":
         monkeypatch.setattr(native, "sizes", lambda columns: None)
+    if request.param == "torch":
+        monkeypatch.setattr(int8_steps, "extension", lambda: None)
     return str(request.param)
 
 
@@ -81,7 +85,7 @@ def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
     x[4] *= 1000
     x[5, ::2] = 0.5  # ties, where the largest is 127 / 2
     x[5, 0] = 63.5
-    made, scale = int8.quantized_rows(x)
+    made, scale = int8_steps.quantized_rows(x)
     wanted, scales = codes(x.float().numpy())
     assert made.dtype == torch.int8 and np.array_equal(made.numpy(), wanted)
     assert np.array_equal(scale.numpy(), scales)
@@ -91,7 +95,7 @@ def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
 def test_rows_that_are_not_finite_stay_so() -> None:
     x = torch.ones(3, 64)
     x[0, 5], x[1, 6] = torch.nan, torch.inf
-    _, scale = int8.quantized_rows(x)
+    _, scale = int8_steps.quantized_rows(x)
     assert scale.isfinite().view(-1).tolist() == [False, False, True]
     layer = layer_in("int8_sym", nn.Linear(64, 8))
     assert layer is not None
@@ -115,7 +119,7 @@ def test_a_linear_is_the_exact_product_of_codes(text: str, dtype: torch.dtype) -
     if text in BYTES_BY_ROW:
         a, a_scale = codes(flat.float().numpy())
         parts = {name: part.numpy().astype(np.int64) for name, part in layer.packed.parts.items() if name != "scale"}
-        assert int8.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
+        assert int8_steps.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
         # The scale of a row, from the decoded weight: (code - zero) * scale, rounded to what the backend computes in.
         weight = layer.dequantize(torch.float32).double().numpy()
         raw = next(part for part in parts.values() if part.size == 48 * 256).reshape(48, 256)
@@ -161,7 +165,7 @@ def test_a_convolution_is_the_product_with_its_patches(
         exact = layer(x)
     assert got.shape == exact.shape and got.is_contiguous()
     assert 28 < decibels(got, exact) < 60
-    if kind is nn.Conv2d and not int8.direct(layer._form) and "padding_mode" not in more:
+    if kind is nn.Conv2d and not int8_steps.direct(layer._form) and "padding_mode" not in more:
         # numpy's way: torch's own unfolding of patches, quantized one by one.
         how = {name: getattr(module, name) for name in ("dilation", "padding", "stride")}
         patches = F.unfold(x, module.kernel_size, **how).transpose(1, 2)
@@ -188,7 +192,7 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4"])
 def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -> None:
     """At sizes that leave rests of panels, groups and vectors, and of more than one block."""
-    if by == "torch":
+    if by != "c":
         pytest.skip("the other case compares the two")
     torch.manual_seed(7)
     for (n, k), counts in (((70, 512), (1, 5, 13, 77, 3000)), ((33, 768), (29,)), ((48, 96), (40,))):
@@ -198,7 +202,7 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
         assert native.reads(layer._form, layer.packed.parts)
         for m in counts:
             x = torch.randn(m, k).to(dtype)
-            wanted = int8._linear(layer._backend, layer.packed, layer._form, x, layer.bias.detach())
+            wanted = int8.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_steps.Steps)
             with torch.no_grad():
                 assert torch.equal(layer(x), wanted), (n, k, m)
     conv = layer_in(text, nn.Conv2d(64, 40, 3, padding=1, dtype=dtype))
@@ -206,7 +210,7 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
     for image in (torch.randn(2, 64, 13, 17), torch.randn(1, 64, 40, 40)):
         image = image.to(dtype)
         how = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
-        wanted = int8._convolve(conv._backend, conv.packed, conv._form, image, conv.bias.detach(), how)
+        wanted = int8.convolve_by_steps(conv._backend, conv.packed, image, conv.bias.detach(), how, int8_steps.Steps)
         with torch.no_grad():
             assert torch.equal(conv(image), wanted)
             last = conv(image.contiguous(memory_format=torch.channels_last))
@@ -216,12 +220,12 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
 def test_a_kernel_that_is_wrong_is_left_out(
     by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if by == "torch":
+    if by != "c":
         pytest.skip("it is about the C kernels")
     layer = layer_in("int8_sym", nn.Linear(64, 48))
     assert layer is not None
     x = torch.randn(20, 64)
-    wanted = int8._linear(layer._backend, layer.packed, layer._form, x, layer.bias.detach())
+    wanted = int8.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_steps.Steps)
     real = native.linear
     monkeypatch.setattr(int8, "_verdicts", {})
     monkeypatch.setattr(native, "linear", lambda *args: real(*args) * 1.01)  # a processor that multiplies wrongly
@@ -238,7 +242,7 @@ def test_one_scale_for_all_rows() -> None:
     assert form is not None
     for group, count in ((6 * 64, 1), (3 * 64, 2)):
         parts = {**packed.parts, "scale": torch.linspace(1, 2, count)}
-        made, scale, added = int8.weight_codes(
+        made, scale, added = int8_steps.Steps(torch.device("cpu")).weight(
             backends.get("nncf"), Packed(spec=packed.spec, parts=parts), replace(form, group=group)
         )
         assert torch.equal(made, packed.parts["codes"].view(6, 64)) and added == 0

@@ -9,9 +9,13 @@
 
 #ifdef BUILD
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
+#include "blocks.h"
 #include "portable.h"
+#include "integers.h"
 
-const Kernels avx2_kernels = {"avx2", decoder, 0, dots, 4, convert};
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+
+const Kernels avx2_kernels = {"avx2", decoder, 0, dots, PANEL_ROWS, convert, quantize, finish};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -3,7 +3,9 @@
 
 #ifdef BUILD
 #include "avx512_parts.h"
+#include "blocks.h"
 #include "portable.h"
+#include "integers.h"
 
 void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     decode_plain(form, parts, first, count, type, out);
@@ -14,16 +16,16 @@ static Decode *decoder512(const Form *form) {
     case SIGNED_BYTES:
     case BYTES:
     case SDNQ6: return bytes512;
-    default: return decoder(form) ? choose512 : 0;
+    default: return form->packing < CODED ? choose512 : avx512_blocks(form);
     }
 }
 
 static DecodeAndDot *dotter512(const Form *form) {
     Decode *decode = decoder512(form);
-    return decode == bytes512 ? bytes_and_dot512 : decode ? choose_and_dot512 : 0;
+    return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, dots512, PANEL_ROWS, convert, quantize, finish};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

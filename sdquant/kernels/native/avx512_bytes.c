@@ -138,7 +138,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     Table table;
     Sink sink = *to;
     int64_t of_table = -1; /* the group that it is for */
-    const Rules rules = rules_of(form);
+    const Rules rules = rules_of(form, type);
     const int own_zero = form->zeros >= 0;
     const float zero = own_zero ? 0 : form->zero;
     if (how == LOOK_UP) table_of(form->table, 4, &table);

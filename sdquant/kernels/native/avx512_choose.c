@@ -80,7 +80,7 @@ INLINE void strips(const Form *form, const Parts *parts, Type type, int order, i
     float numbers[16];
     Groups groups;
     Sink sink = *to;
-    const Rules rules = rules_of(form);
+    const Rules rules = rules_of(form, type);
     const int planes = planes_of(form->packing), own_zero = form->zeros >= 0;
     const int64_t held = (form->rows * form->columns / form->group + planes - 1) / planes * form->group;
     const int bits = form->packing == PLANES2 ? 2 : form->packing == THREES || form->packing == SDNQ3 ? 3 : 4;

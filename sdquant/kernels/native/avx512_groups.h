@@ -14,13 +14,15 @@ typedef struct {
 typedef struct {
     Type arithmetic;
     int fused, shifted, multiplied;
-    int plain; /* one product in float32, and a common zero */
+    int plain; /* one product, rounded once, and a common zero */
     float factor;
 } Rules;
 
-INLINE Rules rules_of(const Form *form) {
+/* For weights that are wanted as `type`: what is rounded to that type twice is rounded once. */
+INLINE Rules rules_of(const Form *form, Type type) {
     Rules rules = {form->arithmetic, form->fused, form->shift != NONE, form->factor != 1.0f, 0, form->factor};
-    rules.plain = rules.arithmetic == F32 && !rules.fused && !rules.shifted && !rules.multiplied && form->zeros < 0;
+    const int once = rules.arithmetic == F32 || rules.arithmetic == type;
+    rules.plain = once && !rules.fused && !rules.shifted && !rules.multiplied && form->zeros < 0;
     return rules;
 }
 

@@ -42,7 +42,7 @@ typedef struct {
     const uint8_t *codes;
     const void *scale, *shift;
     const float *nested;
-    const uint8_t *zeros;
+    const uint8_t *zeros; /* for a block type of GGUF its grid: see blocks.h */
     int64_t ahead; /* while some weights are read, those so many further on are asked for; 0: none */
 } Parts;
 
@@ -56,9 +56,14 @@ typedef void Dots(Type type, const void *w, int64_t stride_w, int n, const void 
                   float *sums, int64_t stride_sums);
 
 /* sums[j] += the product of weights first .. first + count, all of one row, and as many of each row of x, of `type`, m
-   rows, `stride` bytes apart. m is 1, 2 or FEW; `type` F32 or BF16. */
+   rows, `stride` bytes apart. m is 1 or FEW. */
 typedef void DecodeAndDot(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                           int64_t stride, int m, float *sums);
+
+/* See integers.h. */
+typedef void Quantize(Type type, const void *x, int64_t k, int8_t *codes, float *scale, int32_t *sum);
+typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, float scale, const float *scales,
+                    const float *bias, int64_t n, Type type, void *out);
 
 /* How one instruction set does it. */
 typedef struct {
@@ -68,9 +73,11 @@ typedef struct {
     Dots *dots;
     int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
+    Quantize *quantize;
+    Finish *finish;
 } Kernels;
 
-enum { PANEL_ROWS = 12, FEW = 4 };
+enum { PANEL_ROWS = 12, FEW = 2 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
 
@@ -82,9 +89,13 @@ int planes_of(Packing packing);   /* how many rows share a byte */
 const Kernels *kernels(void);
 int choose(const char *name); /* an instruction set by name, "" for the best; 0: this machine lacks it */
 
+int amd(void);
+
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
-void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+/* 0: no memory. */
+int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  void *out);
+void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);
 
 #endif

@@ -7,13 +7,23 @@
 #define X86 1
 #endif
 
+#ifdef X86
+#include <cpuid.h>
+
+/* Which __builtin_cpu_supports knows in later compilers only. */
+static int f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static int runs(const Kernels *one) {
 #ifdef X86
     if (one == &avx512_kernels)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
-    if (one == &avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (one == &avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c();
 #endif
     return one == &portable_kernels;
 }
@@ -40,4 +50,12 @@ int choose(const char *name) {
 const Kernels *kernels(void) {
     if (!chosen) choose("");
     return chosen;
+}
+
+int amd(void) {
+#ifdef X86
+    return __builtin_cpu_is("amd") != 0;
+#else
+    return 0;
+#endif
 }

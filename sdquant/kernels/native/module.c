@@ -65,6 +65,19 @@ static PyObject *py_form(PyObject *module, PyObject *args) {
 /* An integer argument; errors are looked for once, after all of them. */
 static int64_t number(PyObject *value) { return PyLong_AsLongLong(value); }
 
+static void *address(PyObject *value) { return (void *)(intptr_t)PyLong_AsLongLong(value); }
+
+/* codes, scale, nested, zeros, shift. */
+static Form *parts_of(PyObject *form, PyObject *const *args, Parts *parts) {
+    parts->codes = address(args[0]);
+    parts->scale = address(args[1]);
+    parts->nested = address(args[2]);
+    parts->zeros = address(args[3]);
+    parts->shift = address(args[4]);
+    parts->ahead = 0;
+    return PyCapsule_GetPointer(form, FORM);
+}
+
 /* form, type, codes, scale, nested, zeros, shift: what both functions below begin with. */
 enum { COMMON = 7 };
 
@@ -74,12 +87,7 @@ static Form *common(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, 
         return NULL;
     }
     *type = (Type)number(args[1]);
-    parts->codes = (const uint8_t *)(intptr_t)number(args[2]);
-    parts->scale = (const void *)(intptr_t)number(args[3]);
-    parts->nested = (const float *)(intptr_t)number(args[4]);
-    parts->zeros = (const uint8_t *)(intptr_t)number(args[5]);
-    parts->shift = (const void *)(intptr_t)number(args[6]);
-    return PyCapsule_GetPointer(args[0], FORM);
+    return parts_of(args[0], args + 2, parts);
 }
 
 PyDoc_STRVAR(decode_doc, "decode(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
@@ -92,7 +100,7 @@ static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t g
     const Form *form = common(args, given, COMMON + 3, &parts, &type);
     if (!form) return NULL;
     const int64_t start = number(args[7]), stop = number(args[8]);
-    void *out = (void *)(intptr_t)number(args[9]);
+    void *out = address(args[9]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     decode_rows(form, &parts, type, start, stop, out);
@@ -110,11 +118,75 @@ static PyObject *py_product(PyObject *module, PyObject *const *args, Py_ssize_t 
     const Form *form = common(args, given, COMMON + 5, &parts, &type);
     if (!form) return NULL;
     const int64_t start = number(args[7]), stop = number(args[8]), m = number(args[11]);
-    void *out = (void *)(intptr_t)number(args[9]);
-    const void *x = (const void *)(intptr_t)number(args[10]);
+    void *out = address(args[9]);
+    const void *x = address(args[10]);
+    int done;
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    product_rows(form, &parts, type, start, stop, x, m, out);
+    done = product_rows(form, &parts, type, start, stop, x, m, out);
+    Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(quantize_doc, "quantize(type, x, stride, start, stop, k, codes, scales, sums)\n--\n\n"
+                           "Rows start to stop of x [m, k], `stride` bytes apart: codes int8 [m, k], their float32\n"
+                           "scales [m] and int32 sums [m].");
+
+static PyObject *py_quantize(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (given != 9) return PyErr_Format(PyExc_TypeError, "%zd arguments, and 9 are wanted", given);
+    const Type type = (Type)number(args[0]);
+    const char *x = address(args[1]);
+    const int64_t stride = number(args[2]), start = number(args[3]), stop = number(args[4]), k = number(args[5]);
+    int8_t *codes = address(args[6]);
+    float *scales = address(args[7]);
+    int32_t *sums = address(args[8]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = start; i < stop; i++)
+        kernels()->quantize(type, x + i * stride, k, codes + i * k, scales + i, sums + i);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(recode_doc, "recode(form, codes, scale, nested, zeros, shift, start, stop, row, to, scales)\n--\n\n"
+                         "Rows start to stop of a packed weight, decoded to float32 and quantized: int8 codes to `to`\n"
+                         "[rows, columns], float32 scales [rows]. `row`: room for a row in float32.");
+
+static PyObject *py_recode(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Parts parts;
+    (void)module;
+    if (given != 11) return PyErr_Format(PyExc_TypeError, "%zd arguments, and 11 are wanted", given);
+    const Form *form = parts_of(args[0], args + 1, &parts);
+    if (!form) return NULL;
+    const int64_t start = number(args[6]), stop = number(args[7]);
+    float *row = address(args[8]), *scales = address(args[10]);
+    int8_t *to = address(args[9]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    recode_rows(form, &parts, start, stop, row, to, scales);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(finish_doc, "finish(totals, start, stop, n, sums, added, scales, weight_scales, bias, type, out, stride)\n--\n\n"
+                         "Rows start to stop of int32 totals [m, n] to floats of `type`, rows of `out` `stride` bytes\n"
+                         "apart: (total + sum * added) * scale * weight scale + bias. sums int32 [m], added int32 [n],\n"
+                         "float32 scales [m] and [n], bias float32 [n]; 0 for no added and no bias.");
+
+static PyObject *py_finish(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (given != 12) return PyErr_Format(PyExc_TypeError, "%zd arguments, and 12 are wanted", given);
+    const int32_t *totals = address(args[0]), *sums = address(args[4]), *added = address(args[5]);
+    const int64_t start = number(args[1]), stop = number(args[2]), n = number(args[3]), stride = number(args[11]);
+    const float *scales = address(args[6]), *weight_scales = address(args[7]), *bias = address(args[8]);
+    const Type type = (Type)number(args[9]);
+    char *out = address(args[10]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = start; i < stop; i++)
+        kernels()->finish(totals + i * n, sums[i], added, scales[i], weight_scales, bias, n, type, out + i * stride);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -122,6 +194,11 @@ static PyObject *py_product(PyObject *module, PyObject *const *args, Py_ssize_t 
 static PyObject *py_isa(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyUnicode_FromString(kernels()->name);
+}
+
+static PyObject *py_amd(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(amd());
 }
 
 static PyObject *py_choose(PyObject *module, PyObject *name) {
@@ -137,7 +214,11 @@ static PyMethodDef METHODS[] = {
     {"form", py_form, METH_VARARGS, form_doc},
     {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL, decode_doc},
     {"product", (PyCFunction)(void (*)(void))py_product, METH_FASTCALL, product_doc},
+    {"quantize", (PyCFunction)(void (*)(void))py_quantize, METH_FASTCALL, quantize_doc},
+    {"recode", (PyCFunction)(void (*)(void))py_recode, METH_FASTCALL, recode_doc},
+    {"finish", (PyCFunction)(void (*)(void))py_finish, METH_FASTCALL, finish_doc},
     {"isa", py_isa, METH_NOARGS, "isa()\n--\n\nName of the instruction set whose kernels run."},
+    {"amd", py_amd, METH_NOARGS, "amd()\n--\n\nWhether the processor is AMD's."},
     {"choose", py_choose, METH_O,
      "choose(name)\n--\n\nRun the kernels of an instruction set, \"\" for the best; False where the machine lacks it.\n"
      "Forms that were made before stay with what they were checked against."},

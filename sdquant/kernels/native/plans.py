@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...backends import _bnb_tables
 from . import extension
+from .blocks import grid
 
 if TYPE_CHECKING:
     from ..forms import Form
@@ -25,6 +26,17 @@ _CPU = torch.device("cpu")
 def plan(form: Form, parts: Parts) -> Any | None:
     """The extension's own object for a form whose scales have these dtypes; None where it cannot read such."""
     return _plan(form, parts[form.scale].dtype if form.scale else None, parts[form.shift].dtype if form.shift else None)
+
+
+def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
+    """Of the codes, scales, outer scales, zero points (or a block type's grid) and shifts; 0 where there are none."""
+    return (
+        parts[form.codes].data_ptr(),
+        parts[form.scale].data_ptr() if form.scale else 0,
+        parts[form.nested].data_ptr() if form.nested else 0,
+        parts[form.zero].data_ptr() if isinstance(form.zero, str) else grid(form),
+        parts[form.shift].data_ptr() if form.shift else 0,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,9 @@
 /* For any machine. */
 #define PLUS(a, b, c) ((a) + (b) * (c))
+#include "blocks.h"
 #include "portable.h"
+#include "integers.h"
 
-const Kernels portable_kernels = {"portable", decoder, 0, dots, 4, convert};
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : portable_blocks(form); }
+
+const Kernels portable_kernels = {"portable", decoder, 0, dots, PANEL_ROWS, convert, quantize, finish};

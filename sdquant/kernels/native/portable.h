@@ -59,19 +59,49 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
     }
 }
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : 0; }
+/* Sums side by side, in the order that vectors keep. Compilers that have vectors of any size get them: the loops over
+   an array of sums they leave as they are. */
+#ifdef __GNUC__
+#ifdef __AVX2__
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
 
-/* Sixteen sums side by side, which is the order that vector code can keep. */
-enum { LANES = 16 };
+static inline Lanes lanes_at(const float *from) {
+    Lanes lanes;
+    memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+#else
+enum { LANES = 1 };
+typedef float Lanes;
 
-static float dot(const float *a, const float *b, int64_t count) {
-    float sums[LANES] = {0}, all = 0;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] = PLUS(sums[lane], a[i + lane], b[i + lane]);
-    for (; i < count; i++) sums[i % LANES] += a[i] * b[i];
-    for (int lane = 0; lane < LANES; lane++) all += sums[lane];
-    return all;
+static inline Lanes lanes_at(const float *from) { return *from; }
+#endif
+
+static inline float sum_of(Lanes lanes) {
+    float each[LANES], sum = 0;
+    memcpy(each, &lanes, sizeof lanes);
+    for (int i = 0; i < LANES; i++) sum += each[i];
+    return sum;
+}
+
+/* sums[i] += the product of row i of four and a row of activations, `count` long, a multiple of LANES. */
+static void four_dots(float (*weights)[TILE], const float *x, int64_t count, float *sums) {
+    Lanes a = {0}, b = {0}, c = {0}, d = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Lanes of_x = lanes_at(x + i);
+        a += lanes_at(weights[0] + i) * of_x;
+        b += lanes_at(weights[1] + i) * of_x;
+        c += lanes_at(weights[2] + i) * of_x;
+        d += lanes_at(weights[3] + i) * of_x;
+    }
+    sums[0] += sum_of(a);
+    sums[1] += sum_of(b);
+    sums[2] += sum_of(c);
+    sums[3] += sum_of(d);
 }
 
 static void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
@@ -86,12 +116,18 @@ static void widen(const void *from, Type type, int64_t start, float *to, int64_t
 static void dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,
                  float *sums, int64_t stride_sums) {
     float weights[PANEL_ROWS][TILE], activations[TILE];
+    (void)n; /* the panel has as many as the kernels like */
     for (int64_t start = 0; start < k; start += TILE) {
-        const int64_t count = k - start < TILE ? k - start : TILE;
-        for (int i = 0; i < n; i++) widen(w, type, i * stride_w + start, weights[i], count);
+        const int64_t count = k - start < TILE ? k - start : TILE, whole = (count + LANES - 1) / LANES * LANES;
+        for (int i = 0; i < PANEL_ROWS; i++) {
+            widen(w, type, i * stride_w + start, weights[i], count);
+            memset(weights[i] + count, 0, (whole - count) * sizeof **weights);
+        }
+        memset(activations + count, 0, (whole - count) * sizeof *activations);
         for (int j = 0; j < m; j++) {
             widen(x, type, j * stride_x + start, activations, count);
-            for (int i = 0; i < n; i++) sums[j * stride_sums + i] += dot(weights[i], activations, count);
+            for (int i = 0; i < PANEL_ROWS; i += 4)
+                four_dots(weights + i, activations, whole, sums + j * stride_sums + i);
         }
     }
 }

@@ -1,16 +1,12 @@
 /* Whole rows: decoding, and products with few rows of activations. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "floats.h"
 
-#ifdef _MSC_VER
-#define ALIGNED __declspec(align(64))
-#else
-#define ALIGNED _Alignas(64)
-#endif
-
 enum {
     PANEL_BYTES = 36 * 1024, /* decoded weights that are used from the first cache, of 48 KB or 32 */
+    PANELS = 3,              /* as many wait in the second cache, so that activations are read less often */
     BATCH = 128,             /* rows of activations at once */
     AHEAD = 8192,            /* weights: how far ahead memory is asked for what is read in one sweep */
 };
@@ -56,47 +52,62 @@ static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type
     for (int64_t i = start; i < stop; i++) {
         const int64_t row = row_at(form, planes, i);
         float sums[FEW] = {0};
-        for (int j = 0; j < m;) {
-            const int at_once = m - j >= FEW ? FEW : m - j >= 2 ? 2 : 1;
-            run(form, parts, row * columns, columns, type, (const char *)x + j * stride, stride, at_once, sums + j);
-            j += at_once;
-        }
+        run(form, parts, row * columns, columns, type, x, stride, m, sums);
         for (int j = 0; j < m; j++) put(sums[j], type, out, j * form->rows + row);
     }
 }
 
-void product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
-                  void *out) {
+int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+                 void *out) {
     const Kernels *use = kernels();
     const int planes = planes_of(form->packing), size = type == F32 ? 4 : 2;
     const int64_t columns = form->columns;
-    if (m <= FEW && type != F16 && use->dotter && use->dotter(form)) {
+    if (m <= FEW && use->dotter && use->dotter(form)) {
         in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, out);
-        return;
+        return 1;
     }
     Decode *decode = use->decoder(form);
-    ALIGNED char panel[PANEL_BYTES];
-    float sums[BATCH * PANEL_ROWS];
     const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
-    const int64_t stride = (step + 31) / 32 * 32;
-    parts->ahead = use->rows / planes * columns; /* while a panel is decoded, the next one is asked for */
+    const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */
+    const int together = PANELS * use->rows;
+    char *memory = malloc(together * stride * size + 64), *panels = memory + (64 - (intptr_t)memory % 64);
+    if (!memory) return 0;
+    float sums[BATCH * PANELS * PANEL_ROWS];
+    parts->ahead = together / planes * columns; /* while panels are decoded, the next ones are asked for */
     for (int64_t batch = 0; batch < m; batch += BATCH) {
         const int count = (int)(m - batch < BATCH ? m - batch : BATCH);
-        for (int64_t i = start; i < stop; i += use->rows) {
-            const int n = (int)(stop - i < use->rows ? stop - i : use->rows);
-            int64_t rows[PANEL_ROWS];
+        for (int64_t i = start; i < stop; i += together) {
+            const int n = (int)(stop - i < together ? stop - i : together);
+            int64_t rows[PANELS * PANEL_ROWS];
             for (int r = 0; r < n; r++) rows[r] = row_at(form, planes, i + r);
-            for (int s = 0; s < count * PANEL_ROWS; s++) sums[s] = 0;
+            memset(sums, 0, sizeof(float) * count * together);
             for (int64_t at = 0; at < columns; at += step) {
                 const int64_t k = columns - at < step ? columns - at : step;
-                for (int r = 0; r < n; r++)
-                    decode(form, parts, rows[r] * columns + at, k, type, panel + r * stride * size);
-                memset(panel + n * stride * size, 0, (use->rows - n) * stride * size);
                 const char *here = (const char *)x + (batch * columns + at) * size;
-                use->dots(type, panel, stride, n, here, columns, count, k, sums, PANEL_ROWS);
+                for (int r = 0; r < n; r++)
+                    decode(form, parts, rows[r] * columns + at, k, type, panels + r * stride * size);
+                memset(panels + n * stride * size, 0, (together - n) * stride * size);
+                for (int r = 0; r < n; r += use->rows)
+                    use->dots(type, panels + r * stride * size, stride, n - r < use->rows ? n - r : use->rows, here,
+                              columns, count, k, sums + r, together);
             }
             for (int j = 0; j < count; j++)
-                for (int r = 0; r < n; r++) put(sums[j * PANEL_ROWS + r], type, out, (batch + j) * form->rows + rows[r]);
+                for (int r = 0; r < n; r++) put(sums[j * together + r], type, out, (batch + j) * form->rows + rows[r]);
         }
+    }
+    free(memory);
+    return 1;
+}
+
+void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales) {
+    const Kernels *use = kernels();
+    Decode *decode = use->decoder(form);
+    const int planes = planes_of(form->packing);
+    parts->ahead = AHEAD;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t at = row_at(form, planes, i);
+        int32_t sum;
+        decode(form, parts, at * form->columns, form->columns, F32, row);
+        use->quantize(F32, row, form->columns, codes + at * form->columns, scales + at, &sum);
     }
 }

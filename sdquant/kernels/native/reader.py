@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..reader import Parts, Reader
 from . import extension
-from .plans import TYPES, plan
+from .blocks import by_block, few_of_blocks, is_blocks
+from .few import few_rows
+from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -27,17 +29,18 @@ class Native(Reader):
         return plan(form, parts) is not None
 
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
+        form = by_block(form) if is_blocks(form) else form
         decode = extension().decode  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[out.dtype], *_addresses(form, parts))
+        common = (plan(form, parts), TYPES[out.dtype], *addresses(form, parts))
         to = out.data_ptr()
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        return 4
+        return few_of_blocks(form, dtype) if is_blocks(form) else few_rows(dtype)
 
     def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
-        common = (plan(form, parts), TYPES[x.dtype], *_addresses(form, parts))
+        common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
         to, of, m = out.data_ptr(), x.data_ptr(), x.shape[0]
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m))
 
@@ -45,14 +48,3 @@ class Native(Reader):
 def native() -> Native | None:
     """The reader; None where the extension is not built or turned off."""
     return Native() if extension() is not None else None
-
-
-def _addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
-    """Of the codes, scales, outer scales, zero points and shifts; 0 where there are none."""
-    return (
-        parts[form.codes].data_ptr(),
-        parts[form.scale].data_ptr() if form.scale else 0,
-        parts[form.nested].data_ptr() if form.nested else 0,
-        parts[form.zero].data_ptr() if isinstance(form.zero, str) else 0,
-        parts[form.shift].data_ptr() if form.shift else 0,
-    )

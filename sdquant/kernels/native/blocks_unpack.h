@@ -1,0 +1,330 @@
+/* GGUF's block types in portable C: a block of each to signed bytes, with a scale and a shift for every sixteen.
+
+   A weight is code * scale + shift. Both operations are exact or rounded once, however they are compiled, because codes
+   have few bits: see blocks.h. A type without shifts leaves them at -0, which changes no number, a zero's sign included.
+
+   Codes are unpacked eight at a time, as the bytes of 64-bit words: this is vector code after compilation, and not slow
+   where it is none. Layouts: `backends/_gguf_decode.py` and `backends/_gguf_iq.py`. */
+#ifndef SDQUANT_BLOCKS_UNPACK_H
+#define SDQUANT_BLOCKS_UNPACK_H
+
+#include "blocks.h"
+
+typedef struct {
+    int8_t codes[256];
+    float scale[16], shift[16];
+} unpacked;
+
+#define ONES 0x0101010101010101u
+#define UNPACK(name) static inline void unpack_##name(const uint8_t *b, unpacked *out, const int8_t *grid)
+
+static inline uint64_t word_at(const void *at) {
+    uint64_t word;
+    memcpy(&word, at, 8);
+    return word;
+}
+
+static inline void put_word(int8_t *to, uint64_t word) { memcpy(to, &word, 8); }
+
+/* Bytes below 0x80, less `zero` each: with the highest bit set, none borrows from the next. Here and not in a pass of
+   its own, which would wait for the bytes to be written. */
+static inline void put_codes(int8_t *to, uint64_t codes, uint64_t zero) {
+    put_word(to, zero ? (codes | 0x80 * ONES) - zero * ONES ^ 0x80 * ONES : codes);
+}
+
+/* Each of `count` bytes shifted right, masked by as many bits as are left in it. */
+static inline void fields(const uint8_t *from, int count, int shift, uint64_t mask, uint64_t zero, int8_t *to) {
+    for (int i = 0; i < count; i += 8) put_codes(to + i, word_at(from + i) >> shift & mask * ONES, zero);
+}
+
+/* The low halves of `count` bytes, then the high ones. */
+static inline void nibbles(const uint8_t *from, int count, uint64_t zero, int8_t *to) {
+    fields(from, count, 0, 15, zero, to);
+    fields(from, count, 4, 15, zero, to + count);
+}
+
+/* Bit i of a byte as byte i of a word, 0 or 1: a copy of the byte in each, of which byte i keeps bit i; adding 0x7f
+   carries any bit but the highest into it. */
+static inline uint64_t spread_bits(uint8_t bits) {
+    const uint64_t own = bits * ONES & 0x8040201008040201u;
+    return (((own & 0x7f * ONES) + 0x7f * ONES) | own) >> 7 & ONES;
+}
+
+/* The nibbles of 16 bytes with a fifth bit each, from the four bytes before them. */
+static inline void fives(const uint8_t *from, uint64_t zero, int8_t *to) {
+    for (int i = 0; i < 4; i++) {
+        const uint64_t four = word_at(from + 4 + i % 2 * 8) >> (i / 2 * 4) & 15 * ONES;
+        put_codes(to + 8 * i, four | spread_bits(from[i]) << 4, zero);
+    }
+}
+
+/* The signs of numbers from 1 to 127 where a bit is set: the complement, and one more, which carries into no other. */
+static inline void negate(int8_t *codes, int count, uint32_t signs) {
+    for (int i = 0; i < count; i += 8) {
+        const uint64_t bits = spread_bits((uint8_t)(signs >> i));
+        put_word(codes + i, (word_at(codes + i) ^ bits * 0xff) + bits);
+    }
+}
+
+static inline void fill(float *from, int count, float value) {
+    for (int i = 0; i < count; i++) from[i] = value;
+}
+
+static inline void legacy_scales(unpacked *out, const uint8_t *b, int shifted) {
+    fill(out->scale, 2, half_at(b));
+    if (shifted)
+        fill(out->shift, 2, half_at(b + 2));
+}
+
+UNPACK(q8_0) {
+    (void)grid;
+    memcpy(out->codes, b + 2, 32);
+    legacy_scales(out, b, 0);
+}
+
+UNPACK(q4_0) {
+    (void)grid;
+    nibbles(b + 2, 16, 8, out->codes);
+    legacy_scales(out, b, 0);
+}
+
+UNPACK(q4_1) {
+    (void)grid;
+    nibbles(b + 4, 16, 0, out->codes);
+    legacy_scales(out, b, 1);
+}
+
+UNPACK(q5_0) {
+    (void)grid;
+    fives(b + 2, 16, out->codes);
+    legacy_scales(out, b, 0);
+}
+
+UNPACK(q5_1) {
+    (void)grid;
+    fives(b + 4, 0, out->codes);
+    legacy_scales(out, b, 1);
+}
+
+UNPACK(q2_k) {
+    const float scale = half_at(b + 80), minimum = half_at(b + 82);
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++) /* of each 32 bytes: the lowest two bits of all, then the next two */
+        fields(b + 16 + 32 * (sub / 4), 32, sub % 4 * 2, 3, 0, out->codes + 32 * sub);
+    for (int sub = 0; sub < 16; sub++) {
+        out->scale[sub] = scale * (float)(b[sub] & 15);
+        out->shift[sub] = -(minimum * (float)(b[sub] >> 4));
+    }
+}
+
+UNPACK(q3_k) {
+    const float scale = half_at(b + 108);
+    uint8_t six[16];
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++)
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t low = word_at(b + 32 + 32 * (sub / 4) + i) >> (sub % 4 * 2) & 3 * ONES;
+            /* A set high bit means no offset. */
+            put_codes(out->codes + 32 * sub + i, low | (word_at(b + i) >> sub & ONES) << 2, 4);
+        }
+    q3_scales(b + 96, six);
+    for (int sub = 0; sub < 16; sub++) out->scale[sub] = scale * (float)(six[sub] - 32);
+}
+
+static inline void six_bit_scales(unpacked *out, const uint8_t *b) {
+    const float scale = half_at(b), minimum = half_at(b + 2);
+    uint8_t six[16];
+    six_bits(b + 4, six);
+    for (int sub = 0; sub < 8; sub++) {
+        fill(out->scale + 2 * sub, 2, scale * (float)six[sub]);
+        fill(out->shift + 2 * sub, 2, -(minimum * (float)six[8 + sub]));
+    }
+}
+
+UNPACK(q4_k) {
+    (void)grid;
+    for (int pair = 0; pair < 4; pair++) nibbles(b + 16 + 32 * pair, 32, 0, out->codes + 64 * pair);
+    six_bit_scales(out, b);
+}
+
+UNPACK(q5_k) {
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++)
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t low = word_at(b + 48 + 32 * (sub / 2) + i) >> (sub % 2 * 4) & 15 * ONES;
+            put_word(out->codes + 32 * sub + i, low | (word_at(b + 16 + i) >> sub & ONES) << 4);
+        }
+    six_bit_scales(out, b);
+}
+
+UNPACK(q6_k) {
+    const float scale = half_at(b + 208);
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++) { /* a half: low nibbles of 64 bytes, high ones; two bits more in 32 bytes */
+        const uint8_t *four = b + 64 * (sub / 4) + 32 * (sub % 2), *two = b + 128 + 32 * (sub / 4);
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t low = word_at(four + i) >> (sub % 4 / 2 * 4) & 15 * ONES;
+            put_codes(out->codes + 32 * sub + i, low | (word_at(two + i) >> (sub % 4 * 2) & 3 * ONES) << 4, 32);
+        }
+    }
+    for (int sub = 0; sub < 16; sub++) out->scale[sub] = scale * (float)(int8_t)b[192 + sub];
+}
+
+static const int8_t non_linear[16] = {NON_LINEAR}, e2m1[16] = {E2M1};
+
+#ifndef LOOK_UP
+#define LOOK_UP look_up
+static inline void look_up(int8_t *codes, int count, const int8_t *table) {
+    for (int i = 0; i < count; i++) codes[i] = table[codes[i]];
+}
+#endif
+
+UNPACK(iq4_nl) {
+    (void)grid;
+    nibbles(b + 2, 16, 0, out->codes);
+    LOOK_UP(out->codes, 32, non_linear);
+    legacy_scales(out, b, 0);
+}
+
+UNPACK(iq4_xs) {
+    const float scale = half_at(b);
+    const int high = u16(b + 2);
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++) {
+        const int six = (b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (high >> (2 * sub) & 3) << 4;
+        nibbles(b + 8 + 16 * sub, 16, 0, out->codes + 32 * sub);
+        fill(out->scale + 2 * sub, 2, scale * (float)(six - 32));
+    }
+    LOOK_UP(out->codes, 256, non_linear);
+}
+
+UNPACK(mxfp4) {
+    (void)grid;
+    nibbles(b + 1, 16, 0, out->codes);
+    LOOK_UP(out->codes, 32, e2m1);
+    fill(out->scale, 2, e8m0_half(b[0]));
+}
+
+UNPACK(nvfp4) {
+    (void)grid;
+    for (int sub = 0; sub < 4; sub++) {
+        nibbles(b + 4 + 8 * sub, 8, 0, out->codes + 16 * sub);
+        out->scale[sub] = e4m3_half(b[sub]);
+    }
+    LOOK_UP(out->codes, 64, e2m1);
+}
+
+/* Five numbers of 0, 1, 2 in a byte, as the digits of a fraction: times 3 ** k modulo 256, then 3, over 256. */
+static inline int8_t *digits(const uint8_t *from, int count, int most, int8_t *to) {
+    uint8_t power = 1;
+    for (int digit = 0; digit < most; digit++, power = (uint8_t)(power * 3), to += count)
+        for (int i = 0; i < count; i++) to[i] = (int8_t)(((uint8_t)(from[i] * power) * 3 >> 8) - 1);
+    return to;
+}
+
+UNPACK(tq1_0) {
+    (void)grid;
+    digits(b + 48, 4, 4, digits(b + 32, 16, 5, digits(b, 32, 5, out->codes)));
+    fill(out->scale, 16, half_at(b + 52));
+}
+
+UNPACK(tq2_0) {
+    (void)grid;
+    for (int sub = 0; sub < 8; sub++) fields(b + 32 * (sub / 4), 32, sub % 4 * 2, 3, 1, out->codes + 32 * sub);
+    fill(out->scale, 16, half_at(b + 64));
+}
+
+/* Two rows of a grid with four weights each, in one write: what reads them reads eight bytes. */
+static inline void two_rows(int8_t *to, const int8_t *grid, int first, int next) {
+    int8_t rows[8];
+    memcpy(rows, grid + 4 * first, 4);
+    memcpy(rows + 4, grid + 4 * next, 4);
+    put_word(to, word_at(rows));
+}
+
+UNPACK(iq3_s) {
+    const float scale = half_at(b);
+    for (int sub = 0; sub < 8; sub++) {
+        for (int two = 0; two < 8; two += 2)
+            two_rows(out->codes + 32 * sub + 4 * two, grid, b[2 + 8 * sub + two] | (b[66 + sub] >> two & 1) << 8,
+                     b[3 + 8 * sub + two] | (b[66 + sub] >> (two + 1) & 1) << 8);
+        negate(out->codes + 32 * sub, 32, u32(b + 74 + 4 * sub));
+        fill(out->scale + 2 * sub, 2, scale * (float)(1 + 2 * (b[106 + sub / 2] >> (sub % 2 * 4) & 15)));
+    }
+}
+
+UNPACK(iq3_xxs) {
+    const float scale = half_at(b);
+    for (int sub = 0; sub < 8; sub++) {
+        const uint32_t high = u32(b + 66 + 4 * sub);
+        for (int two = 0; two < 8; two += 2)
+            two_rows(out->codes + 32 * sub + 4 * two, grid, b[2 + 8 * sub + two], b[3 + 8 * sub + two]);
+        negate(out->codes + 32 * sub, 32, even_signs(high));
+        fill(out->scale + 2 * sub, 2, scale * (0.5f + (float)(high >> 28)) * 0.5f);
+    }
+}
+
+/* Number `eight` of the rows of eight weights in a block. */
+static inline void grid_row(unpacked *out, int eight, const int8_t *grid, int index) {
+    memcpy(out->codes + 8 * eight, grid + 8 * index, 8);
+}
+
+/* IQ2's scales of 16 weights, in bytes: half precision times (code + 1/2) / 4. */
+static inline void half_scales(unpacked *out, float scale, const uint8_t *codes) {
+    for (int sub = 0; sub < 16; sub++)
+        out->scale[sub] = scale * (0.5f + (float)(codes[sub / 2] >> (sub % 2 * 4) & 15)) * 0.25f;
+}
+
+UNPACK(iq2_s) {
+    for (int eight = 0; eight < 32; eight++)
+        grid_row(out, eight, grid, b[2 + eight] | (b[66 + eight / 4] >> (eight % 4 * 2) & 3) << 8);
+    for (int sub = 0; sub < 8; sub++)
+        negate(out->codes + 32 * sub, 32, u32(b + 34 + 4 * sub));
+    half_scales(out, half_at(b), b + 74);
+}
+
+UNPACK(iq2_xs) {
+    for (int eight = 0; eight < 32; eight++) {
+        const uint32_t code = u16(b + 2 + 2 * eight);
+        grid_row(out, eight, grid, (int)(code & 511));
+        negate(out->codes + 8 * eight, 8, even_signs(code >> 9));
+    }
+    half_scales(out, half_at(b), b + 66);
+}
+
+UNPACK(iq2_xxs) {
+    const float scale = half_at(b);
+    for (int sub = 0; sub < 8; sub++) {
+        const uint32_t high = u32(b + 2 + 8 * sub + 4);
+        for (int eight = 0; eight < 4; eight++) grid_row(out, 4 * sub + eight, grid, b[2 + 8 * sub + eight]);
+        negate(out->codes + 32 * sub, 32, even_signs(high));
+        fill(out->scale + 2 * sub, 2, scale * (0.5f + (float)(high >> 28)) * 0.25f);
+    }
+}
+
+/* IQ1's weights are -1, 0, 1 shifted by an eighth up or down: eight times as much are whole numbers. */
+static inline void shifted_row(unpacked *out, int eight, const int8_t *grid, int index, int negative) {
+    for (int i = 0; i < 8; i++) out->codes[8 * eight + i] = (int8_t)(8 * grid[8 * index + i] + (negative ? -1 : 1));
+}
+
+UNPACK(iq1_s) {
+    const float scale = half_at(b) * 0.125f;
+    for (int sub = 0; sub < 8; sub++) {
+        const int high = u16(b + 34 + 2 * sub);
+        for (int eight = 0; eight < 4; eight++)
+            shifted_row(out, 4 * sub + eight, grid, b[2 + 4 * sub + eight] | (high >> (eight * 3) & 7) << 8, high >> 15);
+        fill(out->scale + 2 * sub, 2, scale * (float)(2 * (high >> 12 & 7) + 1));
+    }
+}
+
+UNPACK(iq1_m) {
+    const float scale = iq1_m_scale(b + 48) * 0.125f;
+    for (int eight = 0; eight < 32; eight++) {
+        const int high = b[32 + eight / 2] >> (eight % 2 * 4) & 15;
+        shifted_row(out, eight, grid, b[eight] | (high & 7) << 8, high >> 3);
+    }
+    for (int sub = 0; sub < 16; sub++)
+        out->scale[sub] = scale * (float)(2 * (u16(b + 48 + sub / 4 * 2) >> (sub % 4 * 3) & 7) + 1);
+}
+
+#endif
