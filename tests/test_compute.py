@@ -139,7 +139,10 @@ def test_copies_and_casts_compute_alike(pipe: Any) -> None:
     assert layer.weight.shape == torch.Size(layer.spec.shape) and layer.weight.float().isfinite().all()
 
 
-@pytest.mark.parametrize("mode", ["model", "sequential", "balanced", "group"])
+_SLOW = (pytest.param(mode, marks=pytest.mark.slow) for mode in ("model", "group"))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "balanced", *_SLOW])
 def test_every_offload_mode_draws_the_same(mode: str, pipe: Any, sd: Path) -> None:
     more: dict[str, Any] = {"budget": int(0.6 * pipe.sdquant.plan.bytes)} if mode == "balanced" else {}
     moved = sdquant.load_model(sd, "int8", mode, compute="int8", progress=False, **more)
