@@ -9,7 +9,9 @@
 
 #ifdef BUILD
 #define PLUS(a, b, c) __builtin_fmaf(b, c, a)
+#include "avx2_tables.h"
 #include "blocks.h"
+#define LOOK_UP16 look_up_avx2
 #include "portable.h"
 #include "integers.h"
 
