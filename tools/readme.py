@@ -377,7 +377,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
-    "speed_goals": speed.goals, "speed_linear": speed.linear,
+    "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip

@@ -72,6 +72,25 @@ def linear(root: Path) -> str:
     return "\n\n".join(parts)
 
 
+SUMMARY = ("nf4", "fp8", "int8", "qint8", "bnb-int8", "qint4", "int4", "q8_0", "q4_k", "sdnq-int8", "sdnq-uint4")
+
+
+def side_by_side(root: Path) -> str:
+    """The README's: some formats, 3072 inputs and 12288 outputs, ours beside the libraries' own layers."""
+    rows = [row for row in _rows(root) if row["shape"] == "3072x12288" and row["dtype"] == "bf16"]
+    if not rows:
+        return MISSING
+    found = {(row["format"], row["who"], row["rows"]): row["ratio"] for row in rows}
+    lines = []
+    for name in SUMMARY:
+        for who in dict.fromkeys(who for scheme, who, _ in found if scheme == name and who != PLAIN):
+            cells = [found.get((name, who, count)) for count in ROWS]
+            shown = [f"{cell:.2f}" if cell else "-" for cell in cells]
+            mark = "**" if who == OURS else ""
+            lines.append([f"`{name}`", f"{mark}{who}{mark}", *shown])
+    return markdown(("format", "run by", *(f"{count} rows" for count in ROWS)), lines, left=2)
+
+
 def _cell(found: dict[tuple[str, str, int], float | None], name: str, rows: int) -> str:
     ours = found.get((name, OURS, rows))
     if ours is None:

@@ -129,7 +129,7 @@ class _Off:
 
 def _request(model: nn.Module, made: Trace) -> Any:
     try:
-        return compiled(convert(made), getattr(model, "dtype", torch.float32)).create_infer_request()
+        return compiled(convert(made)).create_infer_request()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()
         raise IncompatibleError(

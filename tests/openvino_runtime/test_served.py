@@ -59,7 +59,7 @@ def _request(pipe: Any) -> Any:
 
 CASES = [
     pytest.param(model, scheme, marks=[] if (model, scheme) in FEW else [pytest.mark.slow])
-    for FEW in [{("digits-sd", "int8"), ("digits-flux", "int8"), ("digits-flux", "int4")}]
+    for FEW in [{("digits-sd", "int8"), ("digits-flux", "int4")}]
     for model in MODELS
     for scheme in SCHEMES
 ]
@@ -184,7 +184,8 @@ def test_it_is_saved_copied_cast_and_freed_as_the_plain_one_is(pipes: Any, tmp_p
         }  # fmt: skip
         narrow = {name: value.bfloat16() for name, value in values.items()}
         assert other(**narrow).sample.dtype == torch.bfloat16
-        assert _decibels(other(**narrow).sample.float(), pipe.transformer(**values).sample) > 20
+        # All that 16 bits cost here is the rounding of inputs, norms and biases, and of the output.
+        assert _decibels(other(**narrow).sample.float(), pipe.transformer(**values).sample) > 35
     del again
     gc.collect()
     alive = weakref.ref(other)
@@ -280,10 +281,13 @@ def refuse(*args, **kwargs):
     raise AssertionError("the network was asked for")
 socket.getaddrinfo = socket.create_connection = refuse
 import sdquant
+from sdquant import backends
 assert "openvino" not in sys.modules
-pipe = sdquant.load_model(sdquant.demo.path("digits-flux"), "int4", runtime="openvino", progress=False)
-pipe.set_progress_bar_config(disable=True)
-pipe("a handwritten seven", num_inference_steps=1, height=32, width=32, max_sequence_length=16)
+import torch
+backends.get("nncf").encode(torch.randn(8, 64), backends.parse("int4"))
+assert "openvino" in sys.modules  # NNCF imports it
+from sdquant.openvino_runtime.library import core
+core()
 assert "openvino" in sys.modules and "nncf" in sys.modules
 assert not [name for name in sys.modules if name.startswith("openvino_telemetry")]
 """

@@ -3,7 +3,9 @@
 
 #ifdef BUILD
 #include "avx512_parts.h"
+#include "avx2_runs.h"
 #include "blocks.h"
+#define LOOK_UP16 look_up_avx2
 #include "portable.h"
 #include "integers.h"
 
@@ -12,7 +14,6 @@ void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_
 }
 
 static Decode *decoder512(const Form *form) {
-    if (form->packing > CODED) return avx512_blocks(form);
     switch (form->packing) {
     case SIGNED_BYTES:
     case BYTES:
@@ -22,7 +23,6 @@ static Decode *decoder512(const Form *form) {
 }
 
 static DecodeAndDot *dotter512(const Form *form) {
-    if (form->packing > CODED) return 0;
     Decode *decode = decoder512(form);
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }

@@ -1,6 +1,6 @@
 /* Kernels in plain C whose loops compilers turn into vector code; included once for each instruction set.
 
-   Set before: PLUS(a, b, c), a + b * c in one rounding or two. */
+   Included before: runs.h or avx2_runs.h. */
 #include <math.h>
 #include <string.h>
 
@@ -9,15 +9,8 @@
 
 enum { TILE = 512 };
 
-/* Where a count is a constant, the loops are to know. */
-#ifdef _MSC_VER
-#define INLINED static __forceinline
-#else
-#define INLINED static inline __attribute__((always_inline))
-#endif
-
 /* A run of one group, before the last rounding. */
-INLINED void values_of(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count,
+static void values_of(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count,
                       float *out) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group), factor = form->factor;
     const float shift = shift_of(form, parts, group);
@@ -29,28 +22,23 @@ INLINED void values_of(const Form *form, const Parts *parts, int64_t group, cons
     else
         for (int64_t i = 0; i < count; i++) out[i] = (float)codes[i] - zero;
     if (form->fused) {
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(fmaf(out[i], scale, shift), arithmetic);
+        for (int64_t i = 0; i < count; i++) out[i] = fmaf(out[i], scale, shift);
+        round_run(out, arithmetic, count);
         return;
     }
-    if (form->scale != NONE)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] * scale, arithmetic);
-    if (factor != 1.0f)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] * factor, arithmetic);
-    if (form->shift != NONE)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] + shift, arithmetic);
+    if (form->scale != NONE) {
+        for (int64_t i = 0; i < count; i++) out[i] *= scale;
+        round_run(out, arithmetic, count);
+    }
+    if (factor != 1.0f) {
+        for (int64_t i = 0; i < count; i++) out[i] *= factor;
+        round_run(out, arithmetic, count);
+    }
+    if (form->shift != NONE) {
+        for (int64_t i = 0; i < count; i++) out[i] += shift;
+        round_run(out, arithmetic, count);
+    }
 }
-
-INLINED void convert_some(const float *from, Type type, void *to, int64_t count) {
-    uint16_t *halves = to;
-    if (type == BF16)
-        for (int64_t i = 0; i < count; i++) halves[i] = to_bf16(from[i]);
-    else if (type == F16)
-        for (int64_t i = 0; i < count; i++) halves[i] = to_f16(from[i]);
-    else
-        memcpy(to, from, count * sizeof *from);
-}
-
-static void convert(const float *from, Type type, void *to, int64_t count) { convert_some(from, type, to, count); }
 
 /* A number for each code, in their order. */
 #define FOUR(i) i, i + 1, i + 2, i + 3
@@ -63,17 +51,6 @@ enum { SHORT = 32, LONG = 1024 }; /* groups for which a table of their 16, or 25
 static int64_t entries_of(const Form *form) {
     if (form->packing >= NIBBLES_LOW && form->packing != SDNQ6) return form->group >= SHORT ? 16 : 0;
     return form->group >= LONG ? form->packing == SDNQ6 ? 64 : 256 : 0;
-}
-
-static void make_table(const Form *form, const Parts *parts, int64_t group, int64_t entries, Type type, void *table) {
-    float values[256];
-    if (entries == 16) {
-        values_of(form, parts, group, EACH_CODE, 16, values);
-        convert_some(values, type, table, 16);
-    } else {
-        values_of(form, parts, group, EACH_CODE, entries, values);
-        convert_some(values, type, table, entries);
-    }
 }
 
 /* The codes' entries of a table of weights as they are wanted. */
@@ -104,7 +81,8 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
         const uint8_t *from = codes_at(form, parts, first, run, codes);
         if (entries && run >= SHORT) {
             if (group != of_table) {
-                make_table(form, parts, group, entries, type, table);
+                values_of(form, parts, group, EACH_CODE, entries, values);
+                convert(values, type, table, entries);
                 of_table = group;
             }
             look_up(table, entries, from, run, type, to);
@@ -118,37 +96,66 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
     }
 }
 
-/* Sixteen sums side by side, which is the order that vector code can keep. */
-enum { LANES = 16 };
+/* Sums side by side, in the order that vectors keep. Compilers that have vectors of any size get them: the loops over
+   an array of sums they leave as they are. */
+#ifdef __GNUC__
+#ifdef __AVX2__
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
 
-static float dot(const float *a, const float *b, int64_t count) {
-    float sums[LANES] = {0}, all = 0;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] = PLUS(sums[lane], a[i + lane], b[i + lane]);
-    for (; i < count; i++) sums[i % LANES] += a[i] * b[i];
-    for (int lane = 0; lane < LANES; lane++) all += sums[lane];
-    return all;
+static inline Lanes lanes_at(const float *from) {
+    Lanes lanes;
+    memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+#else
+enum { LANES = 1 };
+typedef float Lanes;
+
+static inline Lanes lanes_at(const float *from) { return *from; }
+#endif
+
+static inline float sum_of(Lanes lanes) {
+    float each[LANES], sum = 0;
+    memcpy(each, &lanes, sizeof lanes);
+    for (int i = 0; i < LANES; i++) sum += each[i];
+    return sum;
 }
 
-static void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
-    if (type == F32)
-        memcpy(to, (const float *)from + start, count * sizeof *to);
-    else if (type == BF16)
-        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(((const uint16_t *)from)[start + i]);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = from_f16(((const uint16_t *)from)[start + i]);
+/* sums[i] += the product of row i of four and a row of activations, `count` long, a multiple of LANES. */
+static void four_dots(float (*weights)[TILE], const float *x, int64_t count, float *sums) {
+    Lanes a = {0}, b = {0}, c = {0}, d = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Lanes of_x = lanes_at(x + i);
+        a += lanes_at(weights[0] + i) * of_x;
+        b += lanes_at(weights[1] + i) * of_x;
+        c += lanes_at(weights[2] + i) * of_x;
+        d += lanes_at(weights[3] + i) * of_x;
+    }
+    sums[0] += sum_of(a);
+    sums[1] += sum_of(b);
+    sums[2] += sum_of(c);
+    sums[3] += sum_of(d);
 }
 
 static void dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,
                  float *sums, int64_t stride_sums) {
     float weights[PANEL_ROWS][TILE], activations[TILE];
+    (void)n; /* the panel has as many as the kernels like */
     for (int64_t start = 0; start < k; start += TILE) {
-        const int64_t count = k - start < TILE ? k - start : TILE;
-        for (int i = 0; i < n; i++) widen(w, type, i * stride_w + start, weights[i], count);
+        const int64_t count = k - start < TILE ? k - start : TILE, whole = (count + LANES - 1) / LANES * LANES;
+        for (int i = 0; i < PANEL_ROWS; i++) {
+            widen(w, type, i * stride_w + start, weights[i], count);
+            memset(weights[i] + count, 0, (whole - count) * sizeof **weights);
+        }
+        memset(activations + count, 0, (whole - count) * sizeof *activations);
         for (int j = 0; j < m; j++) {
             widen(x, type, j * stride_x + start, activations, count);
-            for (int i = 0; i < n; i++) sums[j * stride_sums + i] += dot(weights[i], activations, count);
+            for (int i = 0; i < PANEL_ROWS; i += 4)
+                four_dots(weights + i, activations, whole, sums + j * stride_sums + i);
         }
     }
 }

@@ -1,0 +1,140 @@
+"""GGUF's block types in C: each instruction set gives the bits of torch's decoding and gguf-py's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gguf
+import libgguf
+import numpy as np
+import pytest
+import torch
+
+from sdquant.backends._gguf_decode import DECODERS, decode_blocks
+from sdquant.backends._gguf_scales import HALVES, sound
+from sdquant.formats.gguf_types import TYPES
+from sdquant.kernels.forms import Form
+from sdquant.kernels.native import extension, isa
+from sdquant.kernels.native.reader import Native
+
+if extension() is None:
+    pytest.skip("the C extension is not built", allow_module_level=True)
+
+KINDS = tuple(DECODERS)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SLOW_TO_WRITE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s")
+SHAPES = ((24, 512), (7, 768), (64, 320))  # rows of whole blocks, an odd number of rows, blocks across rows
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512bf16"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not extension().choose(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    extension().choose("")
+
+
+def random_blocks(kind: str, count: int) -> torch.Tensor:
+    """Any codes, so that all paths run; scales of all sizes that float16 has, subnormal and negative ones included, but
+    small enough that no weight is beyond it."""
+    made = torch.Generator().manual_seed(TYPES[kind].id)
+    blocks = torch.randint(0, 256, (count, TYPES[kind].nbytes), dtype=torch.uint8, generator=made)
+    for at in HALVES.get(kind, ()):
+        sizes = 10 ** (torch.rand(count, generator=made) * 7 - 8)
+        scales = (torch.randn(count, generator=made) * sizes).half()
+        blocks[:, at : at + 2] = scales[:, None].view(torch.uint8)
+    if kind == "mxfp4":
+        blocks[:, 0] %= 140  # powers of two from the smallest subnormal float32 on
+    if kind == "nvfp4":
+        blocks[:, :4] %= 0x7F
+    if kind == "iq1_m":
+        blocks[:, 55] &= 0x2F  # the upper bits of the float16 that is spread over four numbers
+    assert sound(kind, blocks)
+    return blocks
+
+
+def written_blocks(kind: str, count: int) -> torch.Tensor:
+    """Those of ggml's own writer for Gaussian weights, where it does not take seconds to begin with."""
+    row = TYPES[kind]
+    if kind in SLOW_TO_WRITE:
+        return random_blocks(kind, count)
+    weights = np.random.default_rng(row.id).standard_normal((count, row.block), dtype=np.float32)
+    importance = np.ones(row.block, dtype=np.float32) if libgguf.quantize_requires_imatrix(row.id) else None
+    return torch.from_numpy(libgguf.quantize_rows(weights, row.id, imatrix=importance)).view(count, row.nbytes)
+
+
+def form_of(kind: str, rows: int, columns: int) -> Form:
+    return Form(rows=rows, columns=columns, codes="blocks", packing=kind, group=TYPES[kind].block)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """So that zeros of either sign differ."""
+    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_gives_the_bits_of_torch(kind: str, instructions: str) -> None:
+    assert isa() == instructions
+    reader = Native()
+    for rows, columns in SHAPES:
+        count = rows * columns // TYPES[kind].block
+        for blocks in (random_blocks(kind, count), written_blocks(kind, count)):
+            for dtype in DTYPES:
+                wanted = torch.empty(rows, columns, dtype=dtype)
+                decode_blocks(kind, blocks, wanted)
+                form, parts = form_of(kind, rows, columns), {"blocks": blocks}
+                assert reader.reads(form, parts, dtype)
+                got = torch.full_like(wanted, torch.nan)
+                reader.decode_into(form, parts, got)
+                assert torch.equal(bits(got), bits(wanted)), (rows, columns, dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_gives_the_numbers_of_gguf_py(kind: str, instructions: str) -> None:
+    blocks = torch.cat([random_blocks(kind, 40), written_blocks(kind, 24)])
+    theirs = gguf.dequantize(blocks.numpy(), gguf.GGMLQuantizationType(TYPES[kind].id))
+    got = torch.empty(64, TYPES[kind].block)
+    Native().decode_into(form_of(kind, *got.shape), {"blocks": blocks}, got)
+    assert np.array_equal(got.numpy(), theirs.reshape(got.shape))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_sums_in_float32(kind: str, instructions: str) -> None:
+    """Against float64: the error of a sum of n products in float32 (Higham's bound), and one rounding to the dtype."""
+    rows, columns = 21, 768
+    blocks = written_blocks(kind, rows * columns // TYPES[kind].block)
+    form, parts, reader = form_of(kind, rows, columns), {"blocks": blocks}, Native()
+    for dtype in DTYPES:
+        weight = torch.empty(rows, columns, dtype=dtype)
+        reader.decode_into(form, parts, weight)
+        for m in (1, 2, 5, 16, 130):
+            x = torch.randn(m, columns, generator=torch.Generator().manual_seed(m)).to(dtype)
+            got = torch.full((m, rows), torch.nan, dtype=dtype)
+            reader.product(form, parts, x, got)
+            exact = x.double().numpy() @ weight.double().numpy().T
+            most = np.abs(x.double().numpy()) @ np.abs(weight.double().numpy()).T
+            allowed = columns * 2.0**-24 * most + torch.finfo(dtype).eps * np.abs(exact)
+            assert (np.abs(got.double().numpy() - exact) <= allowed).all(), (dtype, m)
+
+
+def test_threads_share_blocks_that_cross_rows() -> None:
+    """Rows that are no whole blocks, more than one thread's share of them."""
+    rows, columns = 12_288, 320
+    blocks = random_blocks("q4_k", rows * columns // 256)
+    wanted, got = torch.empty(rows, columns), torch.full((rows, columns), torch.nan)
+    decode_blocks("q4_k", blocks, wanted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        Native().decode_into(form_of("q4_k", rows, columns), {"blocks": blocks}, got)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(got, wanted)
+
+
+def test_what_cannot_be_read_or_multiplied_is_said() -> None:
+    reader, blocks = Native(), {"blocks": written_blocks("q8_0", 8)}
+    wrong = Form(rows=4, columns=64, codes="blocks", packing="q8_0", group=64)
+    assert not reader.reads(wrong, blocks, torch.bfloat16)
+    assert not reader.reads(form_of("q8_0", 4, 64), blocks, torch.float64)
+    assert reader.few(form_of("q4_k", 64, 320), blocks, torch.bfloat16) == 0
