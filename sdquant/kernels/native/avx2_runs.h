@@ -79,10 +79,10 @@ static void look_up_floats(const float *table, const uint8_t *codes, int64_t cou
 
 /* Of two bytes: their first and second ones are chosen apart. */
 static void look_up_halves(const uint16_t *table, const uint8_t *codes, int64_t count, uint16_t *out) {
-    uint8_t first[16], second[16];
-    for (int k = 0; k < 16; k++) first[k] = (uint8_t)table[k], second[k] = (uint8_t)(table[k] >> 8);
-    const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)first));
-    const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)second));
+    const __m128i some = _mm_loadu_si128((const __m128i *)table), more = _mm_loadu_si128((const __m128i *)(table + 8));
+    const __m128i byte = _mm_set1_epi16(0xff);
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(some, byte), _mm_and_si128(more, byte)));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(some, 8), _mm_srli_epi16(more, 8)));
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
         /* Bytes are put together within each 128 bits: the middle quarters change places before. */

@@ -9,18 +9,23 @@
 
 enum { TILE = 512 };
 
-/* A run of one group, before the last rounding. */
-static void values_of(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count,
-                      float *out) {
+/* What codes stand for. */
+static void numbers_of(const Form *form, const uint8_t *codes, int64_t count, float *out) {
+    if (form->looked_up)
+        for (int64_t i = 0; i < count; i++) out[i] = form->table[codes[i]];
+    else if (form->packing == SIGNED_BYTES)
+        for (int64_t i = 0; i < count; i++) out[i] = (float)(int8_t)codes[i];
+    else
+        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[i];
+}
+
+/* Numbers of one group become its weights, before the last rounding. */
+static void scale_run(const Form *form, const Parts *parts, int64_t group, int64_t count, float *out) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group), factor = form->factor;
     const float shift = shift_of(form, parts, group);
     const Type arithmetic = form->arithmetic;
-    if (form->looked_up)
-        for (int64_t i = 0; i < count; i++) out[i] = form->table[codes[i]] - zero;
-    else if (form->packing == SIGNED_BYTES)
-        for (int64_t i = 0; i < count; i++) out[i] = (float)(int8_t)codes[i] - zero;
-    else
-        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[i] - zero;
+    if (zero != 0)
+        for (int64_t i = 0; i < count; i++) out[i] -= zero;
     if (form->fused) {
         for (int64_t i = 0; i < count; i++) out[i] = fmaf(out[i], scale, shift);
         round_run(out, arithmetic, count);
@@ -70,10 +75,11 @@ static void look_up(const void *table, int64_t entries, const uint8_t *codes, in
 
 static void decode_plain(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     uint8_t codes[TILE];
-    float values[TILE], table[256];
+    float values[TILE], numbers[256], table[256];
     const int64_t entries = entries_of(form);
     int64_t of_table = -1; /* the group that it is for */
     char *to = out;
+    numbers_of(form, EACH_CODE, entries, numbers);
     while (count > 0) {
         const int64_t group = first / form->group, left = (group + 1) * form->group - first;
         int64_t run = left < count ? left : count;
@@ -81,13 +87,15 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
         const uint8_t *from = codes_at(form, parts, first, run, codes);
         if (entries && run >= SHORT) {
             if (group != of_table) {
-                values_of(form, parts, group, EACH_CODE, entries, values);
+                memcpy(values, numbers, entries * sizeof *values);
+                scale_run(form, parts, group, entries, values);
                 convert(values, type, table, entries);
                 of_table = group;
             }
             look_up(table, entries, from, run, type, to);
         } else {
-            values_of(form, parts, group, from, run, values);
+            numbers_of(form, from, run, values);
+            scale_run(form, parts, group, run, values);
             convert(values, type, to, run);
         }
         to += run * (type == F32 ? 4 : 2);
