@@ -162,6 +162,7 @@ def _machine(machine: Machine) -> list[str]:
     lines = [
         f"{place}, Python {machine.python}, RAM {gib(machine.ram_available)} free of {gib(machine.ram_total)}",
         ", ".join(f"{name} {machine.versions.get(name, 'missing')}" for name in packages),
+        f"native kernels: {machine.native}",
     ]
     for device in machine.devices:
         memory = f"{gib(device.memory_free)} free of {gib(device.memory_total)}"

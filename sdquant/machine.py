@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .distributed import local_rank
 from .errors import SettingsError
+from .kernels.native import state as native_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,6 +93,7 @@ class Machine:
         has_triton: triton can be imported.
         gpu_vendors: makers of the graphics cards on the PCI bus, seen by torch or not; only Linux tells.
         locks: lock files in optimum-quanto's build folders.
+        native: which of sdquant's kernels in C run, in words.
     """
 
     platform: str
@@ -106,6 +108,7 @@ class Machine:
     has_triton: bool
     gpu_vendors: tuple[str, ...] = ()
     locks: tuple[Lock, ...] = ()
+    native: str = "not asked for"
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -156,6 +159,7 @@ def probe() -> Machine:
         has_triton=importlib.util.find_spec("triton") is not None,
         gpu_vendors=_gpu_vendors(Path("/sys/class/drm")),
         locks=tuple(_locks(_quanto_extensions())),
+        native=native_state(),
     )
 
 

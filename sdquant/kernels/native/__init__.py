@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 SWITCH = "SDQUANT_NATIVE"  # environment: 0 turns the kernels off
-BUILD = "python setup.py -q build_ext --inplace"
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..reader import Parts, Reader
 from . import extension
 from .blocks import by_block, few_of_blocks, is_blocks
+from .few import few_rows
 from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
@@ -35,9 +36,7 @@ class Native(Reader):
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        if is_blocks(form):
-            return few_of_blocks(form, dtype)
-        return 4
+        return few_of_blocks(form, dtype) if is_blocks(form) else few_rows(dtype)
 
     def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
