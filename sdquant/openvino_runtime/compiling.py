@@ -24,16 +24,18 @@ def convert(trace: Trace) -> Any:
     return frontend.convert(frontend.load(decoder))
 
 
-def compiled(model: Any) -> Any:
+def compiled(model: Any, dtype: torch.dtype) -> Any:
     """The model, compiled for the CPU, in one copy for one caller, with as many threads as torch has.
 
-    It computes in float32, for models in 16 bits too: roundings to bfloat16 at other places than torch's would make a
-    larger difference to the plain runtime than the 8-bit schemes make to the floats. For the same reason activations
-    are not quantized, which OpenVINO else does where a product's weights are. Threads are not tied to cores, where they
-    would meet those of other programs.
+    It computes as exactly as torch does: in bfloat16 where that is the model's dtype and the processor has it, else in
+    float32; and activations are not quantized, which OpenVINO else does where a product's weights are. Threads are not
+    tied to cores, where they would meet those of other programs.
+
+    Args:
+        dtype: the model's.
     """
     how = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),
