@@ -17,11 +17,20 @@ if TYPE_CHECKING:
 
 
 def convert(trace: Trace) -> Any:
-    """The `openvino.Model` of a trace, its weights compressed."""
+    """The `openvino.Model` of a trace, its weights compressed.
+
+    Raises:
+        Exception: OpenVINO cannot convert it; its errors have no other base in common.
+    """
     frontend = library().FrontEndManager().load_by_framework("pytorch")
     frontend.add_extension(trace.layers.extension())
     decoder = library().Decoder(trace.module)  # which the frontend does not keep alive
-    return frontend.convert(frontend.load(decoder))
+    try:
+        return frontend.convert(frontend.load(decoder))
+    except Exception:
+        if trace.layers.stopped:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def compiled(model: Any, dtype: torch.dtype) -> Any:

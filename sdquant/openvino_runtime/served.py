@@ -130,7 +130,7 @@ class _Off:
 def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
     try:
         return compiled(convert(made), dtype).create_infer_request()
-    except RuntimeError as error:
+    except Exception as error:  # see `convert`
         reason = str(error).strip().splitlines()
         raise IncompatibleError(
             f"{type(model).__name__} was to be run by OpenVINO",

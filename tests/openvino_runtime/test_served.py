@@ -22,7 +22,7 @@ import sdquant
 from sdquant import offload
 from sdquant.components import main_part
 from sdquant.errors import BackendUnavailableError, IncompatibleError
-from sdquant.openvino_runtime import is_served
+from sdquant.openvino_runtime import is_served, layers
 from sdquant.weights import quantized
 from tests.compat.machines import machine
 from tests.lora.conftest import load, lora_file, out, put_on
@@ -267,6 +267,28 @@ def test_an_error_of_the_model_is_its_own_and_leaves_nothing_behind(pipes: Any) 
     assert is_served(pipe.transformer)
     assert not any("forward" in part.__dict__ for part in pipe.transformer.modules() if part is not pipe.transformer)
     assert torch.equal(out(pipe), wanted)
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError("no such operation")])
+def test_what_stops_the_conversion_leaves_nothing_behind(
+    pipes: Any, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    pipe = load("digits-flux", "int8", runtime="openvino")
+    with monkeypatch.context() as patched:
+
+        def broken(*args: Any) -> Any:
+            raise fault
+
+        patched.setattr(layers, "decompressed", broken)
+        if fault is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                out(pipe)
+        else:
+            with pytest.raises(IncompatibleError, match="could not be converted") as caught:
+                out(pipe)
+            assert "FluxTransformer2DModel" in caught.value.what and 'runtime="plain"' in caught.value.fix
+    assert not pipe.transformer.forward.ready
+    assert torch.equal(out(pipe), out(pipes("digits-flux", "int8", "openvino")))
 
 
 def test_a_plan_says_which_components_it_runs() -> None:
