@@ -120,10 +120,11 @@ def judged(rows: list[dict[str, Any]], tall: int) -> list[str]:
         if limit is not None:
             verdict = "met" if row["ratio"] <= limit else "MISSED"
             lines.append(f"{goal} {verdict}: {row['name']} {row['shape']} {row['ratio']:.3f}, at most {limit:.3f}")
-    for row in rows:
-        rivals = [other["ratio"] for other in rows if other["case"] == row["case"] and other["format"] == row["format"]
-                  and other["ratio"] and not other["who"].startswith(OURS) and other["who"] not in (PLAIN, *EIGHT)]  # fmt: skip
-        if row["who"] == OURS and rivals and row["ratio"] > 1.3 * min(rivals):
+    ours = (OURS, PLAIN, *EIGHT)
+    for row in (one for one in rows if one["who"] == OURS and one["ratio"]):
+        same = [other for other in rows if (other["case"], other["format"]) == (row["case"], row["format"])]
+        rivals = [other["ratio"] for other in same if other["ratio"] and other["who"] not in ours]
+        if rivals and row["ratio"] > 1.3 * min(rivals):
             lines.append(f"G8 MISSED: {row['name']} {row['case']} {row['ratio']:.2f}, the best {min(rivals):.2f}")
     return lines
 

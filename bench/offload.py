@@ -44,37 +44,48 @@ ROWS: tuple[tuple[float, float | None], ...] = (
 )
 
 
-def build() -> Any:
-    """The transformer, the same at each call."""
+def build(hidden: int = HIDDEN, layers: tuple[int, int] = (DOUBLE, SINGLE), meta: bool = False) -> Any:
+    """The transformer, the same at each call; `meta`: without weights."""
     import torch
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(0)
-    net = FluxTransformer2DModel(
-        patch_size=1, in_channels=64, num_layers=DOUBLE, num_single_layers=SINGLE, attention_head_dim=64,
-        num_attention_heads=HIDDEN // 64, joint_attention_dim=512, pooled_projection_dim=256,
-        axes_dims_rope=(8, 28, 28),
-    )  # fmt: skip
+    with torch.device("meta" if meta else "cpu"):
+        net = FluxTransformer2DModel(
+            patch_size=1, in_channels=64, num_layers=layers[0], num_single_layers=layers[1], attention_head_dim=64,
+            num_attention_heads=hidden // 64, joint_attention_dim=512, pooled_projection_dim=256,
+            axes_dims_rope=(8, 28, 28),
+        )  # fmt: skip
     return net.to(torch.bfloat16).eval().requires_grad_(False)
 
 
-def step(net: Any) -> Callable[[], Any]:
-    """What makes one step."""
+def step(
+    net: Any, device: str = "cpu", tokens: int = IMAGE, through: Callable[..., Any] | None = None
+) -> Callable[[], Any]:
+    """What makes one step.
+
+    Args:
+        tokens: of the image. through: called with the network and its arguments, instead of the network.
+    """
     import torch
 
     torch.manual_seed(1)
     text = torch.randn(1, TEXT, 512).bfloat16()
     given = {
-        "hidden_states": torch.randn(1, IMAGE, 64).bfloat16(),
+        "hidden_states": torch.randn(1, tokens, 64).bfloat16(),
         "encoder_hidden_states": text,
         "pooled_projections": torch.randn(1, 256).bfloat16(),
         "timestep": torch.ones(1),
-        "img_ids": torch.zeros(IMAGE, 3),
+        "img_ids": torch.zeros(tokens, 3),
         "txt_ids": torch.zeros(TEXT, 3),
     }
 
+    given = {name: value.to(device) for name, value in given.items()}
+
     def call() -> Any:
         with torch.no_grad():
+            if through is not None:
+                return through(net, **given, return_dict=False)
             return net(**given, return_dict=False)[0]
 
     return call
@@ -119,8 +130,8 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
         handle = offload.apply(other, "balanced", device="cpu", budget=budget, folder=folder)
         facts = handle.components["model"]
         try:
-            streamed = _streamed(handle, away)
-            rate = None if transfer is None else streamed / (transfer * compute)
+            read = streamed(handle, away)
+            rate = None if transfer is None else read / (transfer * compute)
             with slow_disk(rate):
                 in_memory, offloaded = [], []
                 for _ in range(rounds):
@@ -132,7 +143,7 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
             report = handle.report()
             handle.remove()
     compute = statistics.median(in_memory)
-    floor = max(compute, streamed / rate if rate else 0.0)
+    floor = max(compute, read / rate if rate else 0.0)
     taken = statistics.median(offloaded)
     return {
         "budget_share": share,
@@ -141,17 +152,17 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
         "peak": report["peak"],
         "blocks": facts.get("blocks", 0),
         "streamed_blocks": facts.get("streamed", 0),
-        "read_per_step": streamed,
+        "read_per_step": read,
         "rate": rate,
         "compute_s": compute,
-        "transfer_s": streamed / rate if rate else None,
+        "transfer_s": read / rate if rate else None,
         "step_s": taken,
         "ratio": taken / floor,
-        "ratio_of_best": min(offloaded) / max(min(in_memory), streamed / rate if rate else 0.0),
+        "ratio_of_best": min(offloaded) / max(min(in_memory), read / rate if rate else 0.0),
     }
 
 
-def _streamed(handle: Any, away: Callable[[], Any]) -> int:
+def streamed(handle: Any, away: Callable[[], Any]) -> int:
     """Bytes that a step reads, when the first is over."""
     away()
     before = handle.counters.fetched

@@ -115,9 +115,10 @@ class Candidate:
     @cached_property
     def least(self) -> int:
         """The smallest budget that balanced offload is at ease with, by the tensors' names: of each component what is
-        outside its blocks and two blocks, so that one is on its way while the other runs."""
+        outside its blocks and two blocks, so that one is on its way while the other runs; or all of it, if that is
+        less."""
         sources = self.plan.detected.sources
-        return max(_least(part, sources) for part in self.plan.components)
+        return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
 
 
 def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mapping[str, Any]) -> Opened:
@@ -138,13 +139,12 @@ def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mappi
     return Opened(settings=kept, asked=asked, detected=whole, device=device, kind=kind, machine=here)
 
 
-def candidates(opened: Opened) -> list[Candidate]:
+def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced")) -> list[Candidate]:
     """The model as found, and each scheme that the matrix knows to work here for its parts: for the UNet or
     transformer, for the text encoders, for both. What is quantized on disk stays as it is."""
-    offloads = ("none", "balanced")
     found = opened.plan(opened.settings)
     held = preparation.held(opened.detected)
-    whole = {name: _worst(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
+    whole = {name: worst_of(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
     # What is found and untested is no preset's fault: there is no other way to have this file.
     base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}
     made = [Candidate(schemes={}, plan=found, noise=0.0, worst=None, verdicts=base)]
@@ -158,7 +158,9 @@ def candidates(opened: Opened) -> list[Candidate]:
 
 def _of_scheme(opened: Opened, scheme: str, roles: list[str], found: Candidate) -> list[Candidate]:
     said = {name: opened.verdict(scheme, name, found=False) for name in found.verdicts}
-    verdicts = {name: str(_worst((verdict, found.verdicts[name]))) for name, verdict in said.items() if verdict in GOOD}
+    verdicts = {
+        name: str(worst_of((verdict, found.verdicts[name]))) for name, verdict in said.items() if verdict in GOOD
+    }
     if not verdicts:
         return []
     try:
@@ -193,7 +195,7 @@ def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
     return [part for part in plan.components if part.name in names]
 
 
-def _worst(verdicts: Iterable[str | None]) -> str | None:
+def worst_of(verdicts: Iterable[str | None]) -> str | None:
     """The worst of several verdicts; "works" of none."""
     order = ("works", "slow", "untested", "breaks", None)
     return max(verdicts, key=order.index, default="works")

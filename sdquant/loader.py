@@ -77,8 +77,8 @@ def load_model(
     Args:
         path: pipeline folder, component folder, `.safetensors` or `.gguf` file, folder that `save` wrote, or hub id.
         quant: None for as found on disk; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
-            "none" for not quantized.
-        offload: "none", "model", "sequential", "balanced" or "group".
+            "none" for not quantized; "auto" for the fastest that fits (`automatic`).
+        offload: "none", "model", "sequential", "balanced", "group", or "auto" for the fastest that fits.
         mode: "pre" quantizes tensor by tensor while loading, "post" after it; "auto" is "pre".
         components: which to quantize; default the UNet or transformer and the text encoders, never the VAE.
         skip: modules to leave as they are, by a part of their path or a pattern with `*`.
@@ -148,7 +148,7 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
 
     trim()
     adapters.prepare_pipeline(whole)
-    handle = offload.apply(whole, asked.offload, device=made.device, budget=made.budget)
+    handle = offload.apply(whole, made.offload, device=made.device, budget=made.budget)
     whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
     return whole
 

@@ -39,6 +39,12 @@ def prepare(asked: Request) -> planner.Plan:
     hold. Only after that are the files held against their own headers.
     """
     here = machine.probe()
+    why = None
+    if asked.automatic:
+        from . import automatic
+
+        chosen = automatic.resolve(asked, here)
+        asked, why = chosen.request, chosen.why
     device = device_of(asked, here)
 
     def check(quant: Any, mode: str, runtime: str | None = asked.plain_runtime) -> None:
@@ -61,7 +67,7 @@ def prepare(asked: Request) -> planner.Plan:
         if isinstance(part.spec, RulesSpec):
             shapes = made.detected.sources["." if part.name == "model" else part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
-    return made
+    return dataclasses.replace(made, why=why)
 
 
 def device_of(asked: Request, here: machine.Machine) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import adapters, compat, machine, openvino_runtime, planner
 from .errors import ConflictError, IncompatibleError, SettingsError
-from .request import request
+from .request import AUTO, request
 from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
 
@@ -50,6 +50,12 @@ def quantize(
 
     if quant is None and rules is None:
         raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
+    if isinstance(quant, str) and quant.strip().lower() == AUTO:
+        raise SettingsError(
+            "quant='auto' was given for a model that is loaded",
+            "what fits is chosen before a model is loaded",
+            "Use load_model(path, quant='auto'), or name a scheme",
+        )
     asked = request(
         "the loaded model",
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .backends.base import QuantSpec
     from .rules.rule import QuantizationRule
 
-OFFLOADS = tuple(row.name for row in MODES)
+AUTO = "auto"  # the fastest that fits; see `automatic`
+OFFLOADS = (*(row.name for row in MODES), AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
 COMPUTES = ("float", "int8")
@@ -50,7 +51,8 @@ class Request:
     quant: Quant = field(
         default=None,
         metadata=_about(
-            "scheme, backend:scheme, scheme,option=value, scheme,embeddings, or component=scheme (repeat)", metavar="S"
+            "scheme, backend:scheme, scheme,option=value, scheme,embeddings, component=scheme (repeat), or auto",
+            metavar="S",
         ),
     )
     offload: str = field(default="none", metadata=_about("how weights share the fast memory", OFFLOADS))
@@ -164,7 +166,7 @@ class Request:
                 raise SettingsError(
                     f"{name}={getattr(self, name)!r} was given", f"{name} is True or False", "Use one of them"
                 )
-        if parse_budget(self.budget) is not None and self.offload != "balanced":
+        if parse_budget(self.budget) is not None and self.offload not in ("balanced", AUTO):
             raise SettingsError(
                 f"budget={self.budget!r} was given with offload={self.offload!r}",
                 "only balanced offload keeps to a budget",
@@ -173,7 +175,24 @@ class Request:
         if isinstance(self.quant, Mapping):
             for name in self.quant:
                 _text("a component of quant", name)
+        self._refuse_beside_auto()
         self.specs()
+
+    @property
+    def automatic(self) -> bool:
+        """Whether something is left to be chosen."""
+        return AUTO in (self.quant, self.offload)
+
+    def _refuse_beside_auto(self) -> None:
+        for name, value in (("rules", self.rules), ("components", self.components)):
+            if self.quant == AUTO and value is not None:
+                raise SettingsError(
+                    f"{name} were given with quant='auto'", "auto chooses them itself", "Leave one of the two out"
+                )
+        if self.quant == AUTO and self.mode == "post":
+            raise SettingsError(
+                "mode='post' was given with quant='auto'", "auto chooses it itself", "Leave one of the two out"
+            )
 
     def specs(self) -> dict[str, QuantSpec | None]:
         """The parsed `quant` by component, "*" for all others; None stands for "do not quantize". What is not in it is
@@ -182,7 +201,7 @@ class Request:
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
         """
-        if self.quant is None and self.rules is None:
+        if self.quant in (None, AUTO) and self.rules is None:
             self._refuse_statistics()
             return {}
         quant = RULES if self.quant is None else self.quant
@@ -281,9 +300,14 @@ def _files(value: Any) -> Any:
     return tuple(_folder(one) for one in value) if isinstance(value, tuple) else value
 
 
+def _quant(value: Any) -> Any:
+    return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else value
+
+
 # What makes a field's value of what callers write.
 _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "offload": _lower,
+    "quant": _quant,
     "mode": _lower,
     "runtime": _lower,
     "compute": _lower,

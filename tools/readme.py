@@ -65,7 +65,7 @@ def schemes(_: Path) -> str:
     rows = []
     for row in backends.schemes():
         title = backends.get(row.backend).title
-        runtimes = "library, plain" if len(row.runtimes) > 1 else row.runtimes[0]
+        runtimes = ", ".join(row.runtimes)
         options = ", ".join(f"`{name}`" for name in row.options)
         way = "on the fly" if row.on_the_fly else "files"
         rows.append((f"`{row.name}`", title, row.summary, way, runtimes, options, _ratio(row)))
@@ -90,7 +90,7 @@ def _ratio(row: Scheme) -> str:
 def matrix(root: Path) -> str:
     """What can be combined, for a CPU and an NVIDIA GPU: schemes that agree share a line."""
     from sdquant import backends, compat
-    from sdquant.request import OFFLOADS
+    from sdquant.compat.row import OFFLOADS
 
     parts = []
     for kind, title in (("cuda", "NVIDIA GPU"), ("cpu", "CPU")):

@@ -13,7 +13,7 @@ from typing import Any
 from ..demo import place as place
 from ..errors import SettingsError
 from ..readable import size as size
-from ..request import Request, request
+from ..request import AUTO, Request, request
 
 _SHORT = {"quant": "-q"}
 _ONE = {"parts": "part"}  # flags that are given once for each
@@ -85,6 +85,12 @@ def request_of(args: argparse.Namespace, **fixed: Any) -> Request:
     if "base" in values:
         values["base"] = place(values["base"])
     return request(place(args.path), **values)
+
+
+def refuse_auto(asked: Request, why: str) -> None:
+    """Raise SettingsError if the request leaves the choice of an offload mode to sdquant."""
+    if asked.offload == AUTO:
+        raise SettingsError("offload='auto' was given", why, "Name a mode, or leave it out")
 
 
 def quant_of(words: list[str]) -> str | dict[str, str]:

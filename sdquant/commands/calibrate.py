@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     asked = _shared.request_of(args, rules=None, offload="none", budget=None)
     if args.rules is None:
         raise SettingsError("Ranges were to be found", "no rules were given", "Add --rules FILE")
+    _shared.refuse_auto(_shared.request_of(args), "calibration runs the unquantized model in a mode that is named")
     rules = _shared.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
     assert rules is not None
     task = Calibration(

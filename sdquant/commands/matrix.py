@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look every cell up, and print."""
     from .. import backends, compat, machine
-    from ..request import OFFLOADS
+    from ..compat.row import OFFLOADS
 
     device = args.device or machine.device_kind(machine.default_device(machine.probe()))
     wanted = backends.scheme(args.scheme).name if args.scheme else None

@@ -147,7 +147,7 @@ def check(
 
     Args:
         quant: a scheme with its options ("nf4,double_quant"), a dict component -> scheme, or None or "none".
-        offload: name of the offload mode.
+        offload: name of the offload mode; "auto" for whichever works.
         mode: auto | pre | post | found. auto is "pre", or "found" for schemes that are only read (gguf).
         runtime: library | plain | openvino; None for the scheme's default.
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
@@ -162,6 +162,8 @@ def check(
         IncompatibleError: the matrix refuses the combination (RefusedFileError: the file).
         BackendUnavailableError: the package is missing, too old, or does not support the device.
     """
+    if offload == "auto":
+        offload = _working(quant, mode=mode, runtime=runtime, device=device, machine=machine, source=source)
     offload = _offload(offload)
     mode = _choice("mode", mode, ("auto", *MODES))
     asked = _choice("runtime", runtime or "default", RUNTIMES)
@@ -241,6 +243,17 @@ def _names(quant: str | Mapping[str, str | None] | None) -> Iterator[str]:
             )
         if value.strip().lower() != "none":
             yield value
+
+
+def _working(quant: str | Mapping[str, str | None] | None, **axes: Any) -> str:
+    """The first offload mode that the matrix does not refuse; the first of all if it refuses every one."""
+    for name in OFFLOADS:
+        try:
+            check(quant, name, **axes)
+        except IncompatibleError:
+            continue
+        return name
+    return OFFLOADS[0]
 
 
 def _offload(name: str) -> str:

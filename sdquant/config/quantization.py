@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backends
 from ..errors import SdquantError, SettingsError, UnknownQuantError
-from ..request import NOT_QUANTIZED, RULES
+from ..request import AUTO, NOT_QUANTIZED, RULES
 from ..rules.presets import PRESETS, Choices, preset_rules
 from ..rules.rule import QtRule, QuantizationRule, rule_of
 from .keys import key
@@ -152,7 +152,8 @@ def _of_backend(text: str) -> str | Mapping[str, str]:
                 "one component has one scheme",
                 f"Write it like unet=nf4{JOIN}text_encoder=int8",
             )
-        _check_scheme(scheme)
+        if word.strip().lower() != AUTO or JOIN in text:
+            _check_scheme(scheme)
         each[component] = scheme
     return each["*"] if set(each) == {"*"} else each
 

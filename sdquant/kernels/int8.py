@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from ..rows import cut
 from ..rules import integers
+from .native import int8 as native
 from .scratch import scratch
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
     rows = packed.spec.shape[0]
     flat = x.reshape(-1, x.shape[-1])
+    if native.reads(form, packed.parts):
+        assert form is not None
+        return native.linear(form, packed.parts, _direct(packed, form), flat, bias).view(*x.shape[:-1], rows)
     out = torch.empty(flat.shape[0], rows, dtype=x.dtype, device=x.device)
     _multiply(backend, packed, form, flat, bias, out)
     return out.view(*x.shape[:-1], rows)
@@ -87,6 +91,10 @@ def convolve(
 ) -> Tensor:
     """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
+    if len(kernel) == 2 and native.reads(form, packed.parts):
+        assert form is not None
+        places = _outputs(x.shape[2:], kernel, geometry)
+        return native.convolve(form, packed.parts, _direct(packed, form), kernel, x, bias, geometry, places)
     patches = _patches(x, kernel, geometry)
     places = patches.shape[: 1 + len(kernel)]  # b, and the places of an output
     out = torch.empty(math.prod(places), rows, dtype=x.dtype, device=x.device)
@@ -129,6 +137,23 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
     return out.copy_(codes), scale
 
 
+def _direct(packed: Packed, form: Form) -> native.Direct | None:
+    """The scales and zero points of a weight whose codes are taken as they are; None for others."""
+    return native.Direct(*_of_rows(packed, form)) if direct(form) else None
+
+
+def _of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
+    """The scale of each row, float32 [rows], and what is subtracted from each code in it, int32 [rows]."""
+    codes, rows = packed.parts[form.codes], form.rows
+    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
+    scale = scale * form.factor
+    if isinstance(form.zero, int):
+        zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
+    else:
+        zero = packed.parts[form.zero].flatten().to(torch.int32)
+    return tuple(one if len(one) == rows else one.repeat_interleave(rows // len(one)) for one in (scale, zero))
+
+
 def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
     """A weight as int8 codes [rows, columns], the scale of each row [rows] in float32, and what is to be added to each
     code: an int32 number for each row, or one for all."""
@@ -137,17 +162,8 @@ def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[T
         codes, scale = quantized_rows(weight, scratch(tuple(weight.shape), torch.int8, weight.device))
         return codes, scale.view(-1), 0
     codes = packed.parts[form.codes].view(form.rows, form.columns)
-    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
-    scale = (scale * form.factor).expand(form.rows) if scale.numel() == 1 else (scale * form.factor)
-    each = form.rows // len(scale)
-    scale = scale.repeat_interleave(each) if each > 1 else scale
-    added: Tensor | int = 0
-    if isinstance(form.zero, int):
-        added = -form.zero
-    else:
-        zero = packed.parts[form.zero].flatten().to(torch.int32)
-        zero = zero if len(zero) == form.rows else zero.repeat_interleave(form.rows // len(zero))
-        added = zero.neg_()
+    scale, zero = _of_rows(packed, form)
+    added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
     if codes.dtype == torch.uint8:
         codes = torch.bitwise_xor(
             codes.view(torch.int8), -128, out=scratch(tuple(codes.shape), torch.int8, codes.device)

@@ -46,6 +46,7 @@ class Residency:
         self.components, self.store, self.device = components, store, device
         self.limit = limit
         self.counters = handle.counters
+        self._facts = handle.facts
         self._shared = shared
         self._clock = 0
         handle.undo.callback(self._free)
@@ -66,6 +67,8 @@ class Residency:
             for unit in component.units:
                 unit.stow(self.store)
             trim()
+        if isinstance(self.store, PinnedStore):
+            self._facts |= {"pinned": self.store.pinned, "pageable": self.store.pageable}
 
     def touch(self, component: Component) -> None:
         """The component is in use now."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadFileError, SettingsError
+from ..machine import ram
 from ..memory import ALIGN
 from .slots import is_opaque, tensor_bytes
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHUNK = 1 << 24  # bytes read or written at a time
+PINNED_SHARE = 0.5  # of the machine's RAM that a store may pin,
+FREE_SHARE = 0.75  # and of what is free just then
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,35 @@ class _PinnedRegion(Region):
 
 
 class PinnedStore(Store):
-    """RAM that a GPU can read by itself while it computes."""
+    """RAM that a GPU can read by itself while it computes, within a limit.
 
-    def __init__(self, pin: bool = True) -> None:
-        self._pin = pin
+    The system cannot swap pinned pages, so that too many of them stop everything else. Regions beyond the limit are in
+    ordinary RAM: the driver copies them through a buffer of its own, at a third to a half of the speed, and the program
+    waits meanwhile.
+
+    Args:
+        pin: whether to pin at all.
+        limit: bytes that may be pinned; None for `pinned_limit` of this machine's RAM.
+
+    Attributes:
+        pinned, pageable: bytes that are in each.
+    """
+
+    def __init__(self, pin: bool = True, limit: int | None = None) -> None:
+        if limit is None:
+            limit = pinned_limit(*ram())
+        self._limit = limit if pin else 0
+        self.pinned = self.pageable = 0
 
     def add(self, tensors: Sequence[Tensor]) -> Region:
         spans, nbytes = _lay_out(tensors)
-        flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pin)
+        pin = 0 < nbytes <= self._limit - self.pinned
+        flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
+        if pin:
+            self.pinned += nbytes
+            weakref.finalize(flat.untyped_storage(), self._unpinned, nbytes)
+        else:
+            self.pageable += nbytes
         waiting = []
         for tensor, span in zip(tensors, spans, strict=True):
             if span is None:
@@ -109,6 +133,10 @@ class PinnedStore(Store):
                 waiting.append(span.view(flat))
                 waiting[-1].copy_(tensor)
         return _PinnedRegion(spans, flat, waiting)
+
+    def _unpinned(self, nbytes: int) -> None:
+        """A region is gone, as one whose weights were repacked."""
+        self.pinned -= nbytes
 
     def close(self) -> None:
         """Nothing to do: pinned memory goes with its last tensor."""
@@ -201,6 +229,11 @@ class DiskStore(Store):
 
     def close(self) -> None:
         self._remove()
+
+
+def pinned_limit(total: int, free: int) -> int:
+    """Bytes of RAM that may be pinned on a machine with `total` bytes, of which `free` can be had without swapping."""
+    return int(min(PINNED_SHARE * total, FREE_SHARE * free))
 
 
 def aligned(nbytes: int) -> int:

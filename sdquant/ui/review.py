@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from .. import backends, machine
 from ..compat import look_up
 from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
-from ..compat.row import Query
+from ..compat.row import OFFLOADS, Query
 from ..errors import SdquantError
 from ..preparation import prepare
-from ..request import NOT_QUANTIZED
+from ..request import AUTO, NOT_QUANTIZED
 from ..settings import Settings, fields, role_of
 from ..settings.fixes import Fix, fixes
 
@@ -158,17 +158,23 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     lacks = runtime_problem(backends.get(scheme.backend), runtime, here.versions)
     if lacks is not None:
         return Mark(verdict="breaks", why=lacks, fix=pip_line(backends.get(scheme.backend), runtime) or "")
-    query = Query(
-        backend=scheme.backend,
-        scheme=scheme.name,
-        mode=mode,
-        offload=values["offload"],
-        runtime=runtime,
-        device=kind,
-        compute=compute,
-        versions=here.versions,
-    )
-    row = look_up(query)
+    named = values["offload"]
+    rows = [
+        look_up(
+            Query(
+                backend=scheme.backend,
+                scheme=scheme.name,
+                mode=mode,
+                offload=offload,
+                runtime=runtime,
+                device=kind,
+                compute=compute,
+                versions=here.versions,
+            )
+        )
+        for offload in (OFFLOADS if named == AUTO else (named,))
+    ]
+    row = min(rows, key=lambda row: VERDICTS.index(row.verdict))  # auto takes none that breaks
     return Mark(verdict=row.verdict, why=row.why, fix=row.fix)
 
 

@@ -166,7 +166,7 @@ def test_the_keys_are_listed(capsys: Capture) -> None:
     code, out, _ = run(capsys, "--keys", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert code == 0 and list(rows) == names
-    assert rows["offload"]["choices"] == ["none", "model", "sequential", "balanced", "group"]
+    assert rows["offload"]["choices"] == ["none", "model", "sequential", "balanced", "group", "auto"]
     assert rows["quantization"]["origin"] == "MaxDiffusion"
 
 

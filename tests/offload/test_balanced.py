@@ -129,7 +129,7 @@ def test_the_order_of_blocks_is_learned(tmp_path: Path) -> None:
     for _ in range(3):
         assert torch.equal(run(net), expected)
     first = handle.report()
-    assert first["mispredicted"] <= 6
+    assert first["mispredicted"] <= 7  # of six blocks, and the guess at what the first step begins with
     assert torch.equal(run(net), expected)
     assert handle.report()["mispredicted"] == first["mispredicted"]
     assert handle.report()["prefetched"] == first["prefetched"] + 6

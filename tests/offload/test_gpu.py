@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench import offload as bench
 from sdquant import offload
+from sdquant.offload.store import PinnedStore
 
 from .conftest import draw, hooked, made
 from .test_modes import quantize
@@ -65,3 +67,43 @@ def test_balanced_keeps_to_its_budget_on_the_device() -> None:
     assert torch.cuda.memory_allocated() - before <= 0.6 * size + 2**20
     assert handle.report()["prefetched"] > 0
     handle.remove()
+
+
+def test_pinned_memory_keeps_to_its_limit() -> None:
+    store = PinnedStore(limit=1 << 20)
+    first, second = (store.add([torch.ones(1 << 17)]) for _ in range(2))
+    third = store.add([torch.ones(1 << 17)])
+    assert (store.pinned, store.pageable) == (1 << 20, 1 << 19)
+    assert first.waiting[0].is_pinned() and second.waiting[0].is_pinned() and not third.waiting[0].is_pinned()
+    del first
+    assert store.pinned == 1 << 19
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_g22_a_step_takes_the_larger_of_computing_and_copying(share: float) -> None:
+    """Goal G22: at most 1.15 x max(compute, bytes / rate), the rate of pinned memory measured here."""
+    net, other = bench.build().cuda(), bench.build()
+    resident = bench.step(net, "cuda")
+    pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    into = torch.empty_like(pinned, device="cuda")
+    rate = pinned.numel() / seconds(lambda: into.copy_(pinned, non_blocking=True))
+    compute = seconds(resident)
+    handle = offload.apply(other, "balanced", device="cuda", budget=int(share * offload.weight_bytes(other)))
+    away = bench.step(other, "cuda")
+    streamed = bench.streamed(handle, away)
+    assert seconds(away) <= 1.15 * max(compute, streamed / rate)
+    handle.remove()
+
+
+def seconds(call: Any, times: int = 9) -> float:
+    """Median of a call on the GPU."""
+    call()
+    found = []
+    for _ in range(times):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1000)
+    return sorted(found)[times // 2]

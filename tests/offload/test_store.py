@@ -12,7 +12,7 @@ import torch
 
 from sdquant.errors import BadFileError
 from sdquant.memory import flat_buffer
-from sdquant.offload.store import DiskStore, PinnedStore, Store
+from sdquant.offload.store import DiskStore, PinnedStore, Store, pinned_limit
 
 CPU = torch.device("cpu")
 
@@ -123,3 +123,20 @@ def test_wrapper_tensors_cannot_go_to_disk(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="Attempted to access the data pointer on an invalid python storage"):
         DiskStore(tmp_path).add([weight])
     assert type(PinnedStore(pin=False).add([weight]).waiting[0]) is type(weight)
+
+
+def test_pinned_memory_has_a_limit() -> None:
+    """Half of the RAM, and no more than three quarters of what is free; the first regions are pinned, the rest is not.
+    (Pinning itself needs a GPU.)"""
+    gigabyte = 10**9
+    assert pinned_limit(64 * gigabyte, 60 * gigabyte) == 32 * gigabyte
+    assert pinned_limit(64 * gigabyte, 8 * gigabyte) == 6 * gigabyte
+    store = PinnedStore(pin=False, limit=gigabyte)
+    store.add([torch.zeros(1000)])
+    assert (store.pinned, store.pageable) == (0, 4032)  # 4000, up to the next 64
+    none_left = PinnedStore(limit=4000)
+    region = none_left.add([torch.ones(1000)])
+    assert (none_left.pinned, none_left.pageable) == (0, 4032)
+    into = torch.zeros(region.nbytes, dtype=torch.uint8)
+    region.read(into)
+    assert torch.equal(region.views(into)[0], torch.ones(1000))

@@ -1,0 +1,197 @@
+"""`quant="auto"`, `offload="auto"`: the fastest way to run a model that fits the device's free memory.
+
+A function of the machine, what was detected and the request, so that it can be asked about a machine that is not here.
+What is faster, in this order:
+1. fewer bytes that come to the device with every step: nothing is, where every component fits;
+2. everything on the device all the time, before components that take turns once an image;
+3. the mode that moves less for the same (ORDER), and what the matrix does not call slow;
+4. what is not quantized, else what is more precise: weight-only schemes compute no faster than what they stand for.
+A scheme so coarse that images suffer (`precision.USABLE`) comes after all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import machine as machines
+from . import memory, peaks, planner, preparation
+from .allowance import allowance
+from .candidates import GOOD, Candidate, Opened, candidates, worst_of
+from .compat.row import OFFLOADS
+from .errors import BudgetError, SdquantError
+from .gathering import whole_of
+from .precision import USABLE
+from .readable import size
+from .request import AUTO, Request
+from .settings import Settings, fields
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+# Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.
+ORDER = ("none", "balanced", "model", "group", "sequential")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request in which nothing is automatic any more, and a sentence (with no period) about what was chosen."""
+
+    request: Request
+    why: str
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A candidate with an offload mode.
+
+    Attributes:
+        room: bytes of weights that may be on the device, buffers for decoding included.
+    """
+
+    candidate: Candidate
+    offload: str
+    room: int
+
+    @property
+    def decoded(self) -> int:
+        """Bytes for the largest quantized weight, decoded."""
+        weights = [weight.bytes_bf16 for part in self.candidate.plan.components for weight in part.weights]
+        return max(weights, default=0)
+
+    @property
+    def left(self) -> int:
+        """Bytes for the weights alone."""
+        return max(0, self.room - self.decoded)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run."""
+        needed = {"none": self.candidate.plan.bytes, "model": self.candidate.largest, "balanced": self.candidate.least}
+        return needed.get(self.offload, 0) <= self.left
+
+    @property
+    def each_step(self) -> int:
+        """Bytes that come to the device with every step."""
+        if self.offload in ("group", "sequential"):
+            return self.candidate.largest
+        return max(0, self.candidate.largest - self.left)
+
+    def key(self) -> tuple[Any, ...]:
+        """The smaller the faster."""
+        one = self.candidate
+        return (
+            one.worst is not None and one.worst < USABLE,
+            self.each_step,
+            self.offload == "model" or one.plan.bytes > self.left,
+            ORDER.index(self.offload),
+            one.verdicts[self.offload] == "slow",
+            one.noise,
+        )
+
+
+def resolve(asked: Request, here: Machine) -> Resolved:
+    """Choose what the request leaves to be chosen. Headers are read, and shapes are traced for the activations.
+
+    Raises:
+        BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
+    """
+    device = preparation.device_of(asked, here)
+    asked = preparation.located(asked)
+    asked = preparation.with_dtype(asked, whole_of(asked, complete=False))
+    opened = Opened(
+        settings=_settings(asked), asked=asked, detected=whole_of(asked, complete=True), device=device,
+        kind=machines.device_kind(device, here), machine=here,
+    )  # fmt: skip
+    modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
+    rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
+    free, rest, room = _room(opened, rows)
+    ways = [way for row in rows for mode in row.verdicts if (way := _Way(row, mode, room)).fits]
+    if not ways or rest > free:
+        raise BudgetError(
+            f"{_asked(asked)} was asked for",
+            f"no way to run the model fits {size(free)} of free memory on {device}, {size(rest)} of it for activations",
+            "Free memory, draw smaller images, or take a smaller model",
+        )
+    best = min(ways, key=_Way.key)
+    changes: dict[str, Any] = {"offload": best.offload, "quant": asked.quant}
+    if asked.quant == AUTO:
+        schemes = best.candidate.schemes
+        changes["quant"] = {name: scheme for role, scheme in schemes.items() for name in opened.playing(role)} or None
+    if best.offload == "balanced":
+        changes["budget"] = best.left
+    elif asked.offload == AUTO:
+        changes["budget"] = None
+    return Resolved(dataclasses.replace(asked, **changes), _why(best, rows, opened, free, rest))
+
+
+def _settings(asked: Request) -> Settings:
+    """What the request says, for `Opened`, which plans without offload."""
+    names = {row.name for row in fields()} & {row.name for row in dataclasses.fields(Request)}
+    fixed = {"offload": "none", "budget": None, "mode": "auto"}
+    return Settings({name: getattr(asked, name) for name in names} | fixed)
+
+
+def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
+    """The one candidate where the quantization was named."""
+    asked = dataclasses.replace(opened.asked, offload="none", budget=None)
+    made = planner.make(asked, opened.detected, device=opened.device, versions=opened.machine.versions)
+    used = {(part.scheme, part.action == "found", part.runtime) for part in made.components if part.scheme is not None}
+    verdicts: dict[str, str] = {}
+    for mode in modes:
+        said = worst_of(opened.verdict(s, mode, found=f, plain_only=r == "plain") for s, f, r in used)
+        if said in GOOD or (said == "untested" and any(found for _, found, _ in used)):
+            verdicts[mode] = said
+    return Candidate(schemes={}, plan=made, noise=0.0, worst=None, verdicts=verdicts)
+
+
+def _room(opened: Opened, rows: list[Candidate]) -> tuple[int, int, int]:
+    """Bytes that are free, those of them for activations, and those that weights may take."""
+    device = next(
+        (row for row in opened.machine.devices if row.torch_name == opened.device),
+        next(row for row in opened.machine.devices if row.kind == opened.kind),
+    )
+    free = device.memory_total if device.memory_free is None else device.memory_free
+    if free is None or device.memory_total is None:
+        raise BudgetError(
+            f"{_asked(opened.asked)} was asked for",
+            f"{device.torch_name} does not tell how much memory it has",
+            "Name the quantization and the offload mode",
+        )
+    found = rows[0].plan
+    try:
+        told = peaks.predict(found).activations
+    except SdquantError:  # which loading will raise again, with better words than these
+        told = None
+    rest = allowance(sum(part.bytes_bf16 for part in found.components)) if told is None else told
+    room = memory.room(free, device.memory_total, rest)
+    budget = opened.asked.budget_bytes
+    return free, rest, room if budget is None else min(room, budget)
+
+
+def _asked(asked: Request) -> str:
+    words = [f"{name}='auto'" for name in ("quant", "offload") if getattr(asked, name) == AUTO]
+    return " with ".join(words)
+
+
+def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int) -> str:
+    one = way.candidate
+    schemes: Mapping[str, str] = one.schemes
+    what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
+    held = f"{what or ('as asked' if opened.asked.quant != AUTO else 'not quantized further')}, offload {way.offload}"
+    text = f"{held}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
+    if way.each_step:
+        text += f"; {size(way.each_step)} come to the device with every step"
+    elif one.plan.bytes <= way.left and way.offload == "none":
+        text += "; everything stays on the device"
+    else:
+        text += "; components take turns, none is read again between steps"
+    found = rows[0]
+    if schemes and found is not one:
+        text += f"; as it is found it has {size(found.plan.bytes)}"
+    if math.isfinite(one.worst or math.inf) and (one.worst or 0) < USABLE:
+        text += "; so few bits show in the images"
+    return text

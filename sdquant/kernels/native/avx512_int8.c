@@ -1,0 +1,347 @@
+/* Products in 8-bit integers by VNNI: see int8.h for what lies where. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#endif
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "floats.h"
+#include "int8.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
+
+/* Rows whose largest value is below this count as zeros. */
+static const float LEAST = 7.888609052210118e-31f; /* 2^-100 */
+
+INLINE __mmask16 first_of(int64_t count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
+
+/* Up to sixteen floats; zeros after `count`. */
+INLINE __m512 floats_at(Type type, const void *from, int64_t at, int64_t count) {
+    const __mmask16 mask = first_of(count);
+    if (type == F32) return _mm512_maskz_loadu_ps(mask, (const float *)from + at);
+    const __m256i words = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)from + at);
+    if (type == F16) return _mm512_cvtph_ps(words);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+/* Magnitudes are compared as integers: NaN is larger than any number so. */
+INLINE float largest_in(Type type, const void *from, int64_t count) {
+    __m512i most = _mm512_setzero_si512();
+    if (type == F32) {
+        const __m512i size = _mm512_set1_epi32(0x7fffffff);
+        for (int64_t i = 0; i < count; i += 16)
+            most = _mm512_max_epu32(
+                most, _mm512_and_si512(size, _mm512_castps_si512(floats_at(F32, from, i, count - i))));
+        return of_bits(_mm512_reduce_max_epu32(most));
+    }
+    const __m512i size = _mm512_set1_epi16(0x7fff);
+    for (int64_t i = 0; i < count; i += 32) {
+        const __mmask32 mask = count - i >= 32 ? 0xffffffffu : (__mmask32)((1u << (count - i)) - 1);
+        most = _mm512_max_epu16(most,
+                                _mm512_and_si512(size, _mm512_maskz_loadu_epi16(mask, (const uint16_t *)from + i)));
+    }
+    const __m512i low = _mm512_and_si512(most, _mm512_set1_epi32(0xffff)), high = _mm512_srli_epi32(most, 16);
+    const uint32_t found = _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+    return type == BF16 ? of_bits(found << 16) : from_f16((uint16_t)found);
+}
+
+INLINE void largest_typed(Type type, const void *x, int64_t columns, int64_t count, float *out) {
+    const int64_t size = type == F32 ? 4 : 2;
+    for (int64_t i = 0; i < count; i++) out[i] = largest_in(type, (const char *)x + i * columns * size, columns);
+}
+
+static void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out) {
+    if (type == F32) largest_typed(F32, x, columns, count, out);
+    else if (type == BF16) largest_typed(BF16, x, columns, count, out);
+    else largest_typed(F16, x, columns, count, out);
+}
+
+INLINE float factor_of(float largest) { return largest < LEAST ? 0.0f : 127.0f / largest; }
+INLINE float step_of(float largest) { return largest < LEAST ? 0.0f : largest / 127.0f; }
+
+/* `count` codes at `to`, and their sum; `flip` is xored to each. */
+INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum, int flip) {
+    const __m512 by = _mm512_set1_ps(factor);
+    const __m128i xor = _mm_set1_epi8((char)flip);
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512i found = _mm512_cvtps_epi32(_mm512_mul_ps(floats_at(type, from, i, count - i), by));
+        sum = _mm512_add_epi32(sum, found);
+        const __m128i bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(found), xor);
+        if (count - i >= 16) _mm_storeu_si128((__m128i *)(to + i), bytes);
+        else _mm_mask_storeu_epi8(to + i, first_of(count - i), bytes);
+    }
+    return sum;
+}
+
+/* One row of activations into `line`. */
+INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
+    const int64_t size = type == F32 ? 4 : 2;
+    __m512i sums = _mm512_setzero_si512();
+    if (!from->patches) {
+        const char *x = (const char *)from->x + row * from->stride * size;
+        const float largest = largest_in(type, x, from->columns);
+        sums = codes_of(type, x, from->columns, factor_of(largest), line, sums, 0);
+        *scale = step_of(largest);
+    } else {
+        const int64_t channels = from->channels, across = from->out_wide, down = from->out_high;
+        const int64_t image = row / (across * down), y = row / across % down, x = row % across;
+        const int64_t top = y * from->step[0] - from->pad[0], left = x * from->step[1] - from->pad[1];
+        uint32_t most = 0;
+        for (int64_t i = 0; i < from->kernel_high; i++)
+            for (int64_t j = 0; j < from->kernel_wide; j++) {
+                const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
+                if (v < 0 || h < 0 || v >= from->high || h >= from->wide) continue;
+                const uint32_t here = bits_of(from->largest[(image * from->high + v) * from->wide + h]);
+                most = here > most ? here : most;
+            }
+        const float largest = of_bits(most), factor = factor_of(largest);
+        *scale = step_of(largest);
+        for (int64_t i = 0; i < from->kernel_high; i++)
+            for (int64_t j = 0; j < from->kernel_wide; j++, line += channels) {
+                const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
+                if (v < 0 || h < 0 || v >= from->high || h >= from->wide) {
+                    memset(line, 0, channels);
+                    continue;
+                }
+                const int64_t at = ((image * from->high + v) * from->wide + h) * channels;
+                sums = codes_of(type, (const char *)from->x + at * size, channels, factor, line, sums, 0);
+            }
+    }
+    *sum = _mm512_reduce_add_epi32(sums);
+}
+
+static void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
+                        int32_t *sum) {
+    const int64_t fours = (from->columns + 3) / 4;
+    memset(line + from->columns, 0, fours * 4 - from->columns);
+    for (int i = 0; i < rows; i++) {
+        if (from->type == F32) line_of(F32, from, first + i, line, scale + i, sum + i);
+        else if (from->type == BF16) line_of(BF16, from, first + i, line, scale + i, sum + i);
+        else line_of(F16, from, first + i, line, scale + i, sum + i);
+        int32_t *to = (int32_t *)codes + i;
+        const int32_t *four = (const int32_t *)line;
+        for (int64_t j = 0; j < fours; j++, to += rows) *to = four[j];
+    }
+}
+
+/* Sixteen rows of 64 bytes, `stride` apart, as sixteen vectors of four bytes of each; to `to`, `step` bytes apart. */
+INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, __m512i flip, uint8_t *to, int64_t step,
+                 int64_t fours) {
+    __m512i a[16], b[16];
+    EACH(i, 16)
+    a[i] = i < rows ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, from + i * stride), flip) : _mm512_setzero_si512();
+    EACH(i, 8) {
+        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    }
+    EACH(i, 4) {
+        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+    }
+    EACH(i, 4) {
+        b[i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
+        b[4 + i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+        b[8 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+        b[12 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+    }
+    EACH(i, 8) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0x88);
+        a[8 + i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0xdd);
+    }
+    EACH(i, 16) if (i < fours) _mm512_storeu_si512(to + i * step, a[i]);
+}
+
+/* Bytes [in, taps] as [taps, in]. */
+static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *to) {
+    const int64_t in = columns / taps;
+    for (int64_t t = 0; t < taps; t++)
+        for (int64_t c = 0; c < in; c++) *to++ = from[c * taps + t];
+}
+
+static void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
+    const Form *form = weight->form;
+    const int64_t columns = form->columns, width = (columns + 63) / 64 * 64;
+    const int count = (int)(form->rows - start < PANEL ? form->rows - start : PANEL);
+    const uint8_t *rows = weight->parts->codes + start * columns;
+    int64_t stride = columns;
+    int flip = form->packing == SIGNED_BYTES ? 0x80 : 0;
+    float *floats = spare;
+    uint8_t *bytes = (uint8_t *)spare + (columns * 4 + 63) / 64 * 64;
+    if (weight->again) {
+        Decode *decode = kernels()->decoder(form);
+        uint8_t *made = weight->taps > 1 ? (uint8_t *)floats : 0; /* codes may lie where their floats were */
+        for (int i = 0; i < count; i++) {
+            decode(form, weight->parts, (start + i) * columns, columns, F32, floats);
+            const float largest = largest_in(F32, floats, columns);
+            int8_t *to = (int8_t *)(made ? made : bytes + i * width);
+            codes_of(F32, floats, columns, factor_of(largest), to, _mm512_setzero_si512(), 0x80);
+            scale[i] = step_of(largest), minus[i] = 128;
+            if (made) by_tap(made, columns, weight->taps, bytes + i * width);
+        }
+        rows = bytes, stride = width, flip = 0;
+    } else {
+        for (int i = 0; i < count; i++) scale[i] = weight->scale[start + i], minus[i] = weight->minus[start + i];
+        if (weight->taps > 1) {
+            for (int i = 0; i < count; i++) by_tap(rows + i * columns, columns, weight->taps, bytes + i * width);
+            rows = bytes, stride = width;
+        }
+    }
+    for (int i = count; i < PANEL; i++) scale[i] = 0.0f, minus[i] = 0;
+    const __m512i xor = _mm512_set1_epi8((char)flip);
+    for (int64_t at = 0; at < columns; at += 64) {
+        const int64_t left = columns - at, fours = left < 64 ? (left + 3) / 4 : 16;
+        const __mmask64 mask = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
+        for (int half = 0; half < 2; half++) {
+            const int here = count - 16 * half;
+            if (here >= 16)
+                turn(rows + 16 * half * stride + at, stride, 16, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
+                     fours);
+            else
+                turn(rows + 16 * half * stride + at, stride, here, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
+                     fours);
+        }
+    }
+}
+
+INLINE void store(Type type, void *out, int64_t at, __mmask16 mask, __m512 y) {
+    if (type == F32) {
+        _mm512_mask_storeu_ps((float *)out + at, mask, y);
+        return;
+    }
+    __m256i half;
+    if (type == F16) half = _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    else {
+        const __m512i bits = _mm512_castps_si512(y);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        __m512i even = _mm512_srli_epi32(
+            _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+        even = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+        half = _mm512_cvtepi32_epi16(even);
+    }
+    _mm256_mask_storeu_epi16((uint16_t *)out + at, mask, half);
+}
+
+INLINE void one_of(Type type, void *out, int64_t at, float y) {
+    if (type == F32) ((float *)out)[at] = y;
+    else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(y) : to_f16(y);
+}
+
+/* What the results of one group and panel have in common. */
+typedef struct {
+    const float *row_scale, *scale;
+    const int32_t *row_sum, *minus;
+    const Target *to;
+    int64_t row, column;
+    int count;
+} Place;
+
+/* Row i: sixteen sums and sixteen more, to where they belong; to `kept` first where rows of results are not together. */
+INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*kept)[PANEL]) {
+    const Target *to = at->to;
+    const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
+    const __m512i sum = _mm512_set1_epi32(at->row_sum[i]);
+    const __m512i of_half[2] = {low, high};
+    EACH(half, 2) {
+        const __mmask16 mask = first_of(at->count > 16 * half ? at->count - 16 * half : 0);
+        const __m512i less = _mm512_mullo_epi32(_mm512_loadu_si512(at->minus + 16 * half), sum);
+        const __m512 total = _mm512_cvtepi32_ps(_mm512_sub_epi32(of_half[half], less));
+        __m512 y = _mm512_mul_ps(_mm512_mul_ps(total, of_row), _mm512_loadu_ps(at->scale + 16 * half));
+        if (to->bias) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, to->bias + at->column + 16 * half));
+        if (to->column_step != 1) _mm512_storeu_ps(kept[i] + 16 * half, y);
+        else store(to->type, to->out, (at->row + i) * to->row_step + at->column + 16 * half, mask, y);
+    }
+}
+
+/* Results whose columns are not together, by column. */
+INLINE void spread(Type type, const Place *place, int rows, float (*kept)[PANEL]) {
+    const Target *to = place->to;
+    int64_t at[TALL];
+    for (int i = 0; i < rows; i++) {
+        const int64_t row = place->row + i;
+        at[i] = row / to->image * to->image_step + row % to->image * to->row_step + place->column * to->column_step;
+    }
+    for (int n = 0; n < place->count; n++)
+        for (int i = 0; i < rows; i++) one_of(type, to->out, at[i] + n * to->column_step, kept[i][n]);
+}
+
+/* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
+INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(x)); }
+
+/* Sums have names, as compilers keep arrays of them in memory. */
+#define DECLARE(i) __m512i low##i = _mm512_setzero_si512(), high##i = low##i;
+#define ADD(i)                       \
+    memcpy(&four, codes + 4 * i, 4); \
+    x = _mm512_set1_epi32(four);     \
+    add(&low##i, a, x);              \
+    add(&high##i, b, x);
+#define FINISH(i) finish(place, i, low##i, high##i, kept);
+
+/* A group of n rows. On the way memory is asked for from `ahead`, `step` bytes further each time. */
+#define TILE(n, EVERY)                                                                                         \
+    static void tile##n(const uint8_t *panel, const int8_t *codes, int64_t fours, const Place *place,          \
+                        const char *ahead, int64_t step, float (*kept)[PANEL]) {                               \
+        EVERY(DECLARE)                                                                                         \
+        for (int64_t j = 0; j < fours; j++, panel += 4 * PANEL, codes += 4 * n, ahead += step) {               \
+            const __m512i a = _mm512_loadu_si512(panel), b = _mm512_loadu_si512(panel + 64);                   \
+            __m512i x;                                                                                         \
+            int32_t four;                                                                                      \
+            _mm_prefetch(ahead, _MM_HINT_T1);                                                                  \
+            EVERY(ADD)                                                                                         \
+        }                                                                                                      \
+        EVERY(FINISH)                                                                                          \
+    }
+
+#define ONE(X) X(0)
+#define TWO(X) ONE(X) X(1)
+#define THREE(X) TWO(X) X(2)
+#define FOUR(X) THREE(X) X(3)
+#define FIVE(X) FOUR(X) X(4)
+#define SIX(X) FIVE(X) X(5)
+#define SEVEN(X) SIX(X) X(6)
+#define EIGHT(X) SEVEN(X) X(7)
+#define NINE(X) EIGHT(X) X(8)
+#define TEN(X) NINE(X) X(9)
+#define ELEVEN(X) TEN(X) X(10)
+#define TWELVE(X) ELEVEN(X) X(11)
+
+TILE(1, ONE)
+TILE(2, TWO)
+TILE(3, THREE)
+TILE(4, FOUR)
+TILE(5, FIVE)
+TILE(6, SIX)
+TILE(7, SEVEN)
+TILE(8, EIGHT)
+TILE(9, NINE)
+TILE(10, TEN)
+TILE(11, ELEVEN)
+TILE(12, TWELVE)
+
+static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int64_t fours, const float *row_scale,
+                        const int32_t *row_sum, const float *scale, const int32_t *minus, const Target *to, int64_t row,
+                        int64_t column, int count, const char *ahead, int64_t ahead_bytes) {
+    static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
+                                 float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
+                                                      tile7, tile8, tile9, tile10, tile11, tile12};
+    const Place place = {row_scale, scale, row_sum, minus, to, row, column, count};
+    float kept[TALL][PANEL];
+    const char *from = ahead ? ahead : (const char *)panel;
+    tiles[rows - 1](panel, codes, fours, &place, from, ahead ? ahead_bytes / fours : 0, kept);
+    if (to->column_step == 1) return;
+    if (to->type == F32) spread(F32, &place, rows, kept);
+    else if (to->type == BF16) spread(BF16, &place, rows, kept);
+    else spread(F16, &place, rows, kept);
+}
+
+const Int8 avx512_int8 = {quantize512, largest512, panel512, multiply512};
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

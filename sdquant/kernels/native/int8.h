@@ -1,0 +1,90 @@
+/* Products in 8-bit integers: what compute="int8" does, whose numbers sdquant/kernels/int8.py has.
+
+   A weight is laid out in panels of PANEL rows: for each four columns, PANEL rows of four codes, as numbers from 0 to
+   255, of which `minus` is to be subtracted. Activations are laid out in groups of up to TALL rows: for each four
+   columns, four signed codes of each row. So one instruction multiplies and adds sixteen rows and four columns of the
+   weight with four columns of one row of activations. Columns are padded to a multiple of four with codes of zero.
+
+   int8.c goes through panels and groups; avx512_int8.c has the kernels. */
+#ifndef SDQUANT_INT8_H
+#define SDQUANT_INT8_H
+
+#include "form.h"
+
+enum { PANEL = 32, TALL = 12 };
+
+/* A weight for such products. */
+typedef struct {
+    const Form *form;
+    Parts *parts;
+    int again;           /* whether it is quantized again, by row; else codes are bytes by row, taken as they are */
+    int64_t taps;        /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
+    const float *scale;  /* of rows, where they are not quantized again */
+    const int32_t *minus;
+} Weight;
+
+/* Where activations come from: rows [m, columns], or the patches of images [b, high, wide, channels]. */
+typedef struct {
+    Type type;
+    const void *x;
+    int64_t columns, stride; /* of rows, in elements */
+    int patches;             /* whether the fields below count */
+    int64_t high, wide, channels;
+    int64_t out_high, out_wide, kernel_high, kernel_wide;
+    int64_t step[2], pad[2], spread[2]; /* stride, padding and dilation, vertical and horizontal */
+    const float *largest;               /* of the channels of each pixel; NaN where one is */
+} Source;
+
+/* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.
+   */
+typedef struct {
+    Type type;
+    void *out;
+    int64_t row_step, column_step, image, image_step;
+    const float *bias; /* or NULL */
+} Target;
+
+typedef struct {
+    /* Rows of activations first .. first + rows, at most TALL, as codes, their scales and sums; `line` [padded columns]
+       is spare. */
+    void (*quantize)(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
+                     int32_t *sum);
+    /* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
+    void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
+    /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
+    void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+    /* One group by one panel, of whose rows `count` are real. `ahead`: memory that will be wanted. */
+    void (*multiply)(const uint8_t *panel, const int8_t *codes, int rows, int64_t fours, const float *row_scale,
+                     const int32_t *row_sum, const float *scale, const int32_t *minus, const Target *to, int64_t row,
+                     int64_t column, int count, const char *ahead, int64_t ahead_bytes);
+} Int8;
+
+extern const Int8 avx512_int8;
+
+/* The kernels of this machine, or NULL. */
+const Int8 *int8_kernels(void);
+
+/* Bytes of a panel, and of `spare` for one thread. */
+int64_t panel_bytes(int64_t columns);
+int64_t spare_bytes(int64_t columns);
+
+/* Rows of the weight start .. stop (multiples of PANEL, but for the last) as panels at `panels`. */
+void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, float *scale, int32_t *minus,
+           char *spare);
+
+/* Rows of activations start .. stop times a weight that is staged: all columns. */
+void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_t *panels, int64_t weights,
+                   const float *scale, const int32_t *minus, const Target *to, char *spare);
+
+/* All m rows of activations, of one block and quantized already, times rows start .. stop of a weight that is not. */
+void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t m, const int8_t *codes,
+                     const float *row_scale, const int32_t *row_sum, const Target *to, char *spare);
+
+/* m rows as the groups of a block. */
+void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
+                    char *spare);
+
+/* Rows of activations whose codes stay in the second cache. */
+int64_t block_rows(int64_t columns);
+
+#endif

@@ -1,0 +1,183 @@
+"""Products in 8-bit integers by the C extension: `kernels.int8` with the same numbers, and no more passes over memory
+than it takes. int8.h says how."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..scratch import scratch
+from . import extension
+from .plans import TYPES, addresses, plan
+from .threads import over_rows
+
+if TYPE_CHECKING:
+    from ...backends.base import Geometry
+    from ..forms import Form
+    from ..reader import Parts
+
+_PANEL = 32  # rows of a weight that are multiplied together
+_MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
+_BYTES = ("int8", "uint8")
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a panel and of the spare memory of a thread; rows of activations in a block."""
+
+    panel: int
+    spare: int
+    block: int
+
+
+@lru_cache(maxsize=256)
+def sizes(columns: int) -> Sizes | None:
+    """Those for weights of so many columns; None where there are no kernels for them here."""
+    found = extension()
+    if found is None or columns > _MOST_COLUMNS:
+        return None
+    made = found.int8_sizes(columns)
+    return None if made is None else Sizes(*made)
+
+
+def reads(form: Form | None, parts: Parts) -> bool:
+    """Whether products with such a weight are computed here."""
+    if form is None:
+        return False
+    on_cpu = all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values())
+    return on_cpu and sizes(form.columns) is not None and plan(form, parts) is not None
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The scales and zero points of rows of a weight whose codes are taken as they are.
+
+    Attributes:
+        scale: float32 [rows]. zero: int32 [rows], which is to be subtracted from the codes as they are stored.
+    """
+
+    scale: Tensor
+    zero: Tensor
+
+
+def linear(form: Form, parts: Parts, direct: Direct | None, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype."""
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
+    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 16)
+    target = _target(out, (form.rows, 1, max(len(x), 1), 0), bias)
+    _run(form, parts, direct, 1, len(x), source, target)
+    return out
+
+
+def convolve(
+    form: Form,
+    parts: Parts,
+    direct: Direct | None,
+    kernel: tuple[int, int],
+    x: Tensor,
+    bias: Tensor | None,
+    how: Geometry,
+    places: tuple[int, int],
+) -> Tensor:
+    """x [b, in, h, w] convolved with the weight, and the bias: [b, rows, *places] in x's dtype and order in memory."""
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    x = x.contiguous(memory_format=torch.channels_last)
+    batch, channels, high, wide = x.shape
+    largest = torch.empty(batch * high * wide, dtype=torch.float32)
+    size = x.element_size() * channels
+
+    def look(start: int, stop: int) -> None:
+        numbers = (TYPES[x.dtype], x.data_ptr() + start * size, channels, stop - start, largest.data_ptr() + 4 * start)
+        _c().int8_largest(_packed(numbers))
+
+    over_rows(len(largest), channels, look)
+    assert not isinstance(how.padding, str)
+    source = (
+        TYPES[x.dtype], x.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
+        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), 0,
+    )  # fmt: skip
+    order = torch.channels_last if last else torch.contiguous_format
+    out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
+    here = math.prod(places)
+    steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
+    _run(form, parts, direct, math.prod(kernel), batch * here, source, _target(out, steps, bias))
+    return out
+
+
+def _target(out: Tensor, steps: tuple[int, int, int, int], bias: Tensor | None) -> tuple[tuple[int, ...], list[Tensor]]:
+    """Numbers of a target, and what has to live as long as they do."""
+    floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
+    kept = [out] if floats is None else [out, floats]
+    return (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr()), kept
+
+
+def _run(
+    form: Form,
+    parts: Parts,
+    direct: Direct | None,
+    taps: int,
+    m: int,
+    source: tuple[int, ...],
+    target: tuple[tuple[int, ...], list[Tensor]],
+) -> None:
+    """One block of activations is quantized once, and panels of the weight are made where they are used; for more, the
+    panels are made first, and threads share the rows of activations."""
+    if not m:
+        return
+    size = sizes(form.columns)
+    assert size is not None
+    made, call = plan(form, parts), _c()
+    if direct is not None:
+        signed = 128 if form.packing == "int8" else 0  # codes are shifted to begin at 0
+        minus = direct.zero + signed
+        weight = (*addresses(form, parts), 0, taps, direct.scale.data_ptr(), minus.data_ptr())
+    else:
+        weight = (*addresses(form, parts), 1, taps, 0, 0)
+    wide = -(-form.columns // 4) * 4
+    if m <= size.block:
+        codes = scratch((m * wide + size.spare,), torch.int8, _CPU)
+        scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)
+        held = (codes.data_ptr(), scale.data_ptr(), total.data_ptr())
+        call.int8_quantize(_packed((*source, m, *held, codes.data_ptr() + m * wide)))
+
+        def panels(start: int, stop: int) -> None:
+            spare = torch.empty(size.spare, dtype=torch.int8) if start else codes[m * wide :]
+            call.int8_panels(made, _packed((*weight, *target[0], start, stop, m, *held, spare.data_ptr())))
+
+        over_rows(form.rows, form.columns * m, panels)
+        return
+    count = -(-form.rows // _PANEL)
+    staged = scratch((count * size.panel + size.spare,), torch.int8, _CPU)
+    scale, minus_all = torch.empty(count * _PANEL), torch.empty(count * _PANEL, dtype=torch.int32)
+
+    def stage(start: int, stop: int) -> None:
+        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[count * size.panel :]
+        where = (staged.data_ptr(), scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
+        call.int8_stage(made, _packed((*weight, start, stop, *where)))
+
+    over_rows(form.rows, form.columns, stage)
+
+    def rows(start: int, stop: int) -> None:
+        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[count * size.panel :]
+        held = (staged.data_ptr(), form.rows, scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
+        call.int8_rows(_packed((*source, *target[0], start, stop, *held)))
+
+    over_rows(m, form.columns * form.rows, rows)
+
+
+def _c() -> Any:
+    found = extension()
+    assert found is not None
+    return found
+
+
+def _packed(numbers: tuple[int, ...]) -> bytes:
+    return struct.pack(f"{len(numbers)}q", *numbers)

@@ -1,0 +1,127 @@
+/* What Python calls for products in 8-bit integers. Numbers and addresses come as bytes of int64, in the order of
+   integers.py. */
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "int8.h"
+#include "module_int8.h"
+
+static const char FORM[] = "sdquant.kernels.native.Form";
+
+/* `wanted` numbers; NULL, with the error set, where they are not given. */
+static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
+    char *from;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(bytes, &from, &size) < 0) return NULL;
+    if (size != wanted * (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "other numbers are wanted");
+        return NULL;
+    }
+    return (const int64_t *)from;
+}
+
+static void *address(int64_t number) { return (void *)(intptr_t)number; }
+
+enum { WEIGHTS = 9, SOURCES = 20, TARGETS = 7 };
+
+static int weight_of(PyObject *capsule, const int64_t *n, Weight *weight, Parts *parts) {
+    const Form *form = PyCapsule_GetPointer(capsule, FORM);
+    if (!form) return 0;
+    *parts = (Parts){.codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]),
+                     .shift = address(n[4])};
+    *weight = (Weight){form, parts, (int)n[5], n[6], address(n[7]), address(n[8])};
+    return 1;
+}
+
+static Source source_of(const int64_t *n) {
+    return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
+                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18])};
+}
+
+static Target target_of(const int64_t *n) {
+    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6])};
+}
+
+PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
+    const int64_t wanted = PyLong_AsLongLong(columns);
+    (void)module;
+    if (PyErr_Occurred()) return NULL;
+    if (!int8_kernels()) Py_RETURN_NONE;
+    return Py_BuildValue("LLL", (long long)panel_bytes(wanted), (long long)spare_bytes(wanted),
+                         (long long)block_rows(wanted));
+}
+
+PyObject *py_int8_stage(PyObject *module, PyObject *args) {
+    PyObject *capsule, *bytes;
+    Weight weight;
+    Parts parts;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, WEIGHTS + 6);
+    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
+    n += WEIGHTS;
+    Py_BEGIN_ALLOW_THREADS
+    stage(&weight, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), address(n[5]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_largest(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 5);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    int8_kernels()->largest((Type)n[0], address(n[1]), n[2], n[3], address(n[4]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, SOURCES + 5);
+    (void)module;
+    if (!n) return NULL;
+    const Source from = source_of(n);
+    n += SOURCES;
+    Py_BEGIN_ALLOW_THREADS
+    quantize_block(&from, 0, n[0], address(n[1]), address(n[2]), address(n[3]), address(n[4]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_rows(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, SOURCES + TARGETS + 7);
+    (void)module;
+    if (!n) return NULL;
+    const Source from = source_of(n);
+    const Target to = target_of(n + SOURCES);
+    n += SOURCES + TARGETS;
+    Py_BEGIN_ALLOW_THREADS
+    multiply_rows(&from, n[0], n[1], address(n[2]), n[3], address(n[4]), address(n[5]), &to, address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_panels(PyObject *module, PyObject *args) {
+    PyObject *capsule, *bytes;
+    Weight weight;
+    Parts parts;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, WEIGHTS + TARGETS + 7);
+    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
+    const Target to = target_of(n + WEIGHTS);
+    n += WEIGHTS + TARGETS;
+    Py_BEGIN_ALLOW_THREADS
+    multiply_panels(&weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+const Int8 *int8_kernels(void) {
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
+        return &avx512_int8;
+#endif
+    return 0;
+}

@@ -1,0 +1,22 @@
+/* The functions of module_int8.c, for the module's table. */
+#ifndef SDQUANT_MODULE_INT8_H
+#define SDQUANT_MODULE_INT8_H
+
+PyObject *py_int8_sizes(PyObject *module, PyObject *columns);
+PyObject *py_int8_stage(PyObject *module, PyObject *args);
+PyObject *py_int8_largest(PyObject *module, PyObject *bytes);
+PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
+PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
+PyObject *py_int8_panels(PyObject *module, PyObject *args);
+
+#define INT8_METHODS                                                                                     \
+    {"int8_sizes", py_int8_sizes, METH_O,                                                                \
+     "int8_sizes(columns)\n--\n\nBytes of a panel and of the spare memory of a thread, and rows of a block;\n" \
+     "None where this machine has no such kernels."},                                                    \
+    {"int8_stage", py_int8_stage, METH_VARARGS, "int8_stage(form, numbers)\n--\n\nSee int8.h."},          \
+    {"int8_largest", py_int8_largest, METH_O, "int8_largest(numbers)\n--\n\nSee int8.h."},                \
+    {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
+    {"int8_rows", py_int8_rows, METH_O, "int8_rows(numbers)\n--\n\nSee int8.h."},                         \
+    {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."}
+
+#endif

@@ -1,0 +1,145 @@
+"""quant="auto", offload="auto": the choice on made-up machines, and the load that follows it on this one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import sdquant
+from sdquant import automatic, cli, machine
+from sdquant.drawing import draw
+from sdquant.errors import BudgetError, SettingsError
+from sdquant.memory import LEAST_MARGIN
+from sdquant.request import request
+
+from . import sparse
+
+MODEL = "digits-flux"
+
+
+@pytest.fixture(scope="module")
+def here() -> machine.Machine:
+    return machine.probe()
+
+
+def with_free(here: machine.Machine, nbytes: int) -> machine.Machine:
+    """The machine with so many bytes for weights and activations; what its margin takes comes on top."""
+    device = dataclasses.replace(here.best, memory_free=nbytes + LEAST_MARGIN, memory_total=nbytes + LEAST_MARGIN)
+    return dataclasses.replace(here, devices=(device,))
+
+
+def chosen(here: machine.Machine, nbytes: int, **asked: Any) -> Any:
+    made = automatic.resolve(request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
+    assert made.request.offload != "auto" and made.request.quant != "auto"
+    assert not made.why.endswith(".")
+    return made
+
+
+@pytest.fixture(scope="module")
+def sizes() -> dict[str, int]:
+    from sdquant import peaks
+
+    made = sdquant.plan(sdquant.demo.path(MODEL))
+    activations = peaks.predict(made).activations
+    assert activations is not None
+    return {"weights": made.bytes, "activations": activations, "largest": max(part.bytes for part in made.components)}
+
+
+def test_what_fits_whole_is_left_as_it_is(here: machine.Machine, sizes: dict[str, int]) -> None:
+    made = chosen(here, sizes["weights"] + sizes["activations"] + 1000, quant="auto", offload="auto")
+    assert (made.request.quant, made.request.offload, made.request.budget) == (None, "none", None)
+    assert "everything stays on the device" in made.why
+
+
+def test_what_does_not_is_quantized_as_little_as_keeps_it_whole(here: machine.Machine, sizes: dict[str, int]) -> None:
+    eight = sdquant.plan(sdquant.demo.path(MODEL), "int8").bytes
+    room = int(1.2 * eight) + sizes["activations"]
+    made = chosen(here, room, quant="auto", offload="auto")
+    assert made.request.offload == "none" and made.request.quant
+    assert {sdquant.backends.scheme(name).bits for name in made.request.quant.values()} <= {6, 7, 8}
+    plan = sdquant.plan(sdquant.demo.path(MODEL), made.request.quant)
+    assert plan.bytes + sizes["activations"] <= room
+    less = chosen(here, int(0.5 * eight) + sizes["activations"], quant="auto", offload="auto")
+    assert sdquant.plan(sdquant.demo.path(MODEL), less.request.quant).bytes < plan.bytes
+
+
+def test_without_quantization_components_take_turns_before_blocks_do(
+    here: machine.Machine, sizes: dict[str, int]
+) -> None:
+    turns = chosen(here, sizes["largest"] + sizes["activations"] + 100_000, offload="auto")
+    assert turns.request.offload == "balanced" and turns.request.quant is None
+    assert "take turns" in turns.why
+
+
+def test_what_streams_least_is_taken_where_nothing_fits_whole(
+    here: machine.Machine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A transformer of FLUX.1's shapes on several cards; alone, so that activations are the rough allowance."""
+    path = sparse.flux(tmp_path_factory.mktemp("big") / "flux") / "transformer"
+    found = {}
+    for gigabytes in (40, 16, 10, 4):
+        memory = gigabytes * 10**9
+        card = machine.Device(kind="cuda", index=0, name="a card", memory_total=memory, memory_free=memory)
+        other = dataclasses.replace(here, devices=(card, here.devices[-1]))
+        made = automatic.resolve(request(path, offload="auto", device="cuda"), other)
+        found[gigabytes] = made.request.offload, made.request.budget
+    assert found[40] == ("none", None)
+    for gigabytes in (16, 10, 4):
+        mode, budget = found[gigabytes]
+        assert mode == "balanced" and budget is not None and 0.5 * gigabytes < budget / 10**9 < gigabytes - 1.5
+
+
+def test_a_mode_that_the_matrix_refuses_is_not_chosen(here: machine.Machine, sizes: dict[str, int]) -> None:
+    """quanto's modules break in balanced offload."""
+    whole = sdquant.plan(sdquant.demo.path(MODEL), "qint8").bytes
+    made = chosen(here, int(0.9 * whole) + sizes["activations"], quant="qint8", offload="auto", runtime="library")
+    assert (made.request.quant, made.request.offload) == ("qint8", "model")
+
+
+def test_a_mode_that_was_named_is_kept(here: machine.Machine, sizes: dict[str, int]) -> None:
+    made = chosen(here, 2 * sizes["weights"] + sizes["activations"], quant="auto", offload="model")
+    assert (made.request.quant, made.request.offload) == (None, "model")
+
+
+def test_nothing_fits(here: machine.Machine) -> None:
+    with pytest.raises(BudgetError, match="no way to run the model"):
+        chosen(here, 1000 - LEAST_MARGIN, quant="auto", offload="auto")
+
+
+def test_the_matrix_is_asked_for_a_mode_that_works() -> None:
+    sdquant.check("qint8", "auto", device="cpu")
+    with pytest.raises(sdquant.IncompatibleError):
+        sdquant.check("q8_0", "auto", mode="pre", device="cpu")  # in no mode
+
+
+def test_where_nothing_can_be_chosen() -> None:
+    with pytest.raises(SettingsError, match="before a model is loaded"):
+        sdquant.quantize(torch.nn.Linear(64, 64), "auto")
+    words = ["digits-sd", "a picture", "--offload", "auto"]
+    assert cli.main(["compare", *words]) == 2
+
+
+@pytest.mark.parametrize("other", [{"components": ["unet"]}, {"mode": "post"}, {"rules": [{"weight_qtype": "int8"}]}])
+def test_what_contradicts_it(other: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="auto chooses"):
+        request("x", quant="auto", **other)
+
+
+def test_load_and_plan_tell_what_was_chosen() -> None:
+    made = sdquant.plan(sdquant.demo.path("digits-sd"), "AUTO", "auto")
+    assert made.offload == "none" and made.why is not None and made.to_dict()["why"] == made.why
+    pipe = sdquant.load_model(sdquant.demo.path("digits-sd"), "auto", "auto", progress=False)
+    assert pipe.sdquant.plan.why is not None and pipe.sdquant.offload.mode == "none"
+    assert draw(pipe, ["a picture"], seeds=[0], steps=1)[0].size == (32, 32)
+
+
+def test_a_budget_limits_it() -> None:
+    path = sdquant.demo.path("digits-sd")
+    pipe = sdquant.load_model(path, offload="auto", budget="2MB", progress=False)
+    assert pipe.sdquant.offload.mode == "balanced"
+    draw(pipe, ["a picture"], seeds=[0], steps=1)
+    assert pipe.sdquant.offload.report()["peak"] <= 2_000_000
+    pipe.sdquant.offload.remove()
