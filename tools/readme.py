@@ -91,7 +91,7 @@ def _ratio(row: Scheme) -> str:
 def matrix(root: Path) -> str:
     """What can be combined, for a CPU and an NVIDIA GPU: schemes that agree share a line."""
     from sdquant import backends, compat
-    from sdquant.request import OFFLOADS
+    from sdquant.compat.row import OFFLOADS
 
     parts = []
     for kind, title in (("cuda", "NVIDIA GPU"), ("cpu", "CPU")):
