@@ -24,8 +24,8 @@ from .offload.conftest import draw
 @pytest.fixture(autouse=True)
 def from_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers at any size: the shipped models are small."""
-    for name in ("LEAST_ROWS", "LEAST_ROWS_AGAIN", "LEAST_CHANNELS"):
-        monkeypatch.setattr(int8, name, 1)
+    for name in ("BY_C", "BY_TORCH"):
+        monkeypatch.setattr(int8, name, int8.Least(rows=1, again=1, channels=1, columns=1))
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def linear(
     Args:
         compute: "int8" for products in integers where that pays.
     """
-    if compute == int8.NAME and int8.pays(form, x, x.numel() // max(x.shape[-1], 1)):
+    if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8.linear(backend, packed, form, x, bias)
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:

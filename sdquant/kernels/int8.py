@@ -15,92 +15,175 @@ Few rows of activations are left to the exact product, which is as fast there.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
+from . import int8_steps as steps
 from .native import int8 as native
-from .scratch import scratch
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Geometry, Packed
+    from ..backends.base import Backend, Packed
     from .forms import Form
 
-NAME = "int8"
-LARGEST = 127.0
-# Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
-LEAST = 2.0**-100
+log = logging.getLogger(__name__)
 
-# Rows of activations from which the product is in integers. Measured on a Zen5 core with 3072 -> 3072, bfloat16 and
-# float32 (bench/int8.py): the exact product takes as long at 16 rows.
-LEAST_ROWS = 32
-# The same where weights are quantized again, which takes as long as the product of that many rows.
-LEAST_ROWS_AGAIN = 256
-# Outputs of a convolution from which its patches are worth copying out and quantizing.
-LEAST_CHANNELS = 512
+NAME = "int8"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_CHECKED_ROWS = 40
 _DEVICES = ("cpu", "cuda")
 _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch buffer at a time
 
 
-def direct(form: Form | None) -> bool:
-    """Whether the codes of a weight are multiplied as they are."""
-    return (
-        form is not None
-        and form.by_row
-        and form.packing in ("int8", "uint8")
-        and not (form.table or form.nested or form.shift)
-        and (isinstance(form.zero, int) or form.zero_packing in ("int8", "uint8"))
-    )
+@dataclass(frozen=True, kw_only=True)
+class Least:
+    """From where on integers pay. Measured on a Zen5 core with 3072 -> 3072 and the convolutions of SDXL's UNet.
+
+    Attributes:
+        rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
+        channels: outputs of a convolution. columns: its inputs times the size of its kernel.
+    """
+
+    rows: int
+    again: int
+    channels: int
+    columns: int
 
 
-def pays(form: Form | None, x: Tensor, rows: int) -> bool:
+# The C kernels; torch, in which quantizing a weight again takes as long as a product of that many rows saves.
+BY_C = Least(rows=16, again=16, channels=64, columns=1024)
+BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
+
+
+def _least(packed: Packed, form: Form | None) -> Least:
+    return BY_C if native.reads(form, packed.parts) else BY_TORCH
+
+
+def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     """Whether the product of so many rows of activations like `x` is computed in integers."""
-    if x.dtype not in _FLOATS or x.device.type not in _DEVICES or not integers.fast(x.device):
+    if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
-    return rows >= (LEAST_ROWS if direct(form) else LEAST_ROWS_AGAIN)
+    least = _least(packed, form)
+    if rows < (least.rows if steps.direct(form) else least.again):
+        return False
+    return least is BY_C or integers.fast(x.device)
 
 
-def pays_convolved(form: Form | None, shape: tuple[int, ...], x: Tensor, geometry: Geometry) -> bool:
-    """The same for a convolution of x [b, in, ...] with a weight of `shape`."""
-    if geometry.groups != 1 or isinstance(geometry.padding, str) or shape[0] < LEAST_CHANNELS:
+def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
+    """The same for a convolution of x [b, in, ...]."""
+    shape, least = packed.spec.shape, _least(packed, form)
+    if geometry.groups != 1 or isinstance(geometry.padding, str):
         return False
-    return pays(form, x, x.shape[0] * math.prod(_outputs(x.shape[2:], shape[2:], geometry)))
+    if shape[0] < least.channels or math.prod(shape[1:]) < least.columns:
+        return False
+    return pays(packed, form, x, x.shape[0] * math.prod(_outputs(x.shape[2:], shape[2:], geometry)))
 
 
 def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
-    rows = packed.spec.shape[0]
     flat = x.reshape(-1, x.shape[-1])
-    if native.reads(form, packed.parts):
-        assert form is not None
-        return native.linear(form, packed.parts, _direct(packed, form), flat, bias).view(*x.shape[:-1], rows)
-    out = torch.empty(flat.shape[0], rows, dtype=x.dtype, device=x.device)
-    _multiply(backend, packed, form, flat, bias, out)
-    return out.view(*x.shape[:-1], rows)
+    if form is not None and _by_c(backend, packed, form, x.dtype):
+        out = native.linear(form, packed.parts, _direct(packed, form), flat, bias)
+    else:
+        out = by_steps(backend, packed, flat, bias)
+    return out.view(*x.shape[:-1], packed.spec.shape[0])
 
 
 def convolve(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype."""
+    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype and order in memory."""
+    if form is not None and len(packed.spec.shape) == 4 and _by_c(backend, packed, form, x.dtype):
+        return _convolve_by_c(packed, form, x, bias, geometry)
+    return convolve_by_steps(backend, packed, x, bias, geometry)
+
+
+def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    _, _, high, wide = packed.spec.shape
+    places = _outputs(x.shape[2:], (high, wide), geometry)
+    return native.convolve(
+        form, packed.parts, _direct(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
+    )
+
+
+def by_steps(
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, by: type[steps.Steps] | None = None
+) -> Tensor:
+    """x [m, in] in integers, step by step. `by`: whose; None for the fastest."""
+    out = torch.empty(x.shape[0], packed.spec.shape[0], dtype=x.dtype, device=x.device)
+    _multiply(backend, packed, x, bias, out, by)
+    return out
+
+
+def convolve_by_steps(
+    backend: Backend,
+    packed: Packed,
+    x: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    by: type[steps.Steps] | None = None,
+) -> Tensor:
+    """x [b, in, ...] convolved in integers: the product with the patches, which are copied out a tile at a time."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
-    if len(kernel) == 2 and native.reads(form, packed.parts):
-        assert form is not None
-        places = _outputs(x.shape[2:], kernel, geometry)
-        return native.convolve(form, packed.parts, _direct(packed, form), kernel, x, bias, geometry, places)
     patches = _patches(x, kernel, geometry)
     places = patches.shape[: 1 + len(kernel)]  # b, and the places of an output
-    out = torch.empty(math.prod(places), rows, dtype=x.dtype, device=x.device)
     columns = math.prod(packed.spec.shape[1:])
-    _multiply(backend, packed, form, patches.reshape(-1, columns), bias, out)
-    return out.view(*places, rows).movedim(-1, 1).contiguous()
+    out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
+    step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
+    for one, to in zip(patches, out, strict=True):
+        for start in range(0, places[1], step):
+            part = one[start : start + step].reshape(-1, columns)
+            _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return out.movedim(-1, 1) if last else out.movedim(-1, 1).contiguous()
+
+
+_verdicts: dict[tuple[object, ...], bool] = {}
+
+
+def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
+    """Whether the C kernels multiply such a weight: they are held against torch when they first meet its kind."""
+    if not native.reads(form, packed.parts):
+        return False
+    key = (replace(form, rows=0), dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
+    if key not in _verdicts:
+        _verdicts[key] = _right(backend, packed, dtype)
+    return _verdicts[key]
+
+
+def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
+    rows = packed.spec.shape[0]
+    if backend.by_row(packed) and rows > _CHECKED_ROWS:
+        packed = cut(packed, [(0, _CHECKED_ROWS)])
+    form = backend.form(packed)
+    assert form is not None
+    x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
+    bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
+    found = native.linear(form, packed.parts, _direct(packed, form), x, bias)
+    same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
+    if same and len(packed.spec.shape) == 4:
+        image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
+        one = (1, 1)
+        pad = (packed.spec.shape[2] // 2, packed.spec.shape[3] // 2)
+        how = Geometry(stride=one, padding=pad, dilation=one, groups=1)
+        by_torch = convolve_by_steps(backend, packed, image, bias, how, steps.Steps)
+        same = torch.equal(_convolve_by_c(packed, form, image, bias, how), by_torch)
+    if not same:
+        log.warning(
+            "The C kernels are not used for products in integers with %s: they compute other numbers. It runs in "
+            "torch, slower.",
+            packed.spec.scheme,
+        )
+    return same
 
 
 def _outputs(sizes: torch.Size, kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
@@ -120,75 +203,29 @@ def _patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
     return x.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *strides, channel, *inner))
 
 
-def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes, int8 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
-
-    A row that is not finite has a scale that is not.
-    """
-    values = x.to(torch.float32)
-    largest = values.abs().amax(1, keepdim=True)
-    zero = largest < LEAST
-    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
-    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
-    codes = values.mul(factor).round_()
-    scale = (largest / LARGEST).masked_fill_(zero, 0.0)
-    if out is None:
-        return codes.to(torch.int8), scale
-    return out.copy_(codes), scale
-
-
 def _direct(packed: Packed, form: Form) -> native.Direct | None:
     """The scales and zero points of a weight whose codes are taken as they are; None for others."""
-    return native.Direct(*_of_rows(packed, form)) if direct(form) else None
+    return native.Direct(*steps.of_rows(packed, form)) if steps.direct(form) else None
 
 
-def _of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
-    """The scale of each row, float32 [rows], and what is subtracted from each code in it, int32 [rows]."""
-    codes, rows = packed.parts[form.codes], form.rows
-    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
-    scale = scale * form.factor
-    if isinstance(form.zero, int):
-        zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
-    else:
-        zero = packed.parts[form.zero].flatten().to(torch.int32)
-    return tuple(one if len(one) == rows else one.repeat_interleave(rows // len(one)) for one in (scale, zero))
-
-
-def weight_codes(backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
-    """A weight as int8 codes [rows, columns], the scale of each row [rows] in float32, and what is to be added to each
-    code: an int32 number for each row, or one for all."""
-    if form is None or not direct(form):
-        weight = backend.decode(packed, torch.float32).view(packed.spec.shape[0], -1)
-        codes, scale = quantized_rows(weight, scratch(tuple(weight.shape), torch.int8, weight.device))
-        return codes, scale.view(-1), 0
-    codes = packed.parts[form.codes].view(form.rows, form.columns)
-    scale, zero = _of_rows(packed, form)
-    added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
-    if codes.dtype == torch.uint8:
-        codes = torch.bitwise_xor(
-            codes.view(torch.int8), -128, out=scratch(tuple(codes.shape), torch.int8, codes.device)
-        )
-        added = added + 128
-    return codes, scale, added
-
-
-def _multiply(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _multiply(
+    backend: Backend, packed: Packed, x: Tensor, bias: Tensor | None, out: Tensor, by: type[steps.Steps] | None
+) -> None:
     """x [m, columns] times the transposed weight, and the bias, into `out` [m, rows]; in tiles of the weight's rows."""
-    codes, x_scale = quantized_rows(x)
-    sums = codes.sum(1, keepdim=True, dtype=torch.int32)
+    chosen = steps.fastest(x) if by is None else by(x.device)
+    codes, x_scale, sums = chosen.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
-        weight, scale, added = weight_codes(backend, part, backend.form(part))
+        weight, scale, added = chosen.weight(backend, part, backend.form(part))
         total = integers.product(codes, weight)
-        if isinstance(added, Tensor) or added:
-            total += sums * added
-        tile = total.to(torch.float32).mul_(x_scale).mul_(scale)
-        out[:, start:stop] = tile if bias is None else tile.add_(bias[start:stop])
+        of_bias = None if bias is None else bias[start:stop]
+        chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 
 def _tiles(backend: Backend, packed: Packed, m: int) -> Iterator[tuple[int, int, Packed]]:
     """Ranges of a weight's rows, each as a packed weight, such that the sums for `m` rows of activations are few."""
     rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-    step = max(_TILE // max(m, columns), 128) // 64 * 64
+    tile = _TILE if packed.device.type == "cpu" else 64 * _TILE
+    step = max(tile // max(m, columns), 128) // 64 * 64
     if step >= rows or not backend.by_row(packed):
         yield 0, rows, packed
         return

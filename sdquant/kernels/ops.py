@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from .. import backends
 from ..backends.base import Geometry, Packed, PackedSpec
 from . import choice, int8
+from .scratch import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,9 +101,15 @@ def _convolve_int8(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight in integers, and the bias: [b, out, ...] in x's dtype."""
+    """x [b, in, ...] convolved with the weight, in integers where that pays, and the bias: [b, out, ...]."""
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
-    return int8.convolve(*_packed(text, parts), x, bias, how)
+    backend, packed, form = _packed(text, parts)
+    if int8.pays_convolved(packed, form, x, how):
+        return int8.convolve(backend, packed, form, x, bias, how).contiguous()
+    of = scratch(packed.spec.shape, x.dtype, x.device)
+    choice.decode_into(backend, packed, form, of)
+    done: Tensor = _CONVOLUTIONS[len(stride) - 1](x, of, bias, stride, padding, dilation)
+    return done.contiguous()
 
 
 @_convolve_int8.register_fake
@@ -125,11 +132,9 @@ def convolved(
 ) -> Tensor:
     """x [b, in, ...] convolved with the weight, and the bias, in a compiled graph; in integers where nothing needs a
     gradient and it pays."""
-    backend, spec, names = _read(text)
     gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    form = backend.form(Packed(spec=spec, parts=dict(zip(names, parts, strict=True))))
     done: Tensor
-    if compute == int8.NAME and not gradient and int8.pays_convolved(form, spec.shape, x, how):
+    if compute == int8.NAME and not gradient and how.groups == 1 and not isinstance(how.padding, str):
         done = _convolve_int8(x, parts, bias, text, list(how.stride), list(how.padding), list(how.dilation))
     else:
         of = weight(parts, text, x.dtype)

@@ -251,7 +251,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 def _convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
     """Without a gradient, as the layer computes."""
-    if layer.compute == int8.NAME and int8.pays_convolved(layer._form, layer.spec.shape, x, how):
+    if layer.compute == int8.NAME and int8.pays_convolved(layer._packed_for(x), layer._form, x, how):
         return int8.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how)
     conv: Any = _CONVOLUTIONS[len(how.stride) - 1]
     done: Tensor = conv(x, layer._float_weight(x), bias, how.stride, how.padding, how.dilation, how.groups)

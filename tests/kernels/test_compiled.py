@@ -71,7 +71,7 @@ def test_operators_are_declared_truly() -> None:
     text = ops.described(packed.spec, tuple(packed.parts))
     x, bias = torch.randn(3, 64, requires_grad=True), torch.randn(32, requires_grad=True)
     torch.library.opcheck(ops.linear, (x, list(packed.parts.values()), bias, text, ""))
-    torch.library.opcheck(ops.linear, (x, list(packed.parts.values()), None, text, ""))
+    torch.library.opcheck(ops.linear, (x, list(packed.parts.values()), None, text, "int8"))
     torch.library.opcheck(ops.weight, (list(packed.parts.values()), text, torch.bfloat16))
 
 

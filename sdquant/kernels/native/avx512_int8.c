@@ -129,12 +129,9 @@ static void quantize512(const Source *from, int64_t first, int rows, int8_t *lin
     }
 }
 
-/* Sixteen rows of 64 bytes, `stride` apart, as sixteen vectors of four bytes of each; to `to`, `step` bytes apart. */
-INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, __m512i flip, uint8_t *to, int64_t step,
-                 int64_t fours) {
-    __m512i a[16], b[16];
-    EACH(i, 16)
-    a[i] = i < rows ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, from + i * stride), flip) : _mm512_setzero_si512();
+/* A square of 16 x 16 numbers of 32 bits, turned. */
+INLINE void transpose(__m512i *a) {
+    __m512i b[16];
     EACH(i, 8) {
         b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
         b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
@@ -155,7 +152,53 @@ INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, 
         a[i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0x88);
         a[8 + i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0xdd);
     }
+}
+
+/* Sixteen rows of 64 bytes, `stride` apart, as sixteen vectors of four bytes of each; to `to`, `step` bytes apart. */
+INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, __m512i flip, uint8_t *to, int64_t step,
+                 int64_t fours) {
+    __m512i a[16];
+    EACH(i, 16)
+    a[i] = i < rows ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, from + i * stride), flip) : _mm512_setzero_si512();
+    transpose(a);
     EACH(i, 16) if (i < fours) _mm512_storeu_si512(to + i * step, a[i]);
+}
+
+/* Pixels start .. stop of an image [channels, pixels] to [pixels, channels]; of 32 channels of 16 bits at a time, or 16
+   of 32 bits. */
+static void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out) {
+    for (int64_t p = start; p < stop; p += 16) {
+        const __mmask16 here = first_of(stop - p);
+        const int count = stop - p < 16 ? (int)(stop - p) : 16;
+        for (int64_t c = 0; c < channels; c += type == F32 ? 16 : 32) {
+            __m512i a[16];
+            if (type == F32) {
+                const float *from = (const float *)x + c * pixels + p;
+                EACH(i, 16)
+                a[i] = c + i < channels ? _mm512_castps_si512(_mm512_maskz_loadu_ps(here, from + i * pixels))
+                                        : _mm512_setzero_si512();
+                transpose(a);
+                float *to = (float *)out + p * channels + c;
+                EACH(i, 16)
+                if (i < count) _mm512_mask_storeu_ps(to + i * channels, first_of(channels - c), _mm512_castsi512_ps(a[i]));
+            } else {
+                const uint16_t *from = (const uint16_t *)x + c * pixels + p;
+                const int64_t left = channels - c;
+                EACH(i, 16) {
+                    __m512i even = _mm512_setzero_si512(), odd = even;
+                    if (2 * i < left)
+                        even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, from + 2 * i * pixels));
+                    if (2 * i + 1 < left)
+                        odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, from + (2 * i + 1) * pixels));
+                    a[i] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+                }
+                transpose(a);
+                uint16_t *to = (uint16_t *)out + p * channels + c;
+                const __mmask32 mask = left >= 32 ? 0xffffffffu : (__mmask32)((1u << left) - 1);
+                EACH(i, 16) if (i < count) _mm512_mask_storeu_epi16(to + i * channels, mask, a[i]);
+            }
+        }
+    }
 }
 
 /* Bytes [in, taps] as [taps, in]. */
@@ -210,22 +253,26 @@ static void panel512(const Weight *weight, int64_t start, uint8_t *panel, float 
     }
 }
 
-INLINE void store(Type type, void *out, int64_t at, __mmask16 mask, __m512 y) {
+/* Sixteen floats as numbers of 16 bits, to the nearest, ties to even. */
+INLINE __m256i half_of(Type type, __m512 y) {
+    if (type == F16) return _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512i bits = _mm512_castps_si512(y);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i even = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+    even = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    return _mm512_cvtepi32_epi16(even);
+}
+
+/* `count` of 32 results, in one store where there are as many. */
+INLINE void store(Type type, void *out, int64_t at, int count, const __m512 *y) {
     if (type == F32) {
-        _mm512_mask_storeu_ps((float *)out + at, mask, y);
+        EACH(half, 2)
+        _mm512_mask_storeu_ps((float *)out + at + 16 * half, first_of(count > 16 * half ? count - 16 * half : 0), y[half]);
         return;
     }
-    __m256i half;
-    if (type == F16) half = _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    else {
-        const __m512i bits = _mm512_castps_si512(y);
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        __m512i even = _mm512_srli_epi32(
-            _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
-        even = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
-        half = _mm512_cvtepi32_epi16(even);
-    }
-    _mm256_mask_storeu_epi16((uint16_t *)out + at, mask, half);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(half_of(type, y[0])), half_of(type, y[1]), 1);
+    if (count == PANEL) _mm512_storeu_si512((uint16_t *)out + at, both);
+    else _mm512_mask_storeu_epi16((uint16_t *)out + at, (__mmask32)(((uint64_t)1 << count) - 1), both);
 }
 
 INLINE void one_of(Type type, void *out, int64_t at, float y) {
@@ -248,15 +295,18 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
     const __m512i sum = _mm512_set1_epi32(at->row_sum[i]);
     const __m512i of_half[2] = {low, high};
+    __m512 found[2];
     EACH(half, 2) {
         const __mmask16 mask = first_of(at->count > 16 * half ? at->count - 16 * half : 0);
         const __m512i less = _mm512_mullo_epi32(_mm512_loadu_si512(at->minus + 16 * half), sum);
         const __m512 total = _mm512_cvtepi32_ps(_mm512_sub_epi32(of_half[half], less));
         __m512 y = _mm512_mul_ps(_mm512_mul_ps(total, of_row), _mm512_loadu_ps(at->scale + 16 * half));
         if (to->bias) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, to->bias + at->column + 16 * half));
-        if (to->column_step != 1) _mm512_storeu_ps(kept[i] + 16 * half, y);
-        else store(to->type, to->out, (at->row + i) * to->row_step + at->column + 16 * half, mask, y);
+        found[half] = y;
     }
+    if (to->column_step != 1) {
+        EACH(half, 2) _mm512_storeu_ps(kept[i] + 16 * half, found[half]);
+    } else store(to->type, to->out, (at->row + i) * to->row_step + at->column, at->count, found);
 }
 
 /* Results whose columns are not together, by column. */
@@ -340,7 +390,7 @@ static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int
     else spread(F16, &place, rows, kept);
 }
 
-const Int8 avx512_int8 = {quantize512, largest512, panel512, multiply512};
+const Int8 avx512_int8 = {quantize512, largest512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -51,6 +51,8 @@ typedef struct {
                      int32_t *sum);
     /* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
     void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
+    /* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
+    void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
     /* One group by one panel, of whose rows `count` are real. `ahead`: memory that will be wanted. */

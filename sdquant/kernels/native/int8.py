@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..scratch import scratch
 from . import extension
+from .integers import recodes
 from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
-_BYTES = ("int8", "uint8")
+# Blocks of activations up to which panels of the weight are made where they are used: more often than once they would
+# have to be made again, or to be kept, and reading all activations for each panel still costs less (measured on Zen5).
+_BLOCKS = 2
 _CPU = torch.device("cpu")
 
 
@@ -49,10 +52,9 @@ def sizes(columns: int) -> Sizes | None:
 
 def reads(form: Form | None, parts: Parts) -> bool:
     """Whether products with such a weight are computed here."""
-    if form is None:
+    if form is None or sizes(form.columns) is None:
         return False
-    on_cpu = all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values())
-    return on_cpu and sizes(form.columns) is not None and plan(form, parts) is not None
+    return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def convolve(
 ) -> Tensor:
     """x [b, in, h, w] convolved with the weight, and the bias: [b, rows, *places] in x's dtype and order in memory."""
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    x = x.contiguous(memory_format=torch.channels_last)
+    x = _channels_last(x)
     batch, channels, high, wide = x.shape
     largest = torch.empty(batch * high * wide, dtype=torch.float32)
     size = x.element_size() * channels
@@ -109,6 +111,23 @@ def convolve(
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
     _run(form, parts, direct, math.prod(kernel), batch * here, source, _target(out, steps, bias))
+    return out
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """x [b, c, h, w] with the channels of a pixel together."""
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    x = x.contiguous()
+    out = torch.empty_like(x, memory_format=torch.channels_last)
+    channels, pixels = x.shape[1], math.prod(x.shape[2:])
+    for one, other in zip(x, out, strict=True):
+        common = (TYPES[x.dtype], one.data_ptr(), channels, pixels)
+
+        def turn(start: int, stop: int, common: tuple[int, ...] = common, to: int = other.data_ptr()) -> None:
+            _c().int8_last(_packed((*common, start, stop, to)))
+
+        over_rows(pixels, channels, turn)
     return out
 
 
@@ -142,7 +161,7 @@ def _run(
     else:
         weight = (*addresses(form, parts), 1, taps, 0, 0)
     wide = -(-form.columns // 4) * 4
-    if m <= size.block:
+    if m <= _BLOCKS * size.block:
         codes = scratch((m * wide + size.spare,), torch.int8, _CPU)
         scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)
         held = (codes.data_ptr(), scale.data_ptr(), total.data_ptr())

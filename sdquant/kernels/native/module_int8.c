@@ -76,6 +76,16 @@ PyObject *py_int8_largest(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+PyObject *py_int8_last(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 7);
+    (void)module;
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    int8_kernels()->last((Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
     const int64_t *n = numbers(bytes, SOURCES + 5);
     (void)module;

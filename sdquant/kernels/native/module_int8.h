@@ -5,6 +5,7 @@
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns);
 PyObject *py_int8_stage(PyObject *module, PyObject *args);
 PyObject *py_int8_largest(PyObject *module, PyObject *bytes);
+PyObject *py_int8_last(PyObject *module, PyObject *bytes);
 PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
 PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
 PyObject *py_int8_panels(PyObject *module, PyObject *args);
@@ -15,6 +16,7 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args);
      "None where this machine has no such kernels."},                                                    \
     {"int8_stage", py_int8_stage, METH_VARARGS, "int8_stage(form, numbers)\n--\n\nSee int8.h."},          \
     {"int8_largest", py_int8_largest, METH_O, "int8_largest(numbers)\n--\n\nSee int8.h."},                \
+    {"int8_last", py_int8_last, METH_O, "int8_last(numbers)\n--\n\nSee int8.h."},                      \
     {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
     {"int8_rows", py_int8_rows, METH_O, "int8_rows(numbers)\n--\n\nSee int8.h."},                         \
     {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."}

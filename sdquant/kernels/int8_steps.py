@@ -1,0 +1,208 @@
+"""The steps of a product in integers, before and after the product itself: in torch, by the C kernels, and by Triton.
+
+All give the same numbers, whose formulas are in `int8`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .native import extension
+from .native import integers as c
+from .scratch import scratch
+from .triton import library
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend, Packed
+    from .forms import Form
+
+LARGEST = 127.0
+# Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
+LEAST = 2.0**-100
+
+
+def direct(form: Form | None) -> bool:
+    """Whether the codes of a weight are multiplied as they are."""
+    return (
+        form is not None
+        and form.by_row
+        and form.packing in ("int8", "uint8")
+        and not (form.table or form.nested or form.shift)
+        and (isinstance(form.zero, int) or form.zero_packing in ("int8", "uint8"))
+    )
+
+
+def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The codes, int8 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
+
+    A row that is not finite has a scale that is not.
+    """
+    values = x.to(torch.float32)
+    largest = values.abs().amax(1, keepdim=True)
+    zero = largest < LEAST
+    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
+    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
+    codes = values.mul(factor).round_()
+    scale = (largest / LARGEST).masked_fill_(zero, 0.0)
+    if out is None:
+        return codes.to(torch.int8), scale
+    return out.copy_(codes), scale
+
+
+def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
+    """The scale of each row, float32 [rows], and what is subtracted from each code in it, int32 [rows]."""
+    codes, rows = packed.parts[form.codes], form.rows
+    scale = packed.parts[form.scale].flatten().to(torch.float32) if form.scale else codes.new_ones(1).float()
+    scale = scale * form.factor
+    if isinstance(form.zero, int):
+        zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
+    else:
+        zero = packed.parts[form.zero].flatten().to(torch.int32)
+    return _spread(scale, rows), _spread(zero, rows)
+
+
+def _spread(each: Tensor, rows: int) -> Tensor:
+    """One number for each row, of one for each so many rows."""
+    return each if len(each) == rows else each.repeat_interleave(rows // len(each))
+
+
+def _taken(packed: Packed, form: Form) -> tuple[Tensor, Tensor, Tensor | int]:
+    """`Steps.weight` of codes that are multiplied as they are."""
+    codes = packed.parts[form.codes].view(form.rows, form.columns)
+    scale, zero = of_rows(packed, form)
+    added: Tensor | int = -form.zero if isinstance(form.zero, int) else -zero
+    if codes.dtype == torch.uint8:
+        codes = torch.bitwise_xor(
+            codes.view(torch.int8), -128, out=scratch(tuple(codes.shape), torch.int8, codes.device)
+        )
+        added = added + 128
+    return codes, scale, added
+
+
+class Steps:
+    """In torch, on any device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes of x [m, k], int8 [m, k]; their scales, float32 [m, 1]; their sums, int32 [m, 1]."""
+        codes, scale = quantized_rows(x)
+        return codes, scale, codes.sum(1, keepdim=True, dtype=torch.int32)
+
+    def weight(self, backend: Backend, packed: Packed, form: Form | None) -> tuple[Tensor, Tensor, Tensor | int]:
+        """A weight as int8 codes [rows, columns], the scale of each row [rows] in float32, and what is to be added to
+        each code: an int32 number for each row, or one for all. The codes may be in a scratch buffer."""
+        if form is not None and direct(form):
+            return _taken(packed, form)
+        codes = scratch((packed.spec.shape[0], math.prod(packed.spec.shape[1:])), torch.int8, self.device)
+        return codes, self.again(backend, packed, form, codes).view(-1), 0
+
+    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+        """A weight quantized by row into `codes`; the scales."""
+        weight = backend.decode(packed, torch.float32).view(codes.shape)
+        return quantized_rows(weight, codes)[1]
+
+    def finish(
+        self,
+        total: Tensor,
+        sums: Tensor,
+        added: Tensor | int,
+        row_scale: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """(total [m, n] + sums * added) * row_scale * scale + bias, into `out` [m, n]. `total` is used up."""
+        if isinstance(added, Tensor) or added:
+            total += sums * added
+        tile = total.to(torch.float32).mul_(row_scale).mul_(scale)
+        out.copy_(tile if bias is None else tile.add_(bias))
+
+
+class InC(Steps):
+    """On the CPU, each in one pass over memory: where there is no kernel for the whole product."""
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        codes = torch.empty(x.shape, dtype=torch.int8)
+        scale, sums = torch.empty(len(x), 1), torch.empty(len(x), 1, dtype=torch.int32)
+        c.quantize_rows(x, codes, scale, sums)
+        return codes, scale, sums
+
+    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+        if form is None or not c.recodes(form, packed.parts):
+            return super().again(backend, packed, form, codes)
+        scale = torch.empty(form.rows)
+        c.recode(form, packed.parts, codes, scale)
+        return scale
+
+    def finish(
+        self,
+        total: Tensor,
+        sums: Tensor,
+        added: Tensor | int,
+        row_scale: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        if not isinstance(added, Tensor):
+            added = torch.full((total.shape[1],), added, dtype=torch.int32)
+        c.finish(total.contiguous(), sums, added, row_scale, scale.contiguous(), bias, out)
+
+
+class InTriton(Steps):
+    """On GPUs, in one launch each."""
+
+    @property
+    def kernels(self) -> ModuleType:
+        """Those of this device."""
+        found = library.eight(self.device)
+        assert found is not None
+        return found
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
+        return made
+
+    def finish(
+        self,
+        total: Tensor,
+        sums: Tensor,
+        added: Tensor | int,
+        row_scale: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        self.kernels.finishing(total.contiguous(), row_scale, scale, bias, out, sums, added)(self.device)
+
+
+def fastest(x: Tensor) -> Steps:
+    """The fastest that are there for activations like these, and right."""
+    if x.is_cuda and library.eight(x.device) is not None:
+        return InTriton(x.device)
+    if x.device.type == "cpu" and extension() is not None and _c_is_right(x.dtype):
+        return InC(x.device)
+    return Steps(x.device)
+
+
+@cache
+def _c_is_right(dtype: torch.dtype) -> bool:
+    device = torch.device("cpu")
+    x = torch.linspace(-3, 3, 5 * 70).sin().view(5, 70).to(dtype)
+    x[1] = 0
+    one, other = Steps(device).rows(x), InC(device).rows(x)
+    total = torch.arange(-200, 200, dtype=torch.int32).view(5, 80) * 9973
+    scale, added = torch.linspace(0.01, 0.02, 80), torch.arange(80, dtype=torch.int32)
+    outs = torch.empty(2, 5, 80, dtype=dtype)
+    for steps, out in zip((Steps(device), InC(device)), outs, strict=True):
+        steps.finish(total.clone(), one[2], added, one[1], scale, torch.linspace(-1, 1, 80).to(dtype), out)
+    return all(torch.equal(a, b) for a, b in zip((*one, outs[0]), (*other, outs[1]), strict=True))
