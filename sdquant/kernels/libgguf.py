@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from .forms import Form
 
-# CPU time as a share of torch's decoding, 3072 x 3072 on one core of an AMD EPYC (Zen 5): to bfloat16, to float32.
-# Not in the table: q6_k 1.27, 0.9; iq4_nl 1.02, 0.9; iq2_xs, iq2_s, iq3_xxs, iq3_s 0.95 to 1.4 of it.
+# CPU time as a share of torch's decoding, to bfloat16 and to float32: bench/gguf_decode.py, one core of an AMD EPYC
+# (Zen 5). The other types take 0.8 to 1.6 of it.
 _SHARES = {
-    "q8_0": (1.23, 0.60), "q4_0": (0.72, 0.30), "q4_1": (0.71, 0.36), "q5_0": (0.93, 0.69), "q5_1": (0.88, 0.69),
-    "q2_k": (1.07, 0.64), "q3_k": (0.54, 0.40), "q4_k": (0.49, 0.20), "q5_k": (0.37, 0.16), "iq4_xs": (0.70, 0.56),
-    "iq2_xxs": (0.28, 0.20), "iq1_s": (0.32, 0.20), "iq1_m": (0.24, 0.21), "tq1_0": (0.43, 0.22),
-    "tq2_0": (0.61, 0.28), "mxfp4": (0.39, 0.23), "nvfp4": (0.36, 0.24),
+    "q4_0": (0.77, 0.51), "q4_1": (0.71, 0.56), "q5_0": (0.99, 0.71), "q5_1": (0.92, 0.61),
+    "q2_k": (1.04, 0.73), "q3_k": (0.58, 0.58), "q4_k": (0.67, 0.40), "q5_k": (0.44, 0.30),
+    "iq1_s": (0.33, 0.25), "iq1_m": (0.30, 0.24), "iq2_xxs": (0.33, 0.30), "iq4_xs": (0.71, 0.74),
+    "tq1_0": (0.47, 0.41), "tq2_0": (0.73, 0.70), "mxfp4": (0.39, 0.35), "nvfp4": (0.40, 0.38),
 }  # fmt: skip
 _WORTH_IT = 0.8
 _TILE = 1 << 18  # weights: a megabyte of float32

@@ -13,7 +13,7 @@ from .blocks import DTYPES, SHAPES, bits, form_of, random_blocks
 
 KINDS = ("q4_0", "q4_1", "q3_k", "q4_k", "q5_k", "iq4_xs", "iq2_xxs", "iq1_s", "iq1_m", "tq1_0", "tq2_0", "mxfp4",
          "nvfp4")  # fmt: skip
-IN_FLOAT32 = (*KINDS, "q8_0", "q5_0", "q5_1", "q2_k")
+IN_FLOAT32 = (*KINDS, "q5_0", "q5_1", "q2_k")
 
 
 @pytest.mark.parametrize("kind", IN_FLOAT32)
