@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,15 +44,15 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     plans._plan.cache_clear()
 
 
-def packed_weights(text: str, dtype: torch.dtype) -> Iterator[Packed]:
-    spec = backends.parse(text)
+@cache
+def packed_weights(text: str, dtype: torch.dtype) -> tuple[Packed, ...]:
+    spec, found = backends.parse(text), []
     for shape in SHAPES:
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
         weight[0] *= 3
-        try:
-            yield backends.get(spec.scheme.backend).encode(weight, spec)
-        except Unfit:
-            continue
+        with contextlib.suppress(Unfit):
+            found.append(backends.get(spec.scheme.backend).encode(weight, spec))
+    return tuple(found)
 
 
 @pytest.mark.parametrize("text", SPECS)
