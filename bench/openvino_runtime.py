@@ -6,7 +6,7 @@ Models: the UNet and the transformer that are shipped, and a Flux transformer of
 random weights at a real width. Variants run in turn, forwards in even rounds and backwards in odd ones. Times are CPU
 seconds of the process (OpenVINO computes in threads of its own), one thread each, medians; what counts is the ratio to
 the unquantized model in the same dtype. "first" is the wall time of the first call, in which OpenVINO traces, converts
-and compiles. "+resident" is how much the process grew from before the load to after the first call.
+and compiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 import sdquant
@@ -84,19 +83,16 @@ def quantized(model: Any, scheme: str | None, runtime: str | None) -> Any:
 
 def measure(name: str, load: Callable[[], Any], inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
     """All variants of one model in one dtype."""
-    models, rows, process = {}, {}, psutil.Process()
+    models, rows = {}, {}
     for label, scheme, runtime in VARIANTS:
         gc.collect()
-        before = process.memory_info().rss
         model = quantized(load().eval().requires_grad_(False), scheme, runtime)
         begin = time.perf_counter()
         with torch.no_grad():
             answer = model(**inputs).sample.double()
         first = time.perf_counter() - begin
-        gc.collect()
         rows[label] = {
             "first_s": round(first, 3),
-            "resident_mb": round((process.memory_info().rss - before) / 1e6, 1),
             "weights_mb": round(sdquant.offload.weight_bytes(model) / 1e6, 1),
         }
         models[label] = (model, answer)

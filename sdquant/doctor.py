@@ -12,7 +12,7 @@ from . import backends
 from .advice import Finding, advice, gib
 from .allowance import allowance
 from .compat import look_up
-from .compat.packages import PACKAGE_OPTIONAL, pip_line, problem
+from .compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from .compat.row import Query
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class BackendReport:
         install: the pip line that helps; None if there is nothing to install.
         schemes: names of the schemes that can be used as things are.
         devices: kind of device to the worst verdict on those schemes there, without offload.
+        runtimes: those that need a package of their own, each with what it lacks and the line that helps, or "ready".
     """
 
     name: str
@@ -53,6 +54,7 @@ class BackendReport:
     install: str | None
     schemes: tuple[str, ...]
     devices: dict[str, str]
+    runtimes: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,16 @@ def _backend(backend: Backend, machine: Machine) -> BackendReport:
         install=pip_line(backend) if trouble is not None else None,
         schemes=tuple(row.name for row in usable),
         devices={kind: _verdict(usable, kind, machine) for kind in machine.kinds if usable},
+        runtimes={name: _runtime(backend, name, machine) for name in backend.runtime_requires},
     )
+
+
+def _runtime(backend: Backend, name: str, machine: Machine) -> str:
+    needs = backend.runtime_requires[name]
+    lacks = runtime_problem(backend, name, machine.versions)
+    if lacks is not None:
+        return f"{lacks}: {pip_line(backend, name)}"
+    return f"ready on the CPU ({needs.package} {machine.versions[needs.package]})"
 
 
 def _verdict(schemes: tuple[Scheme, ...], kind: str, machine: Machine) -> str:
@@ -184,6 +195,7 @@ def _lines(row: BackendReport) -> list[str]:
     if row.schemes:
         lines.append(f"    schemes  {' '.join(row.schemes)}")
     lines += [f"    {kind:<8} {verdict}" for kind, verdict in row.devices.items()]
+    lines += [f"    runtime={name}: {state}" for name, state in row.runtimes.items()]
     return [*lines, f"    install  {row.install}"] if row.install else lines
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import cli
+from sdquant import cli, peaks
 from sdquant.commands import _shared
 from sdquant.errors import BackendUnavailableError, SettingsError
 
@@ -87,7 +87,8 @@ def test_plan_shows_bytes_and_what_stays(capsys: Capture, sd: Path) -> None:
 def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0
-    assert json.loads(out) == sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"}).to_dict()
+    made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
+    assert json.loads(out) == made.to_dict() | {"peak": peaks.predict(made).to_dict()}
 
 
 def test_inspect_as_json_is_detected(capsys: Capture, flux: Path) -> None:

@@ -36,6 +36,14 @@ CASES: dict[str, tuple[Machine, str]] = {
 }
 
 
+def test_a_runtime_that_needs_a_package_is_ready_or_says_how() -> None:
+    ready, without = (examine(one) for one in (machine(), machine(without=("openvino",))))
+    said = [{row.name: row.runtimes for row in report.backends}["nncf"]["openvino"] for report in (ready, without)]
+    assert said[0] == "ready on the CPU (openvino 2026.4.1)"
+    assert "not installed" in said[1] and 'pip install "sdquant[openvino]"' in said[1]
+    assert all(line in report.render() for line, report in zip(said, (ready, without), strict=True))
+
+
 def test_every_rule_has_a_case() -> None:
     assert [rule.name for rule in RULES] == list(CASES)
 

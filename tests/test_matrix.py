@@ -47,11 +47,9 @@ def _cells(device: str) -> list[Any]:
         # One worker takes all cells of a scheme, so that what they share is made once.
         marks = [pytest.mark.xdist_group(cell.scheme)]
         marks += [pytest.mark.gpu] if device != "cpu" else []
-        # OpenVINO takes a component after it is quantized, however that was: one way stands for the others.
-        compiles = (
-            cell.runtime == "openvino" and cell.verdict != "breaks" and (cell.scheme, cell.mode) != ("int8", "pre")
-        )
-        marks += [] if cell.scheme in STANDING and not compiles else [pytest.mark.slow]
+        # OpenVINO takes seconds to compile; tests/openvino_runtime has one of each model in the default run.
+        stands = cell.scheme in STANDING and (cell.runtime != "openvino" or cell.verdict == "breaks")
+        marks += [] if stands else [pytest.mark.slow]
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
 

@@ -65,7 +65,7 @@ def schemes(_: Path) -> str:
     rows = []
     for row in backends.schemes():
         title = backends.get(row.backend).title
-        runtimes = "library, plain" if len(row.runtimes) > 1 else row.runtimes[0]
+        runtimes = ", ".join(row.runtimes)
         options = ", ".join(f"`{name}`" for name in row.options)
         way = "on the fly" if row.on_the_fly else "files"
         rows.append((f"`{row.name}`", title, row.summary, way, runtimes, options, _ratio(row)))

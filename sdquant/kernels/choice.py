@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Module and name of the readers for each kind of device, the one to be asked first first.
 _TRITON = ("sdquant.kernels.triton.reader", "TritonReader")
 _READERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "cpu": (("sdquant.kernels.native.reader", "native"),),
+    "cpu": (("sdquant.kernels.native.reader", "native"), ("sdquant.kernels.libgguf", "reader")),
     "cuda": (_TRITON,),
     "xpu": (_TRITON,),
 }

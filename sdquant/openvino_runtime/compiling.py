@@ -17,23 +17,34 @@ if TYPE_CHECKING:
 
 
 def convert(trace: Trace) -> Any:
-    """The `openvino.Model` of a trace, its weights compressed."""
+    """The `openvino.Model` of a trace, its weights compressed.
+
+    Raises:
+        Exception: OpenVINO cannot convert it; its errors have no other base in common.
+    """
     frontend = library().FrontEndManager().load_by_framework("pytorch")
     frontend.add_extension(trace.layers.extension())
     decoder = library().Decoder(trace.module)  # which the frontend does not keep alive
-    return frontend.convert(frontend.load(decoder))
+    try:
+        return frontend.convert(frontend.load(decoder))
+    except Exception:
+        if trace.layers.stopped:
+            raise KeyboardInterrupt from None
+        raise
 
 
-def compiled(model: Any) -> Any:
+def compiled(model: Any, dtype: torch.dtype) -> Any:
     """The model, compiled for the CPU, in one copy for one caller, with as many threads as torch has.
 
-    It computes in float32, for models in 16 bits too: roundings to bfloat16 at other places than torch's would make a
-    larger difference to the plain runtime than the 8-bit schemes make to the floats. For the same reason activations
-    are not quantized, which OpenVINO else does where a product's weights are. Threads are not tied to cores, where they
-    would meet those of other programs.
+    It computes as exactly as torch does: in bfloat16 where that is the model's dtype and the processor has it, else in
+    float32; and activations are not quantized, which OpenVINO else does where a product's weights are. Threads are not
+    tied to cores, where they would meet those of other programs.
+
+    Args:
+        dtype: the model's.
     """
     how = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": str(torch.get_num_threads()),

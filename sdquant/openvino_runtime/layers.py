@@ -26,10 +26,12 @@ class Layers:
 
     Attributes:
         kept: what a converted model refers to; see `weights.decompressed`.
+        stopped: a Ctrl-C that came while a layer was built, which OpenVINO's frontend takes for an error of its own.
     """
 
     modules: tuple[QuantizedLayer, ...]
     kept: list[Any] = field(default_factory=list)
+    stopped: list[KeyboardInterrupt] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
@@ -56,6 +58,13 @@ class Layers:
         ops = library().ops
 
         def build(context: Any) -> list[Any]:
+            try:
+                return node(context)
+            except KeyboardInterrupt as stop:
+                self.stopped.append(stop)
+                raise
+
+        def node(context: Any) -> list[Any]:
             x = context.get_input(0)
             place = int(context.get_values_from_const_input(1))
             layer: Any = self.modules[place]

@@ -75,7 +75,7 @@ class Served:
         with self._lock:
             ready = self._ready_for(model, call)
             outputs = run(ready.request, call.tensors)
-        dtype: torch.dtype = getattr(model, "dtype", torch.float32)
+        dtype = _dtype(model)
         return ready.answer.of([one.to(dtype) if one.is_floating_point() else one for one in outputs])
 
     def _owner(self) -> nn.Module:
@@ -93,7 +93,7 @@ class Served:
                 self.ready.remove(row)
                 self.ready.append(row)
                 return row[1]
-        answer = Answer()
+        answer, dtype = Answer(), _dtype(model)
         with self._off(model), in_float32(model):
             made = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
             for known, ready in self.ready:
@@ -103,7 +103,7 @@ class Served:
                         return ready
                     return self._keep(key, Ready(made.form, ready.request, answer, ready.kept, {call.shapes}))
             del self.ready[: max(0, len(self.ready) - KEPT + 1)]  # before there is another
-            request = _request(model, made)
+            request = _request(model, made, dtype)
         return self._keep(key, Ready(made.form, request, answer, made.layers.kept, {call.shapes}))
 
     def _keep(self, key: Any, ready: Ready) -> Ready:
@@ -127,16 +127,22 @@ class _Off:
         self.model.__dict__["forward"] = self.before
 
 
-def _request(model: nn.Module, made: Trace) -> Any:
+def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
     try:
-        return compiled(convert(made)).create_infer_request()
-    except RuntimeError as error:
+        return compiled(convert(made), dtype).create_infer_request()
+    except Exception as error:  # see `convert`
         reason = str(error).strip().splitlines()
         raise IncompatibleError(
             f"{type(model).__name__} was to be run by OpenVINO",
             f"it could not be converted: {reason[-1] if reason else type(error).__name__}",
             _PLAIN,
         ) from error
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """In which it computes and answers."""
+    found: torch.dtype = getattr(model, "dtype", torch.float32)
+    return found
 
 
 def _state(model: nn.Module) -> Any:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,8 +16,9 @@ import torch
 
 from sdquant import backends
 from sdquant.backends.base import Packed, Unfit
-from sdquant.kernels.native import extension
+from sdquant.kernels.native import SWITCH, extension
 
+from .reference import decoded
 from .test_forms import SPECS
 
 native = extension()
@@ -37,15 +44,15 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     plans._plan.cache_clear()
 
 
-def packed_weights(text: str, dtype: torch.dtype) -> Iterator[Packed]:
-    spec = backends.parse(text)
+@cache
+def packed_weights(text: str, dtype: torch.dtype) -> tuple[Packed, ...]:
+    spec, found = backends.parse(text), []
     for shape in SHAPES:
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
         weight[0] *= 3
-        try:
-            yield backends.get(spec.scheme.backend).encode(weight, spec)
-        except Unfit:
-            continue
+        with contextlib.suppress(Unfit):
+            found.append(backends.get(spec.scheme.backend).encode(weight, spec))
+    return tuple(found)
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -84,3 +91,68 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
                 bound = form.columns * 2.0**-24 * (np.abs(x.double().numpy()) @ np.abs(weight.T))
                 bound = bound + half_ulp * (np.abs(exact) + bound) + 2.0**-25
                 assert (np.abs(out.double().numpy() - exact) <= bound).all(), (form, dtype, m)
+
+
+# Scales at which fast instructions round otherwise: subnormal ones, those whose products are, infinity and NaN.
+ODD = (1e-44, 3e-39, 1e-37, 2.0**-80, 3e38, torch.inf, torch.nan, 0.0, -0.0, -1e-39)
+
+
+@pytest.mark.parametrize("text", ["nf4", "fp4", "fp8", "bnb-int8", "qint8", "qint3", "sdnq-uint4", "sdnq-fp8"])
+def test_odd_scales_decode_as_the_form_says(text: str, isa: str) -> None:
+    # Not the backend's bits: bitsandbytes' own kernel for nf4 takes subnormal numbers for zero.
+    reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
+    weight = torch.randn(len(ODD), 1280, generator=torch.Generator().manual_seed(4))
+    packed = backend.encode(weight, backends.parse(text))
+    form = backend.form(packed)
+    assert form is not None
+    scale = packed.parts[form.scale]
+    each = torch.tensor(ODD).to(scale.dtype).repeat_interleave(scale.numel() // len(ODD)).view(scale.shape)
+    packed = replace(packed, parts=dict(packed.parts) | {form.scale: each})
+    with np.errstate(all="ignore"):
+        floats = torch.from_numpy(decoded(form, dict(packed.parts)))
+    for dtype in DTYPES:
+        out = torch.empty(form.rows, form.columns, dtype=dtype)
+        reader.decode_into(form, packed.parts, out)
+        wanted = floats.to(dtype)
+        assert torch.equal(out.isnan(), wanted.isnan()), dtype
+        assert torch.equal(out.nan_to_num(7), wanted.nan_to_num(7)), dtype
+    x = torch.ones(2, form.columns)
+    y = torch.empty(2, form.rows)
+    reader.product(form, packed.parts, x, y)
+    exact = floats.double().sum(1)
+    finite = exact.abs() < 1e30
+    assert int(finite.sum()) >= 6
+    assert torch.equal(y.isfinite().all(0) | ~finite, torch.ones(len(ODD), dtype=torch.bool))
+    assert torch.allclose(y[1][finite].double(), exact[finite], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["nf4", "qint4", "q4_k"])
+def test_two_threads_compute_what_one_does(text: str) -> None:
+    reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
+    packed = backend.encode(torch.randn(1536, 1536).bfloat16(), backends.parse(text))
+    form = backend.form(packed)
+    assert form is not None
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            out = torch.empty(form.rows, form.columns, dtype=torch.bfloat16)
+            reader.decode_into(form, packed.parts, out)
+            y = torch.empty(9, form.rows, dtype=torch.bfloat16)
+            reader.product(form, packed.parts, torch.linspace(-1, 1, 9 * form.columns).bfloat16().view(9, -1), y)
+            found.append((out, y))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_a_switch_turns_them_off() -> None:
+    code = (
+        "from sdquant.kernels import native; from sdquant.kernels.native.reader import native as reader\n"
+        "print(native.extension(), native.isa(), reader(), native.state())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {SWITCH: "0"}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.startswith("None None None turned off by SDQUANT_NATIVE=0")

@@ -11,19 +11,18 @@ import pytest
 import torch
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
-from sdquant.backends._gguf_scales import HALVES, sound
 from sdquant.formats.gguf_types import TYPES
 from sdquant.kernels.forms import Form
 from sdquant.kernels.native import extension, isa
 from sdquant.kernels.native.reader import Native
 
+from .blocks import DTYPES, SHAPES, bits, form_of, random_blocks
+
 if extension() is None:
     pytest.skip("the C extension is not built", allow_module_level=True)
 
 KINDS = tuple(DECODERS)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SLOW_TO_WRITE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s")
-SHAPES = ((24, 512), (7, 768), (64, 320))  # rows of whole blocks, an odd number of rows, blocks across rows
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512bf16"])
@@ -34,25 +33,6 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     extension().choose("")
 
 
-def random_blocks(kind: str, count: int) -> torch.Tensor:
-    """Any codes, so that all paths run; scales of all sizes that float16 has, subnormal and negative ones included, but
-    small enough that no weight is beyond it."""
-    made = torch.Generator().manual_seed(TYPES[kind].id)
-    blocks = torch.randint(0, 256, (count, TYPES[kind].nbytes), dtype=torch.uint8, generator=made)
-    for at in HALVES.get(kind, ()):
-        sizes = 10 ** (torch.rand(count, generator=made) * 7 - 8)
-        scales = (torch.randn(count, generator=made) * sizes).half()
-        blocks[:, at : at + 2] = scales[:, None].view(torch.uint8)
-    if kind == "mxfp4":
-        blocks[:, 0] %= 140  # powers of two from the smallest subnormal float32 on
-    if kind == "nvfp4":
-        blocks[:, :4] %= 0x7F
-    if kind == "iq1_m":
-        blocks[:, 55] &= 0x2F  # the upper bits of the float16 that is spread over four numbers
-    assert sound(kind, blocks)
-    return blocks
-
-
 def written_blocks(kind: str, count: int) -> torch.Tensor:
     """Those of ggml's own writer for Gaussian weights, where it does not take seconds to begin with."""
     row = TYPES[kind]
@@ -61,15 +41,6 @@ def written_blocks(kind: str, count: int) -> torch.Tensor:
     weights = np.random.default_rng(row.id).standard_normal((count, row.block), dtype=np.float32)
     importance = np.ones(row.block, dtype=np.float32) if libgguf.quantize_requires_imatrix(row.id) else None
     return torch.from_numpy(libgguf.quantize_rows(weights, row.id, imatrix=importance)).view(count, row.nbytes)
-
-
-def form_of(kind: str, rows: int, columns: int) -> Form:
-    return Form(rows=rows, columns=columns, codes="blocks", packing=kind, group=TYPES[kind].block)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """So that zeros of either sign differ."""
-    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,7 +37,7 @@ def test_codes_and_values(scheme: str, shape: tuple[int, ...]) -> None:
     bits = 4 if packed.spec.scheme.startswith("int4") else 8
     assert most.get_byte_size() == np.prod(shape) * bits // 8
     assert np.array_equal(np.array(most.data).reshape(-1), packed.parts["codes"].numpy().reshape(-1))
-    (values,) = run(compiled(model).create_infer_request(), [])
+    (values,) = run(compiled(model, torch.float32).create_infer_request(), [])
     # The plain runtime rounds to float16 on the way, which OpenVINO need not.
     assert torch.allclose(values, BACKEND.decode(packed, torch.float32), rtol=2**-10, atol=2**-14)
 
@@ -71,7 +71,7 @@ def _same_output(layer: nn.Module, x: torch.Tensor) -> None:
     packed = BACKEND.encode(layer.weight.detach(), backends.parse("int8"))  # type: ignore[arg-type]
     model = nn.Sequential(quantized_layer(layer, packed))
     made = trace(model, lambda tensors: model(*tensors), [x])
-    request = compiled(convert(made)).create_infer_request()
+    request = compiled(convert(made), torch.float32).create_infer_request()
     assert not any("forward" in part.__dict__ for part in model.modules())
     for batch in (x, torch.cat([x, x.flip(0)])):
         (found,) = run(request, [batch])

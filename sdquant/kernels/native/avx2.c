@@ -1,15 +1,16 @@
 /* The portable kernels, compiled for AVX2. */
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #define BUILD 1
 #elif (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #define BUILD 1
 #endif
 
 #ifdef BUILD
-#define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #include "blocks.h"
+#include "avx2_runs.h"
+#define LOOK_UP16 look_up_avx2
 #include "portable.h"
 #include "integers.h"
 

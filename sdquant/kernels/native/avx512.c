@@ -3,7 +3,9 @@
 
 #ifdef BUILD
 #include "avx512_parts.h"
+#include "avx2_runs.h"
 #include "blocks.h"
+#define LOOK_UP16 look_up_avx2
 #include "portable.h"
 #include "integers.h"
 

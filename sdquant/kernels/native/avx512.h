@@ -1,12 +1,11 @@
 /* Compiles what follows for AVX-512 with VBMI and BF16, where the compiler can; then BUILD is defined. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,fma,f16c"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,fma")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,fma,f16c")
 #endif
 #include <immintrin.h>
 #define BUILD 1
 #define INLINE static inline __attribute__((always_inline))
-#define PLUS(a, b, c) __builtin_fmaf(b, c, a)
 #endif

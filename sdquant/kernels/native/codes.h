@@ -4,6 +4,12 @@
 
 #include "form.h"
 
+#ifdef _MSC_VER
+#define RESTRICT __restrict
+#else
+#define RESTRICT restrict
+#endif
+
 /* Eight codes of 3 bits: a little-endian number. */
 static inline void threes_of(const uint8_t *unit, uint8_t *out) {
     const uint32_t number = unit[0] | (uint32_t)unit[1] << 8 | (uint32_t)unit[2] << 16;
@@ -28,20 +34,21 @@ static inline void sdnq3_of(const uint8_t *unit, uint8_t *out) {
    are. */
 static inline const uint8_t *codes_at(const Form *form, const Parts *parts, int64_t first, int64_t count,
                                       uint8_t *spare) {
-    const uint8_t *from = parts->codes;
-    uint8_t *out = spare;
+    const uint8_t *RESTRICT from = parts->codes;
+    uint8_t *RESTRICT out = spare;
     switch (form->packing) {
     case NIBBLES_LOW:
     case NIBBLES_HIGH: {
         const int early = form->packing == NIBBLES_LOW ? 0 : 4; /* the shift of a first code */
-        int64_t i = 0;
-        if (first & 1) out[i++] = from[first >> 1] >> (4 - early) & 15;
-        from += (first + i) >> 1;
-        for (; i + 2 <= count; i += 2, from++) {
-            out[i] = *from >> early & 15;
-            out[i + 1] = *from >> (4 - early) & 15;
-        }
-        if (i < count) out[i] = *from >> early & 15;
+        const int odd = first & 1;
+        const int64_t pairs = (count - odd) / 2;
+        if (odd) *out++ = from[first >> 1] >> (4 - early) & 15;
+        from += (first + odd) >> 1;
+        if (early == 0)
+            for (int64_t i = 0; i < pairs; i++) out[2 * i] = from[i] & 15, out[2 * i + 1] = from[i] >> 4;
+        else
+            for (int64_t i = 0; i < pairs; i++) out[2 * i] = from[i] >> 4, out[2 * i + 1] = from[i] & 15;
+        if (2 * pairs + odd < count) out[2 * pairs] = from[pairs] >> early & 15;
         return spare;
     }
     case PLANES4:

@@ -1,7 +1,8 @@
 /* Packed weights as C sees them: a `Form` of sdquant/kernels/forms.py, and the addresses of its parts.
 
-   Files: module.c is what Python calls; isa.c chooses between the `Kernels` of portable.c, avx2.c and avx512.c;
-   packings.c names the packings; product.c is the product with few rows, over any decoder. */
+   Files: module.c is what Python calls; isa.c chooses between the `Kernels` of portable.c, avx2.c and avx512.c, which
+   put together what portable.h, blocks_*.c and avx512_*.c have; packings.c names the packings; product.c works on whole
+   rows with any of them. */
 #ifndef SDQUANT_FORM_H
 #define SDQUANT_FORM_H
 

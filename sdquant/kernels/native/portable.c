@@ -1,6 +1,6 @@
 /* For any machine. */
-#define PLUS(a, b, c) ((a) + (b) * (c))
 #include "blocks.h"
+#include "runs.h"
 #include "portable.h"
 #include "integers.h"
 

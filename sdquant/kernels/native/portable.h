@@ -1,6 +1,6 @@
 /* Kernels in plain C whose loops compilers turn into vector code; included once for each instruction set.
 
-   Set before: PLUS(a, b, c), a + b * c in one rounding or two. */
+   Included before: runs.h or avx2_runs.h. */
 #include <math.h>
 #include <string.h>
 
@@ -9,50 +9,95 @@
 
 enum { TILE = 512 };
 
-/* A run of one group, before the last rounding. */
-static void values_of(const Form *form, const Parts *parts, int64_t group, const uint8_t *codes, int64_t count,
-                      float *out) {
+/* What codes stand for. */
+static void numbers_of(const Form *form, const uint8_t *codes, int64_t count, float *out) {
+    if (form->looked_up)
+        for (int64_t i = 0; i < count; i++) out[i] = form->table[codes[i]];
+    else if (form->packing == SIGNED_BYTES)
+        for (int64_t i = 0; i < count; i++) out[i] = (float)(int8_t)codes[i];
+    else
+        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[i];
+}
+
+/* Numbers of one group become its weights, before the last rounding. */
+static void scale_run(const Form *form, const Parts *parts, int64_t group, int64_t count, float *out) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group), factor = form->factor;
     const float shift = shift_of(form, parts, group);
     const Type arithmetic = form->arithmetic;
-    if (form->looked_up)
-        for (int64_t i = 0; i < count; i++) out[i] = form->table[codes[i]] - zero;
-    else if (form->packing == SIGNED_BYTES)
-        for (int64_t i = 0; i < count; i++) out[i] = (float)(int8_t)codes[i] - zero;
-    else
-        for (int64_t i = 0; i < count; i++) out[i] = (float)codes[i] - zero;
+    if (zero != 0)
+        for (int64_t i = 0; i < count; i++) out[i] -= zero;
     if (form->fused) {
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(fmaf(out[i], scale, shift), arithmetic);
+        for (int64_t i = 0; i < count; i++) out[i] = fmaf(out[i], scale, shift);
+        round_run(out, arithmetic, count);
         return;
     }
-    if (form->scale != NONE)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] * scale, arithmetic);
-    if (factor != 1.0f)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] * factor, arithmetic);
-    if (form->shift != NONE)
-        for (int64_t i = 0; i < count; i++) out[i] = rounded(out[i] + shift, arithmetic);
+    if (form->scale != NONE) {
+        for (int64_t i = 0; i < count; i++) out[i] *= scale;
+        round_run(out, arithmetic, count);
+    }
+    if (factor != 1.0f) {
+        for (int64_t i = 0; i < count; i++) out[i] *= factor;
+        round_run(out, arithmetic, count);
+    }
+    if (form->shift != NONE) {
+        for (int64_t i = 0; i < count; i++) out[i] += shift;
+        round_run(out, arithmetic, count);
+    }
 }
 
-static void convert(const float *from, Type type, void *to, int64_t count) {
-    uint16_t *halves = to;
-    if (type == BF16)
-        for (int64_t i = 0; i < count; i++) halves[i] = to_bf16(from[i]);
-    else if (type == F16)
-        for (int64_t i = 0; i < count; i++) halves[i] = to_f16(from[i]);
+/* A number for each code, in their order. */
+#define FOUR(i) i, i + 1, i + 2, i + 3
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32), SIXTEEN(i + 48)
+static const uint8_t EACH_CODE[256] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128), SIXTY_FOUR(192)};
+
+enum { SHORT = 32, LONG = 1024 }; /* groups for which a table of their 16, or 256, values pays */
+
+static int64_t entries_of(const Form *form) {
+    if (form->packing >= NIBBLES_LOW && form->packing != SDNQ6) return form->group >= SHORT ? 16 : 0;
+    return form->group >= LONG ? form->packing == SDNQ6 ? 64 : 256 : 0;
+}
+
+/* The codes' entries of a table of weights as they are wanted. */
+static void look_up(const void *table, int64_t entries, const uint8_t *codes, int64_t count, Type type, void *out) {
+#ifdef LOOK_UP16
+    if (entries == 16) {
+        LOOK_UP16(table, codes, count, type, out);
+        return;
+    }
+#endif
+    (void)entries;
+    if (type == F32)
+        for (int64_t i = 0; i < count; i++) ((float *)out)[i] = ((const float *)table)[codes[i]];
     else
-        memcpy(to, from, count * sizeof *from);
+        for (int64_t i = 0; i < count; i++) ((uint16_t *)out)[i] = ((const uint16_t *)table)[codes[i]];
 }
 
 static void decode_plain(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     uint8_t codes[TILE];
-    float values[TILE];
+    float values[TILE], numbers[256], table[256];
+    const int64_t entries = entries_of(form);
+    int64_t of_table = -1; /* the group that it is for */
     char *to = out;
+    numbers_of(form, EACH_CODE, entries, numbers);
     while (count > 0) {
         const int64_t group = first / form->group, left = (group + 1) * form->group - first;
         int64_t run = left < count ? left : count;
         if (run > TILE) run = TILE;
-        values_of(form, parts, group, codes_at(form, parts, first, run, codes), run, values);
-        convert(values, type, to, run);
+        const uint8_t *from = codes_at(form, parts, first, run, codes);
+        if (entries && run >= SHORT) {
+            if (group != of_table) {
+                memcpy(values, numbers, entries * sizeof *values);
+                scale_run(form, parts, group, entries, values);
+                convert(values, type, table, entries);
+                of_table = group;
+            }
+            look_up(table, entries, from, run, type, to);
+        } else {
+            numbers_of(form, from, run, values);
+            scale_run(form, parts, group, run, values);
+            convert(values, type, to, run);
+        }
         to += run * (type == F32 ? 4 : 2);
         first += run;
         count -= run;
@@ -102,15 +147,6 @@ static void four_dots(float (*weights)[TILE], const float *x, int64_t count, flo
     sums[1] += sum_of(b);
     sums[2] += sum_of(c);
     sums[3] += sum_of(d);
-}
-
-static void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
-    if (type == F32)
-        memcpy(to, (const float *)from + start, count * sizeof *to);
-    else if (type == BF16)
-        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(((const uint16_t *)from)[start + i]);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = from_f16(((const uint16_t *)from)[start + i]);
 }
 
 static void dots(Type type, const void *w, int64_t stride_w, int n, const void *x, int64_t stride_x, int m, int64_t k,

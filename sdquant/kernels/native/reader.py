@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..reader import Parts, Reader
 from . import extension
-from .blocks import by_block, few_of_blocks, is_blocks
+from .blocks import by_block, is_blocks
 from .few import few_rows
 from .plans import TYPES, addresses, plan
 from .threads import over_rows
@@ -36,7 +36,7 @@ class Native(Reader):
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        return few_of_blocks(form, dtype) if is_blocks(form) else few_rows(dtype)
+        return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype)
 
     def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
