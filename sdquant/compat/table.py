@@ -53,6 +53,13 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         compute="int8",
+        device="cuda",
+        verdict="untested",
+        why="its product is torch's own, and nobody has run it on a card",
+        seen="nobody has run it",
+    ),
+    Row(
+        compute="int8",
         device=any_of("rocm", "xpu", "mps", "directml"),
         verdict="untested",
         why='compute="int8" has no fast product of integers there, and computes with the float weights',

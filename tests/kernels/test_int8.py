@@ -217,6 +217,29 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
         assert torch.equal(last, wanted) and last.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_threads_share_the_work(by: str) -> None:
+    if by != "c":
+        pytest.skip("it is about the C kernels")
+    torch.manual_seed(8)
+    linear, conv = layer_in("int8", nn.Linear(512, 200)), layer_in("nf4", nn.Conv2d(64, 128, 3, padding=1))
+    before = torch.get_num_threads()
+    for layer, x in (
+        (linear, torch.randn(70, 512)),
+        (linear, torch.randn(3000, 512)),
+        (conv, torch.randn(1, 64, 50, 50)),
+    ):
+        assert layer is not None
+        try:
+            found = []
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                with torch.no_grad():
+                    found.append(layer(x))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(*found)
+
+
 def test_a_kernel_that_is_wrong_is_left_out(
     by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
