@@ -89,7 +89,7 @@ class Network:
 
     @property
     def keeps(self) -> bool:
-        """Whether its scratch stays when it has run; see `layers.scratch`."""
+        """Whether its scratch stays when it has run; see `kernels.scratch`."""
         return self.plan.runtime != "library"
 
 

@@ -11,7 +11,7 @@ import sdquant
 from sdquant import activations, cli, offload, peaks
 from sdquant.drawing import draw
 from sdquant.errors import BudgetError, IncompatibleError
-from sdquant.layers import scratch
+from sdquant.kernels import scratch
 from sdquant.memory import LEAST_MARGIN, LEAST_RESERVE, room
 
 WITHIN = 0.05

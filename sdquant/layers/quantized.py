@@ -179,6 +179,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        x = _autocast(x)
         if not self._backend.computes(self.spec):
             if torch.compiler.is_compiling():
                 text = self.compute or ""
@@ -226,7 +227,14 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
         return F.embedding(indices, table)
 
 
+def _autocast(x: Tensor) -> Tensor:
+    """What torch's own layers would multiply under `torch.autocast`: a packed weight is decoded to the dtype of x."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def _convolved(layer: Any, x: Tensor) -> Tensor:
+    x = _autocast(x)
     computes = layer._backend.computes(layer.spec)
     if not computes and layer.compute is None and torch.compiler.is_compiling():
         return cast("Tensor", layer._conv_forward(x, layer._compiled_weight(x), layer._bias(x)))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ... import backends, compat, machine
+from ...compat.row import OFFLOADS
 from ...detection import detect
 from ...errors import SdquantError
 from ...readable import size
-from ...settings import fields
 from .. import pieces
 from ..engine import Progress
 from ..following import follow
@@ -149,9 +149,8 @@ def _goes_with(seen: Detected) -> str:
         for cell in compat.matrix(here.best.kind, schemes=names, machine=here)
         if cell.mode == mode and cell.runtime == "default"
     ]
-    offloads = next(row.choices for row in fields() if row.name == "offload")
     rows = []
     for name in names:
         said = {cell.offload: cell for cell in cells if cell.scheme == name}
-        rows.append((name, *(f"{pieces.SIGNS[said[one].verdict]} {said[one].verdict}" for one in offloads)))
-    return pieces.table(("scheme", *(f"{one} offload" for one in offloads)), rows)
+        rows.append((name, *(f"{pieces.SIGNS[said[one].verdict]} {said[one].verdict}" for one in OFFLOADS)))
+    return pieces.table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)
