@@ -60,6 +60,7 @@ def benchmark(*rows: Row, **values: Any) -> Benchmark:
 # The command, in processes.
 
 
+@pytest.mark.slow
 def test_a_component_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One scheme that runs, one that the matrix refuses, and all that is written."""
     code = cli.main([
