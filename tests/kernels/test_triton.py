@@ -59,6 +59,7 @@ def test_what_the_backends_encode_in_the_interpreter() -> None:
     assert interpreted("tests.kernels.test_triton").splitlines() == ["108 looked at"]
 
 
+@pytest.mark.slow
 @needs_triton
 def test_some_kernels_compile_for_a_card_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiles([case for case in cases() if case.name in SOME], 90, monkeypatch, tmp_path)

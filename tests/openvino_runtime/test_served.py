@@ -76,6 +76,7 @@ def test_it_puts_out_what_the_plain_runtime_does(pipes: Any, model: str, scheme:
     assert _decibels(found, wanted) > max(60, lost + 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "scheme"), CASES)
 def test_the_codes_are_those_of_the_plain_runtime_and_stay_codes(pipes: Any, model: str, scheme: str) -> None:
     plain, openvino = (pipes(model, scheme, name) for name in ("plain", "openvino"))
@@ -100,6 +101,7 @@ def test_the_codes_are_those_of_the_plain_runtime_and_stay_codes(pipes: Any, mod
     assert held[codes] >= sum(out * row for out, row in linear)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [MODELS[1], pytest.param(MODELS[0], marks=pytest.mark.slow)])
 def test_another_shape_is_another_trace_and_the_same_compiled_model(pipes: Any, model: str) -> None:
     plain, openvino = (main_part(pipes(model, "int8", name)) for name in ("plain", "openvino"))
@@ -145,6 +147,7 @@ def test_a_size_that_goes_another_way_through_the_model_is_compiled_anew(pipes: 
     assert _decibels(found, wanted) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [MODELS[1], pytest.param(MODELS[0], marks=pytest.mark.slow)])
 def test_a_lora_has_its_effect_at_its_strength_and_comes_off(pipes: Any, lora_of: Any, model: str) -> None:
     pair = [pipes(model, "int8", name) for name in ("plain", "openvino")]
@@ -164,6 +167,7 @@ def test_a_lora_has_its_effect_at_its_strength_and_comes_off(pipes: Any, lora_of
     assert torch.equal(out(pair[1]), bare[1])
 
 
+@pytest.mark.slow
 def test_it_is_saved_copied_cast_and_freed_as_the_plain_one_is(pipes: Any, tmp_path: Path) -> None:
     pipe = pipes("digits-flux", "int8", "openvino")
     wanted = out(pipe)
