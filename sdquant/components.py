@@ -137,6 +137,9 @@ _CHATTY = (
 def quiet() -> Iterator[None]:
     """Keep remarks of libraries off the terminal; errors still come through."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
+    if all(logger.level >= logging.ERROR for logger in loggers):
+        yield  # setting a level empties the caches of all loggers there are
+        return
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 import sys
 import time
@@ -41,6 +42,7 @@ PACKAGES = (
 VENDORS: Mapping[str, str] = MappingProxyType({"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"})
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +139,16 @@ def versions() -> dict[str, str]:
     found = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
         try:
-            found[name] = metadata.version(name)
+            found[name] = _version(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _version(one: metadata.Distribution) -> str:
+    """A distribution's version. The library would parse all of its metadata, of which a README is the most."""
+    found = _VERSION.search(one.read_text("METADATA") or "")
+    return found[1] if found else one.version
 
 
 def probe() -> Machine:

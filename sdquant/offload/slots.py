@@ -131,7 +131,8 @@ def _places(owner: nn.Module) -> Iterator[Place]:
             yield from _int8(owner, name)
         else:
             yield _parameter(owner, name)
-            yield from _quant_state(owner, name)
+            if hasattr(parameter, "quant_state"):
+                yield from _quant_state(owner, name)
     for name, buffer in owner._buffers.items():
         if buffer is not None:
             yield _buffer(owner, name)

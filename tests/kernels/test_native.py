@@ -31,7 +31,7 @@ from sdquant.kernels.native.reader import Native  # noqa: E402
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 # Rows of whole vectors, of parts of one, groups that cross rows, one row, more than a kernel's panel and tile.
 SHAPES = ((48, 384), (40, 64), (33, 128), (1, 256), (31, 80), (24, 32, 3, 3), (13, 1600), (5, 37))
-ISAS = tuple(name for name in ("avx512bf16", "avx2", "portable") if native.choose(name))
+ISAS = tuple(name for name in ("amx", "avx512bf16", "avx2", "portable") if native.choose(name))
 native.choose("")
 
 
@@ -80,7 +80,7 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
         if form is None:
             continue
         for dtype, half_ulp in zip(DTYPES, (2.0**-8, 2.0**-24, 2.0**-11), strict=True):
-            for m in (1, 5, 130):
+            for m in (1, 5, 20, 130):
                 x = torch.randn(m, form.columns, generator=torch.Generator().manual_seed(m)).to(dtype)
                 out = torch.full((m, form.rows), torch.nan, dtype=dtype)
                 reader.product(form, packed.parts, x, out)

@@ -25,7 +25,7 @@ KINDS = tuple(DECODERS)
 SLOW_TO_WRITE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s")
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512bf16"])
+@pytest.fixture(params=["portable", "avx2", "avx512bf16", "amx"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     if not extension().choose(request.param):
         pytest.skip(f"this machine has no {request.param}")

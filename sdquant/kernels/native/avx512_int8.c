@@ -14,6 +14,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
+#include "avx512_transpose.h"
 
 /* Rows whose largest value is below this count as zeros. */
 static const float LEAST = 7.888609052210118e-31f; /* 2^-100 */
@@ -55,7 +56,7 @@ INLINE void largest_typed(Type type, const void *x, int64_t columns, int64_t cou
     for (int64_t i = 0; i < count; i++) out[i] = largest_in(type, (const char *)x + i * columns * size, columns);
 }
 
-static void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out) {
+void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out) {
     if (type == F32) largest_typed(F32, x, columns, count, out);
     else if (type == BF16) largest_typed(BF16, x, columns, count, out);
     else largest_typed(F16, x, columns, count, out);
@@ -115,42 +116,21 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
     *sum = _mm512_reduce_add_epi32(sums);
 }
 
+void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
+    if (from->type == F32) line_of(F32, from, row, line, scale, sum);
+    else if (from->type == BF16) line_of(BF16, from, row, line, scale, sum);
+    else line_of(F16, from, row, line, scale, sum);
+}
+
 static void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
                         int32_t *sum) {
     const int64_t fours = (from->columns + 3) / 4;
     memset(line + from->columns, 0, fours * 4 - from->columns);
     for (int i = 0; i < rows; i++) {
-        if (from->type == F32) line_of(F32, from, first + i, line, scale + i, sum + i);
-        else if (from->type == BF16) line_of(BF16, from, first + i, line, scale + i, sum + i);
-        else line_of(F16, from, first + i, line, scale + i, sum + i);
+        quantize_line512(from, first + i, line, scale + i, sum + i);
         int32_t *to = (int32_t *)codes + i;
         const int32_t *four = (const int32_t *)line;
         for (int64_t j = 0; j < fours; j++, to += rows) *to = four[j];
-    }
-}
-
-/* A square of 16 x 16 numbers of 32 bits, turned. */
-INLINE void transpose(__m512i *a) {
-    __m512i b[16];
-    EACH(i, 8) {
-        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-    }
-    EACH(i, 4) {
-        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
-        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
-        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
-        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
-    }
-    EACH(i, 4) {
-        b[i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
-        b[4 + i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
-        b[8 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-        b[12 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-    }
-    EACH(i, 8) {
-        a[i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0x88);
-        a[8 + i] = _mm512_shuffle_i32x4(b[i], b[8 + i], 0xdd);
     }
 }
 
@@ -166,7 +146,7 @@ INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, 
 
 /* Pixels start .. stop of an image [channels, pixels] to [pixels, channels]; of 32 channels of 16 bits at a time, or 16
    of 32 bits. */
-static void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out) {
+void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out) {
     for (int64_t p = start; p < stop; p += 16) {
         const __mmask16 here = first_of(stop - p);
         const int count = stop - p < 16 ? (int)(stop - p) : 16;
@@ -208,7 +188,7 @@ static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *
         for (int64_t c = 0; c < in; c++) *to++ = from[c * taps + t];
 }
 
-static void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
+void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
     const Form *form = weight->form;
     const int64_t columns = form->columns, width = (columns + 63) / 64 * 64;
     const int count = (int)(form->rows - start < PANEL ? form->rows - start : PANEL);
@@ -280,15 +260,6 @@ INLINE void one_of(Type type, void *out, int64_t at, float y) {
     else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(y) : to_f16(y);
 }
 
-/* What the results of one group and panel have in common. */
-typedef struct {
-    const float *row_scale, *scale;
-    const int32_t *row_sum, *minus;
-    const Target *to;
-    int64_t row, column;
-    int count;
-} Place;
-
 /* Row i: sixteen sums and sixteen more, to where they belong; to `kept` first where rows of results are not together. */
 INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*kept)[PANEL]) {
     const Target *to = at->to;
@@ -312,13 +283,28 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
 /* Results whose columns are not together, by column. */
 INLINE void spread(Type type, const Place *place, int rows, float (*kept)[PANEL]) {
     const Target *to = place->to;
-    int64_t at[TALL];
+    int64_t at[TALLEST];
     for (int i = 0; i < rows; i++) {
         const int64_t row = place->row + i;
         at[i] = row / to->image * to->image_step + row % to->image * to->row_step + place->column * to->column_step;
     }
     for (int n = 0; n < place->count; n++)
         for (int i = 0; i < rows; i++) one_of(type, to->out, at[i] + n * to->column_step, kept[i][n]);
+}
+
+INLINE void by_column(const Place *place, int rows, float (*kept)[PANEL]) {
+    const Type type = place->to->type;
+    if (place->to->column_step == 1) return;
+    if (type == F32) spread(F32, place, rows, kept);
+    else if (type == BF16) spread(BF16, place, rows, kept);
+    else spread(F16, place, rows, kept);
+}
+
+void results512(const int32_t *sums, int rows, const Place *place) {
+    float kept[TALLEST][PANEL];
+    for (int i = 0; i < rows; i++, sums += PANEL)
+        finish(place, i, _mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16), kept);
+    by_column(place, rows, kept);
 }
 
 /* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
@@ -374,23 +360,18 @@ TILE(10, TEN)
 TILE(11, ELEVEN)
 TILE(12, TWELVE)
 
-static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int64_t fours, const float *row_scale,
-                        const int32_t *row_sum, const float *scale, const int32_t *minus, const Target *to, int64_t row,
-                        int64_t column, int count, const char *ahead, int64_t ahead_bytes) {
+static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int64_t wide, const Place *place,
+                        const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
                                  float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
                                                       tile7, tile8, tile9, tile10, tile11, tile12};
-    const Place place = {row_scale, scale, row_sum, minus, to, row, column, count};
-    float kept[TALL][PANEL];
+    float kept[TALLEST][PANEL];
     const char *from = ahead ? ahead : (const char *)panel;
-    tiles[rows - 1](panel, codes, fours, &place, from, ahead ? ahead_bytes / fours : 0, kept);
-    if (to->column_step == 1) return;
-    if (to->type == F32) spread(F32, &place, rows, kept);
-    else if (to->type == BF16) spread(BF16, &place, rows, kept);
-    else spread(F16, &place, rows, kept);
+    tiles[rows - 1](panel, codes, wide / 4, place, from, ahead ? ahead_bytes / (wide / 4) : 0, kept);
+    by_column(place, rows, kept);
 }
 
-const Int8 avx512_int8 = {quantize512, largest512, last512, panel512, multiply512};
+const Int8 avx512_int8 = {12, 1, 4, quantize512, largest512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

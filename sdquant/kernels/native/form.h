@@ -8,6 +8,12 @@
 
 #include <stdint.h>
 
+/* Whether there are kernels for AMX; Linux gives its use when it is asked (amx.c). */
+#if defined(__x86_64__) && defined(__linux__) && \
+    ((defined(__clang__) && __clang_major__ >= 14) || (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12))
+#define AMX 1
+#endif
+
 /* Types of floats. NESTED are scales that are uint8 codes themselves. */
 typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3 } Type;
 
@@ -66,6 +72,10 @@ typedef void Quantize(Type type, const void *x, int64_t k, int8_t *codes, float 
 typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, float scale, const float *scales,
                     const float *bias, int64_t n, Type type, void *out);
 
+/* Columns of out [m, rows] for rows start .. stop, from x [m, columns]; both of `type`. 0: no memory. */
+typedef int Product(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+                    void *out);
+
 /* How one instruction set does it. */
 typedef struct {
     const char *name;
@@ -76,11 +86,12 @@ typedef struct {
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
     Quantize *quantize;
     Finish *finish;
+    Product *product; /* of more than FEW rows of bf16; NULL where `dots` does it */
 } Kernels;
 
 enum { PANEL_ROWS = 12, FEW = 2 };
 
-extern const Kernels portable_kernels, avx2_kernels, avx512_kernels;
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, amx_kernels;
 
 /* packings.c */
 int packing_of(const char *name); /* -1: unknown */
@@ -92,11 +103,16 @@ int choose(const char *name); /* an instruction set by name, "" for the best; 0:
 
 int amd(void);
 
+/* amx.c: whether this machine has it and the system lets this process use it. */
+int amx(void);
+
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
 /* 0: no memory. */
 int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  void *out);
+/* The order in which rows are worked through: rows that share bytes follow each other. */
+int64_t row_at(const Form *form, int planes, int64_t i);
 void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);
 
 #endif

@@ -5,13 +5,13 @@ enum { BLOCK_BYTES = 640 * 1024, ALIGN = 64 };
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-static int64_t fours_of(int64_t columns) { return (columns + 3) / 4; }
+int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
 
-int64_t panel_bytes(int64_t columns) { return fours_of(columns) * 4 * PANEL; }
+int64_t panel_bytes(int64_t columns) { return padded(columns) * PANEL; }
 
 int64_t block_rows(int64_t columns) {
-    const int64_t rows = BLOCK_BYTES / (fours_of(columns) * 4) / TALL * TALL;
-    return rows < 4 * TALL ? 4 * TALL : rows;
+    const int64_t tall = int8_kernels()->tall, rows = BLOCK_BYTES / padded(columns) / tall * tall;
+    return rows < 4 * tall ? 4 * tall : rows;
 }
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
@@ -20,8 +20,8 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up
 
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
-    return panel_bytes(columns) + again_bytes(columns) + PANEL * 8 + rows * (up(columns, 4) + 8) + up(columns, 64) +
-           16 * ALIGN;
+    return panel_bytes(columns) + again_bytes(columns) + PANEL * 8 + rows * 8 + (rows + TALLEST) * padded(columns) +
+           up(columns, 64) + 16 * ALIGN;
 }
 
 typedef struct {
@@ -47,20 +47,24 @@ static Spare split(char *spare, int64_t columns) {
     made.again = part(&spare, again_bytes(columns));
     made.scale = part(&spare, PANEL * 4);
     made.minus = part(&spare, PANEL * 4);
-    made.codes = part(&spare, rows * up(columns, 4));
+    made.codes = part(&spare, (rows + TALLEST) * padded(columns)); /* AMX reads rows beyond a group's, for nothing */
     made.line = part(&spare, up(columns, 64));
     made.row_scale = part(&spare, rows * 4);
     made.row_sum = part(&spare, rows * 4);
     return made;
 }
 
-/* Groups of a block of m rows, as even as can be. */
-static int64_t groups_of(int64_t m) { return (m + TALL - 1) / TALL; }
-static int64_t begin_of(int64_t m, int64_t groups, int64_t group) { return m * group / groups; }
+/* Groups of a block of m rows. */
+static int64_t groups_of(int64_t m) { return (m + int8_kernels()->tall - 1) / int8_kernels()->tall; }
+
+static int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
+    const int64_t at = group * int8_kernels()->tall;
+    return int8_kernels()->even ? m * group / groups : at < m ? at : m;
+}
 
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare) {
-    const int64_t groups = groups_of(m), wide = fours_of(from->columns) * 4;
+    const int64_t groups = groups_of(m), wide = padded(from->columns);
     int8_t *line = part(&spare, up(from->columns, 64));
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
@@ -77,16 +81,15 @@ void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, f
         int8_kernels()->panel(weight, row, panels + row / PANEL * bytes, scale + row, minus + row, again);
 }
 
-/* A block by a panel. */
-static void across(const uint8_t *panel, const int8_t *codes, int64_t m, int64_t columns, const float *row_scale,
-                   const int32_t *row_sum, const float *scale, const int32_t *minus, const Target *to, int64_t row,
-                   int64_t column, int count, const char *ahead, int64_t ahead_bytes) {
-    const int64_t groups = groups_of(m), fours = fours_of(columns);
-    const int64_t each = ahead_bytes / groups;
+/* A block by a panel; `place` is that of its first group. */
+static void across(const uint8_t *panel, const int8_t *codes, int64_t m, int64_t columns, const Place *place,
+                   const char *ahead, int64_t ahead_bytes) {
+    const int64_t groups = groups_of(m), wide = padded(columns), each = ahead_bytes / groups;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        int8_kernels()->multiply(panel, codes + first * fours * 4, (int)rows, fours, row_scale + first, row_sum + first,
-                                 scale, minus, to, row + first, column, count, ahead ? ahead + g * each : 0, each);
+        Place here = *place;
+        here.row_scale += first, here.row_sum += first, here.row += first;
+        int8_kernels()->multiply(panel, codes + first * wide, (int)rows, wide, &here, ahead ? ahead + g * each : 0, each);
     }
 }
 
@@ -95,16 +98,16 @@ void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_
     const int64_t columns = from->columns, most = block_rows(columns), bytes = panel_bytes(columns);
     const Spare have = split(spare, columns);
     const int64_t blocks = (stop - start + most - 1) / most;
-    for (int64_t b = 0; b < blocks; b++) {
-        const int64_t row = start + begin_of(stop - start, blocks, b);
-        const int64_t m = start + begin_of(stop - start, blocks, b + 1) - row;
+    const int64_t each = up((stop - start + blocks - 1) / blocks, int8_kernels()->tall);
+    for (int64_t row = start; row < stop; row += each) {
+        const int64_t m = stop - row < each ? stop - row : each;
         quantize_block(from, row, m, have.codes, have.row_scale, have.row_sum, (char *)have.line);
         for (int64_t column = 0; column < weights; column += PANEL) {
             const int count = (int)(weights - column < PANEL ? weights - column : PANEL);
             const uint8_t *panel = panels + column / PANEL * bytes;
             const char *ahead = column + PANEL < weights ? (const char *)panel + bytes : 0;
-            across(panel, have.codes, m, columns, have.row_scale, have.row_sum, scale + column, minus + column, to, row,
-                   column, count, ahead, ahead ? bytes : 0);
+            const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, count};
+            across(panel, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
         }
     }
 }
@@ -118,7 +121,7 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
         int8_kernels()->panel(weight, row, have.panel, have.scale, have.minus, have.again);
         const char *ahead = 0;
         if (!weight->again && row + PANEL < stop) ahead = (const char *)weight->parts->codes + (row + PANEL) * columns;
-        across(have.panel, codes, m, columns, row_scale, row_sum, have.scale, have.minus, to, 0, row, (int)count, ahead,
-               ahead ? PANEL * columns : 0);
+        const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, (int)count};
+        across(have.panel, codes, m, columns, &place, ahead, ahead ? PANEL * columns : 0);
     }
 }

@@ -1,17 +1,20 @@
 /* Products in 8-bit integers: what compute="int8" does, whose numbers sdquant/kernels/int8.py has.
 
    A weight is laid out in panels of PANEL rows: for each four columns, PANEL rows of four codes, as numbers from 0 to
-   255, of which `minus` is to be subtracted. Activations are laid out in groups of up to TALL rows: for each four
-   columns, four signed codes of each row. So one instruction multiplies and adds sixteen rows and four columns of the
-   weight with four columns of one row of activations. Columns are padded to a multiple of four with codes of zero.
+   255, of which `minus` is to be subtracted. Activations are signed codes, in groups of rows; their columns are padded
+   with codes of zero.
 
-   int8.c goes through panels and groups; avx512_int8.c has the kernels. */
+   With VNNI one instruction multiplies and adds sixteen rows and four columns of the weight with four columns of one row
+   of activations: of these, a group has up to twelve rows and for each four columns four codes of each row. With AMX it
+   is sixteen rows and 64 columns of both: a group has up to 32 rows, which lie as they are.
+
+   int8.c goes through panels and groups; avx512_int8.c and amx_int8.c have the kernels. */
 #ifndef SDQUANT_INT8_H
 #define SDQUANT_INT8_H
 
 #include "form.h"
 
-enum { PANEL = 32, TALL = 12 };
+enum { PANEL = 32, TALLEST = 32 };
 
 /* A weight for such products. */
 typedef struct {
@@ -44,9 +47,21 @@ typedef struct {
     const float *bias; /* or NULL */
 } Target;
 
+/* What the results of one group and panel have in common: of the panel's rows `count` are real. */
 typedef struct {
-    /* Rows of activations first .. first + rows, at most TALL, as codes, their scales and sums; `line` [padded columns]
-       is spare. */
+    const float *row_scale, *scale;
+    const int32_t *row_sum, *minus;
+    const Target *to;
+    int64_t row, column;
+    int count;
+} Place;
+
+typedef struct {
+    int tall;   /* rows of a group at most, which is at most TALLEST */
+    int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
+    int unit;   /* columns of activations are padded to a multiple of this */
+    /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [padded columns] is
+       spare. */
     void (*quantize)(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
                      int32_t *sum);
     /* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
@@ -55,18 +70,26 @@ typedef struct {
     void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
-    /* One group by one panel, of whose rows `count` are real. `ahead`: memory that will be wanted. */
-    void (*multiply)(const uint8_t *panel, const int8_t *codes, int rows, int64_t fours, const float *row_scale,
-                     const int32_t *row_sum, const float *scale, const int32_t *minus, const Target *to, int64_t row,
-                     int64_t column, int count, const char *ahead, int64_t ahead_bytes);
+    /* One group by one panel, for columns padded to `wide`. `ahead`: memory that will be wanted. */
+    void (*multiply)(const uint8_t *panel, const int8_t *codes, int rows, int64_t wide, const Place *place,
+                     const char *ahead, int64_t ahead_bytes);
 } Int8;
 
-extern const Int8 avx512_int8;
+extern const Int8 avx512_int8, amx_int8;
+
+/* avx512_int8.c: what amx_int8.c shares with it. */
+void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
+void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
+void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
+void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+/* Sums [rows, PANEL] to where they belong, as results. */
+void results512(const int32_t *sums, int rows, const Place *place);
 
 /* The kernels of this machine, or NULL. */
 const Int8 *int8_kernels(void);
 
-/* Bytes of a panel, and of `spare` for one thread. */
+/* Columns of activations with what they are padded with; bytes of a panel, and of `spare` for one thread. */
+int64_t padded(int64_t columns);
 int64_t panel_bytes(int64_t columns);
 int64_t spare_bytes(int64_t columns);
 

@@ -33,8 +33,10 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a panel and of the spare memory of a thread; rows of activations in a block."""
+    """Columns with what they are padded with; bytes of a panel and of the spare memory of a thread; rows of activations
+    in a block."""
 
+    wide: int
     panel: int
     spare: int
     block: int
@@ -160,7 +162,7 @@ def _run(
         weight = (*addresses(form, parts), 0, taps, direct.scale.data_ptr(), minus.data_ptr())
     else:
         weight = (*addresses(form, parts), 1, taps, 0, 0)
-    wide = -(-form.columns // 4) * 4
+    wide = size.wide
     if m <= _BLOCKS * size.block:
         codes = scratch((m * wide + size.spare,), torch.int8, _CPU)
         scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)

@@ -19,6 +19,9 @@ static int f16c(void) {
 
 static int runs(const Kernels *one) {
 #ifdef X86
+#ifdef AMX
+    if (one == &amx_kernels) return runs(&avx512_kernels) && __builtin_cpu_supports("avx512vnni") && amx();
+#endif
     if (one == &avx512_kernels)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -29,6 +32,9 @@ static int runs(const Kernels *one) {
 }
 
 static const Kernels *const ALL[] = {
+#ifdef AMX
+    &amx_kernels,
+#endif
 #ifdef X86
     &avx512_kernels,
     &avx2_kernels,

@@ -47,8 +47,8 @@ PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
     (void)module;
     if (PyErr_Occurred()) return NULL;
     if (!int8_kernels()) Py_RETURN_NONE;
-    return Py_BuildValue("LLL", (long long)panel_bytes(wanted), (long long)spare_bytes(wanted),
-                         (long long)block_rows(wanted));
+    return Py_BuildValue("LLLL", (long long)padded(wanted), (long long)panel_bytes(wanted),
+                         (long long)spare_bytes(wanted), (long long)block_rows(wanted));
 }
 
 PyObject *py_int8_stage(PyObject *module, PyObject *args) {
@@ -128,6 +128,9 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args) {
 }
 
 const Int8 *int8_kernels(void) {
+#ifdef AMX
+    if (kernels() == &amx_kernels) return &amx_int8;
+#endif
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))

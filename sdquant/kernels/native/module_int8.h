@@ -12,8 +12,8 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args);
 
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
-     "int8_sizes(columns)\n--\n\nBytes of a panel and of the spare memory of a thread, and rows of a block;\n" \
-     "None where this machine has no such kernels."},                                                    \
+     "int8_sizes(columns)\n--\n\nPadded columns, bytes of a panel and of the spare memory of a thread, rows of\n" \
+     "a block; None where this machine has no such kernels."},                                                    \
     {"int8_stage", py_int8_stage, METH_VARARGS, "int8_stage(form, numbers)\n--\n\nSee int8.h."},          \
     {"int8_largest", py_int8_largest, METH_O, "int8_largest(numbers)\n--\n\nSee int8.h."},                \
     {"int8_last", py_int8_last, METH_O, "int8_last(numbers)\n--\n\nSee int8.h."},                      \

@@ -11,8 +11,7 @@ enum {
     AHEAD = 8192,            /* weights: how far ahead memory is asked for what is read in one sweep */
 };
 
-/* The order in which rows are worked through: rows that share bytes follow each other. */
-static int64_t row_at(const Form *form, int planes, int64_t i) {
+int64_t row_at(const Form *form, int planes, int64_t i) {
     const int64_t part = form->rows / planes;
     return i < part * planes ? i % planes * part + i / planes : i;
 }
@@ -66,6 +65,7 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
         in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, out);
         return 1;
     }
+    if (use->product && type == BF16) return use->product(form, parts, type, start, stop, x, m, out);
     Decode *decode = use->decoder(form);
     const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
     const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */

@@ -1,0 +1,163 @@
+/* Products of bf16 by AMX. A panel of the weight is decoded into the second cache, row by row as it is; the activations
+   are laid out once as tiles of sixteen rows by 32 columns, in pairs of columns. Two tiles of each make four tiles of
+   sums over all columns, which are turned, since results lie by row of activations. */
+#include "amx.h"
+
+#ifdef AMX
+#include <cpuid.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "avx512_parts.h"
+#include "avx512_transpose.h"
+
+enum {
+    ASK_PERMISSION = 0x1023, TILE_DATA = 18, /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
+    STEP = 32,                               /* columns of a tile */
+    SIDE = 2 * TILE_ROWS,                    /* of what is multiplied together */
+    PANEL_BYTES = 1 << 20,                   /* of a second cache of 2 MB */
+};
+
+static int has_tiles(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1); /* bf16, tiles, int8 */
+}
+
+int amx(void) {
+    static int known = -1;
+    if (known < 0) known = has_tiles() && !syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA);
+    return known;
+}
+
+/* Rows of x, those of tile `tile`, as `steps` tiles of sixteen pairs of columns. */
+static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile, int64_t steps, char *to) {
+    const int64_t first = tile * TILE_ROWS, left = m - first;
+    for (int64_t s = 0; s < steps; s++, to += TILE_ROWS * TILE_BYTES) {
+        const int64_t here = columns - s * STEP;
+        const __mmask32 mask = here >= STEP ? 0xffffffffu : ((__mmask32)1 << here) - 1;
+        __m512i a[TILE_ROWS];
+        for (int i = 0; i < TILE_ROWS; i++)
+            a[i] = i < left ? _mm512_maskz_loadu_epi16(mask, x + (first + i) * columns + s * STEP)
+                            : _mm512_setzero_si512();
+        transpose(a);
+        for (int i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + i * TILE_BYTES, a[i]);
+    }
+}
+
+/* 32 rows of the weight, `stride` bytes apart, by two tiles of activations, or by one: sums [2][2][16][16], by tile of
+   the weight and of the activations. */
+static void both(const char *w, int64_t stride, const char *x, int64_t steps, float *sums) {
+    const char *x1 = x + steps * TILE_ROWS * TILE_BYTES, *w1 = w + TILE_ROWS * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    MEMORY_IS_WRITTEN;
+    for (int64_t s = 0; s < steps; s++) {
+        _tile_loadd(4, w + s * TILE_BYTES, stride);
+        _tile_loadd(6, x + s * TILE_ROWS * TILE_BYTES, TILE_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, x1 + s * TILE_ROWS * TILE_BYTES, TILE_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, w1 + s * TILE_BYTES, stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, TILE_BYTES);
+    _tile_stored(1, sums + 256, TILE_BYTES);
+    _tile_stored(2, sums + 512, TILE_BYTES);
+    _tile_stored(3, sums + 768, TILE_BYTES);
+}
+
+static void single(const char *w, int64_t stride, const char *x, int64_t steps, float *sums) {
+    const char *w1 = w + TILE_ROWS * stride;
+    _tile_zero(0);
+    _tile_zero(2);
+    MEMORY_IS_WRITTEN;
+    for (int64_t s = 0; s < steps; s++) {
+        _tile_loadd(6, x + s * TILE_ROWS * TILE_BYTES, TILE_BYTES);
+        _tile_loadd(4, w + s * TILE_BYTES, stride);
+        _tile_loadd(5, w1 + s * TILE_BYTES, stride);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
+    }
+    _tile_stored(0, sums, TILE_BYTES);
+    _tile_stored(2, sums + 512, TILE_BYTES);
+}
+
+/* Sums of sixteen rows of the weight, `rows` (`count` of them real), and `m` of activations to where they belong. */
+static void put(const float *sums, const int64_t *rows, int count, int64_t m, int64_t all, uint16_t *out) {
+    __m512i a[TILE_ROWS];
+    for (int i = 0; i < TILE_ROWS; i++) a[i] = _mm512_load_si512(sums + i * TILE_ROWS);
+    transpose(a);
+    const __mmask16 mask = (__mmask16)((1u << count) - 1);
+    const int together = rows[count - 1] - rows[0] == count - 1;
+    for (int j = 0; j < m; j++, out += all) {
+        const __m256i half = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(a[j]));
+        if (together) {
+            _mm256_mask_storeu_epi16(out + rows[0], mask, half);
+            continue;
+        }
+        uint16_t each[TILE_ROWS];
+        _mm256_storeu_si256((__m256i *)each, half);
+        for (int i = 0; i < count; i++) out[rows[i]] = each[i];
+    }
+}
+
+/* What a panel's rows are, those of one plane after another. */
+static void order(const Form *form, int planes, int64_t start, int64_t n, int64_t *rows) {
+    for (int plane = 0; plane < planes; plane++)
+        for (int64_t i = plane; i < n; i += planes) *rows++ = row_at(form, planes, start + i);
+}
+
+int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
+                void *out) {
+    const int planes = planes_of(form->packing);
+    const int64_t columns = form->columns, steps = (columns + STEP - 1) / STEP, stride = steps * TILE_BYTES;
+    const int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, tile_bytes = steps * TILE_ROWS * TILE_BYTES;
+    int64_t most = PANEL_BYTES / stride / SIDE * SIDE;
+    if (most < SIDE || tiles <= 2) most = SIDE;
+    most = most / planes < TILE_ROWS ? TILE_ROWS * planes : most;
+    char *memory = malloc(tiles * tile_bytes + most * (stride + sizeof(int64_t)) + 2 * TILE_BYTES);
+    if (!memory) return 0;
+    char *laid = memory + (TILE_BYTES - (intptr_t)memory % TILE_BYTES), *panel = laid + tiles * tile_bytes;
+    int64_t *rows = (int64_t *)(panel + most * stride);
+    Decode *decode = kernels()->decoder(form);
+    (void)type;
+    for (int64_t t = 0; t < tiles; t++) lay_out(x, m, columns, t, steps, laid + t * tile_bytes);
+    if (columns % STEP)
+        for (int64_t r = 0; r < most; r++) memset(panel + r * stride + columns * 2, 0, stride - columns * 2);
+    parts->ahead = most / planes * columns;
+    _tile_loadconfig(&WHOLE_TILES);
+    for (int64_t first = start; first < stop; first += most) {
+        const int64_t n = stop - first < most ? stop - first : most;
+        order(form, planes, first, n, rows);
+        for (int64_t r = 0; r < n; r++) decode(form, parts, rows[r] * columns, columns, BF16, panel + r * stride);
+        for (int64_t t = 0; t < tiles; t += 2)
+            for (int64_t r = 0; r < n; r += SIDE) {
+                float sums[4 * 256] __attribute__((aligned(64)));
+                const char *w = panel + r * stride, *of_x = laid + t * tile_bytes;
+                if (t + 1 < tiles) both(w, stride, of_x, steps, sums);
+                else single(w, stride, of_x, steps, sums);
+                for (int i = 0; i < 4; i++) {
+                    const int64_t row = r + i / 2 * TILE_ROWS, at = (t + i % 2) * TILE_ROWS;
+                    const int64_t count = n - row < TILE_ROWS ? n - row : TILE_ROWS;
+                    const int64_t wide = m - at < TILE_ROWS ? m - at : TILE_ROWS;
+                    if (count > 0 && wide > 0)
+                        put(sums + i * 256, rows + row, (int)count, wide, form->rows, (uint16_t *)out + at * form->rows);
+                }
+            }
+    }
+    _tile_release();
+    free(memory);
+    return 1;
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#else
+int amx(void) { return 0; }
+#endif
