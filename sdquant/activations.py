@@ -84,7 +84,9 @@ def _workspace(func: Any, args: Any) -> int:
 
     oneDNN's convolutions on the CPU copy an input and a weight that are not channels_last into its own blocked order, a
     16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
-    float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here.
+    float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here. With AMX
+    oneDNN has other kernels for 16 bits, that take up to 1.4 times as much here, and for 1x1 less; these are not known
+    well enough to foretell.
     """
     if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":
         return 0

@@ -22,9 +22,11 @@ import torch
 
 import sdquant
 from sdquant import backends, compat, gguf_files
-from sdquant.demo import MODELS, digits, path
+from sdquant.demo import digits, path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.weights import quantized
+
+from .turns import by_turns
 
 if TYPE_CHECKING:
     from sdquant.compat import Cell
@@ -52,6 +54,17 @@ def _cells(device: str) -> list[Any]:
         marks += [] if stands else [pytest.mark.slow]
         made.append(pytest.param(cell, id=name if device == "cpu" else f"{name}-{device}", marks=marks))
     return made
+
+
+def _turns(device: str) -> list[Any]:
+    """Cells and models: neighbours along any axis are drawn by different models."""
+    params = _cells(device)
+    turns = [0] * len(params)
+    for axis in ("scheme", "mode", "offload", "runtime"):
+        along = [getattr(param.values[0], axis) for param in params]
+        places = {value: place for place, value in enumerate(dict.fromkeys(along))}
+        turns = [turn + places[value] for turn, value in zip(turns, along, strict=True)]
+    return by_turns(params, turns)
 
 
 def _source(model: str, cell: Cell, work: Path) -> tuple[Path, str | None]:
@@ -140,11 +153,13 @@ def _same_refusals(cell: Cell, runtime: str) -> bool:
 def _other(cell: Cell, **axes: str) -> Cell:
     """The cell that differs in the given axes."""
     wanted = {name: getattr(cell, name) for name in ("mode", "offload", "runtime")} | axes
-    return next(
-        other
-        for other in compat.matrix(device=cell.device, schemes=[cell.scheme])
-        if all(getattr(other, name) == value for name, value in wanted.items())
-    )
+    cells = _of_scheme(cell.device, cell.scheme)
+    return next(other for other in cells if all(getattr(other, name) == value for name, value in wanted.items()))
+
+
+@cache
+def _of_scheme(device: str, scheme: str) -> tuple[Cell, ...]:
+    return tuple(compat.matrix(device=device, schemes=[scheme]))
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +177,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("cell", [*_cells("cpu"), *_cells("cuda")])
+@pytest.mark.parametrize(("cell", "model"), [*_turns("cpu"), *_turns("cuda")])
 def test_cell(cell: Cell, model: str, work: Path) -> None:
     if cell.device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

@@ -20,9 +20,12 @@ from sdquant.errors import ConflictError, IncompatibleError, MissingComponentErr
 from sdquant.weights import plain, quantized, weight_bytes
 
 from .foreign import ROWS as FOREIGN
+from .turns import by_turns
 
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
+TURNS = [FLY.index(scheme) + backends.scheme(scheme).runtimes.index(runtime) for scheme, runtime in RUNTIMES]
+MAIN = [("digits-sd", "unet"), ("digits-flux", "transformer")]
 # libgguf searches long for the last types.
 GGUF = [
     pytest.param(row.name, marks=[pytest.mark.slow] if row.name.startswith(("iq1", "iq2", "iq3")) else [])
@@ -64,8 +67,7 @@ def images(pipe: Any, count: int = 2) -> Any:
     return np.stack([np.asarray(picture) for picture in pictures])
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("scheme", "runtime"), RUNTIMES)
+@pytest.mark.parametrize(("scheme", "runtime", "model"), by_turns(RUNTIMES, TURNS))
 def test_pre_post_and_quantize_give_the_same_bits(
     scheme: str, runtime: str, model: str, loaded: Callable[..., Any]
 ) -> None:
@@ -78,8 +80,7 @@ def test_pre_post_and_quantize_give_the_same_bits(
     same_bits(pre, after)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("scheme", "runtime"), RUNTIMES)
+@pytest.mark.parametrize(("scheme", "runtime", "model"), by_turns(RUNTIMES, TURNS))
 def test_saved_and_reloaded_is_the_same(scheme: str, runtime: str, model: str, loaded: Any, saved: Any) -> None:
     pre = loaded(scheme, model, runtime)
     folder = saved(scheme, model, runtime)
@@ -92,8 +93,7 @@ def test_saved_and_reloaded_is_the_same(scheme: str, runtime: str, model: str, l
         assert np.array_equal(images(pre), images(back))
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("scheme", FLY)
+@pytest.mark.parametrize(("scheme", "model"), by_turns(FLY))
 def test_embeddings_are_quantized_when_asked_for(scheme: str, model: str, loaded: Any, tmp_path: Path) -> None:
     path, asked = sdquant.demo.path(model), f"{scheme},embeddings"
     pre = sdquant.load_model(path, asked, progress=False)
@@ -162,9 +162,9 @@ def test_what_others_wrote_is_saved_again(name: str, foreign: Callable[[str], Pa
     same_bits(pipe, sdquant.load_model(folder, base=base, progress=False))
 
 
-@pytest.mark.parametrize(("model", "component"), [("digits-sd", "unet"), ("digits-flux", "transformer")])
 @pytest.mark.parametrize(
-    "scheme", ["nf4", "fp4", "fp8", "fp8,packing=float8", "qint8", "qint4", "qint3", "int4", "sdnq-uint4"]
+    ("scheme", "model", "component"),
+    by_turns(["nf4", "fp4", "fp8", "fp8,packing=float8", "qint8", "qint4", "qint3", "int4", "sdnq-uint4"], models=MAIN),
 )
 def test_single_files(scheme: str, model: str, component: str, tmp_path: Path) -> None:
     path = sdquant.demo.path(model)
@@ -181,8 +181,7 @@ def test_single_files(scheme: str, model: str, component: str, tmp_path: Path) -
         sdquant.load_model(file, "int8", base=path, progress=False)
 
 
-@pytest.mark.parametrize(("model", "component"), [("digits-sd", "unet"), ("digits-flux", "transformer")])
-@pytest.mark.parametrize("scheme", GGUF)
+@pytest.mark.parametrize(("scheme", "model", "component"), by_turns(GGUF, models=MAIN))
 def test_gguf_files(scheme: str, model: str, component: str, tmp_path: Path) -> None:
     from sdquant.gguf_files import quantize_file
 

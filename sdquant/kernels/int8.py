@@ -30,6 +30,7 @@ from ..rows import cut
 from ..rules import integers
 from . import int8_steps as steps
 from .native import int8 as native
+from .native import isa
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Packed
@@ -46,7 +47,8 @@ _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch b
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """From where on integers pay. Measured on a Zen5 core with 3072 -> 3072 and the convolutions of SDXL's UNet.
+    """From where on integers pay. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a Zen5 core, and for
+    AMX on a Granite Rapids core.
 
     Attributes:
         rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
@@ -59,13 +61,17 @@ class Least:
     columns: int
 
 
-# The C kernels; torch, in which quantizing a weight again takes as long as a product of that many rows saves.
+# The C kernels; with AMX, where exact products of quantized weights are as fast for longer; torch, in which quantizing
+# a weight again takes as long as a product of that many rows saves.
 BY_C = Least(rows=16, again=16, channels=64, columns=1024)
+BY_AMX = Least(rows=16, again=192, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
 def _least(packed: Packed, form: Form | None) -> Least:
-    return BY_C if native.reads(form, packed.parts) else BY_TORCH
+    if not native.reads(form, packed.parts):
+        return BY_TORCH
+    return BY_AMX if isa() == "amx" else BY_C
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
@@ -75,7 +81,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     least = _least(packed, form)
     if rows < (least.rows if steps.direct(form) else least.again):
         return False
-    return least is BY_C or integers.fast(x.device)
+    return least is not BY_TORCH or integers.fast(x.device)
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:

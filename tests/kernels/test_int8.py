@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from sdquant import backends
 from sdquant.backends.base import Geometry, Packed, Unfit
 from sdquant.kernels import int8, int8_steps
+from sdquant.kernels.native import extension, isa
 from sdquant.kernels.native import int8 as native
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
@@ -28,20 +30,37 @@ Array = npt.NDArray[Any]
 
 ANY = int8.Least(rows=1, again=1, channels=1, columns=1)
 NATIVE = native.sizes(64) is not None
+AMX = isa() == "amx"
 
 
 @pytest.fixture(
-    autouse=True, params=["torch", "steps in c", pytest.param("c", marks=pytest.mark.skipif(not NATIVE, reason="no C"))]
+    autouse=True,
+    params=[
+        "torch",
+        "steps in c",
+        pytest.param("c", marks=pytest.mark.skipif(not NATIVE, reason="no C")),
+        pytest.param("c without amx", marks=pytest.mark.skipif(not AMX, reason="no AMX, so that is what c is")),
+    ],
 )
-def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each test by torch and by the C kernels; integers at any size, so that small tensors tell."""
     monkeypatch.setattr(int8, "BY_C", ANY)
+    monkeypatch.setattr(int8, "BY_AMX", ANY)
     monkeypatch.setattr(int8, "BY_TORCH", replace(ANY))
-    if request.param != "c":
-        monkeypatch.setattr(native, "sizes", lambda columns: None)
-    if request.param == "torch":
+    name = str(request.param)
+    if name == "torch":
         monkeypatch.setattr(int8_steps, "extension", lambda: None)
-    return str(request.param)
+    if not name.startswith("c"):
+        monkeypatch.setattr(native, "sizes", lambda columns: None)
+        yield name
+        return
+    if name == "c without amx":
+        assert extension().choose("avx512bf16")  # type: ignore[union-attr]
+        native.sizes.cache_clear()
+    yield "c"
+    if name == "c without amx":
+        extension().choose("")  # type: ignore[union-attr]
+        native.sizes.cache_clear()
 
 
 def codes(x: Array) -> tuple[Array, Array]:
@@ -273,7 +292,7 @@ def test_one_scale_for_all_rows() -> None:
 
 
 def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BY_C", "BY_TORCH"):
+    for name in ("BY_C", "BY_AMX", "BY_TORCH"):
         monkeypatch.setattr(int8, name, int8.Least(rows=32, again=64, channels=64, columns=128))
     torch.manual_seed(4)
     for text, rows in (("int8_sym", 32), ("qint4", 64)):

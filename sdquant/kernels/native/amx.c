@@ -18,6 +18,7 @@ enum {
     STEP = 32,                               /* columns of a tile */
     SIDE = 2 * TILE_ROWS,                    /* of what is multiplied together */
     PANEL_BYTES = 1 << 20,                   /* of a second cache of 2 MB */
+    AHEAD = 8192,                            /* weights: how far ahead memory is asked for while a panel is decoded */
 };
 
 static int has_tiles(void) {
@@ -116,7 +117,8 @@ static void order(const Form *form, int planes, int64_t start, int64_t n, int64_
 int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                 void *out) {
     const int planes = planes_of(form->packing);
-    const int64_t columns = form->columns, steps = (columns + STEP - 1) / STEP, stride = steps * TILE_BYTES;
+    const int64_t columns = form->columns, steps = (columns + STEP - 1) / STEP;
+    const int64_t stride = (steps | 1) * TILE_BYTES; /* an odd number of lines: rows of a tile are in sets of their own */
     const int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, tile_bytes = steps * TILE_ROWS * TILE_BYTES;
     int64_t most = PANEL_BYTES / stride / SIDE * SIDE;
     if (most < SIDE || tiles <= 2) most = SIDE;
@@ -129,8 +131,8 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
     (void)type;
     for (int64_t t = 0; t < tiles; t++) lay_out(x, m, columns, t, steps, laid + t * tile_bytes);
     if (columns % STEP)
-        for (int64_t r = 0; r < most; r++) memset(panel + r * stride + columns * 2, 0, stride - columns * 2);
-    parts->ahead = most / planes * columns;
+        for (int64_t r = 0; r < most; r++) memset(panel + r * stride + columns * 2, 0, steps * TILE_BYTES - columns * 2);
+    parts->ahead = AHEAD;
     _tile_loadconfig(&WHOLE_TILES);
     for (int64_t first = start; first < stop; first += most) {
         const int64_t n = stop - first < most ? stop - first : most;

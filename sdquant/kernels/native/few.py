@@ -1,27 +1,36 @@
 """Up to how many rows of activations a product is faster than decoding into scratch and torch's own product.
 
-Measured on a Zen5 core with weights of 3072 and 12288 rows and columns. Where both take as long the product is left to
-torch, which has more cores to spread it over.
+Measured on a Zen5 core and, with AMX, on a Granite Rapids core, with weights of 3072 and 12288 rows and columns. Where
+both take as long the product is left to torch, which has more cores to spread it over.
 """
 
 from __future__ import annotations
 
 import torch
 
-from . import isa
+from . import extension, isa
 
 ALL = 1 << 30
-# In float32 the product takes 0.5 to 0.6 of torch's at any number of rows on an AMD CPU; 512 is where there would be
-# little to lose if a library were at the CPU's limit.
 _FEW = {
-    "avx512bf16": {torch.bfloat16: 96, torch.float32: 512, torch.float16: 96},
+    "amx": {torch.float32: 96, torch.float16: 32},
+    "avx512bf16": {torch.bfloat16: 96, torch.float32: 96, torch.float16: 96},
     "avx2": {torch.bfloat16: 16, torch.float32: 16},
 }
+# With AMX activations of bf16 are laid out anew, once; beyond the second cache reading them takes over.
+_LAID_OUT = 1 << 22
+# torch's product in float32 takes twice as long as this one at any number of rows on an AMD CPU; 512 is where there
+# would be little to lose if a library were at the CPU's limit.
+_ON_AMD = 512
 
 
-def few_rows(dtype: torch.dtype) -> int:
-    """See `Reader.few`."""
-    few = _FEW.get(isa() or "", {}).get(dtype, 0)
+def few_rows(dtype: torch.dtype, columns: int) -> int:
+    """See `Reader.few`; for a weight of so many columns."""
+    name = isa() or ""
+    if name == "amx" and dtype == torch.bfloat16:
+        return _LAID_OUT // columns
+    few = _FEW.get(name, {}).get(dtype, 0)
+    if name == "avx512bf16" and dtype == torch.float32 and extension().amd():  # type: ignore[union-attr]
+        return _ON_AMD
     # Without instructions for float16 torch's product takes 5 times as long as this one.
     return ALL if few and dtype == torch.float16 and not _halves() else few
 

@@ -36,7 +36,7 @@ class Native(Reader):
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype)
+        return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
 
     def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
