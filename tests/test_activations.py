@@ -16,7 +16,6 @@ from sdquant.drawing import draw
 from sdquant.offload import components_of
 from sdquant.offload.entry import wrap
 
-
 # oneDNN's convolutions in 16 bits take other memory there; see `activations._workspace`.
 AMX = torch.cpu._is_amx_tile_supported()
 

@@ -47,8 +47,8 @@ _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch b
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """From where on integers pay. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a Zen5 core, and for
-    AMX on a Granite Rapids core.
+    """From where on integers pay. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a Zen5 core,
+    for AMX on a Granite Rapids core.
 
     Attributes:
         rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
