@@ -136,7 +136,7 @@ def ways(floats: nn.Linear, scheme: str) -> dict[str, Run]:
 
     def fused(x: Tensor) -> Tensor:
         out = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
-        reader.product(form, held.parts, x, out)
+        reader.product(form, held.parts, x, None, out)
         return out
 
     made["multiplied by Triton"] = fused

@@ -25,9 +25,10 @@ from torch import nn
 from bench._results import read, write
 from bench.linear_gates import judge, lines
 from bench.linear_peers import FAMILIES, Family, Run, packed, sdnq_matmul, torchao_layer
+from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 
-RESULTS = Path(__file__).parent / "results" / "linear.json"
+RESULTS = Path(__file__).parent / "results" / f"linear-{isa() or 'torch'}.json"  # machines differ too much to share one
 ROWS = (1, 8, 77, 256, 1024, 4608)
 SHAPES = ("3072x3072", "3072x12288")  # in x out
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

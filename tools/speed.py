@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.linear_gates import INTEGER, OURS, PLAIN, judge
 from tools.tables import markdown
 
-LINEAR = Path("bench/results/linear.json")
+FOLDER = Path("bench/results")
+LINEAR = "linear-*.json"  # one for each set of instructions
 ROWS = (1, 8, 77, 256, 1024, 4608)
 MISSING = "Not measured yet: `python -m bench.linear` does it."
 WORDS = {
@@ -26,17 +28,27 @@ WORDS = {
 }
 
 
-def _rows(root: Path) -> list[dict[str, Any]]:
-    file = root / LINEAR
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    return rows
+def _measured(root: Path) -> list[tuple[str, list[dict[str, Any]]]]:
+    """What each kind of machine measured: its title, and its rows."""
+    made = []
+    for file in sorted((root / FOLDER).glob(LINEAR)):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        here = values["machine"]
+        title = f"{here['cpu']}, instructions `{here['native']}`, torch {values['versions']['torch']}"
+        made.append((title, values["rows"]))
+    return made
+
+
+def _each(root: Path, table: Callable[[list[dict[str, Any]]], str]) -> str:
+    return "\n\n".join(f"{title}:\n\n{table(rows)}" for title, rows in _measured(root)) or MISSING
 
 
 def goals(root: Path) -> str:
     """Each goal: how many of its cases hold, and the worst of them."""
-    rows = _rows(root)
-    if not rows:
-        return MISSING
+    return _each(root, _goals)
+
+
+def _goals(rows: list[dict[str, Any]]) -> str:
     verdicts = judge(rows)
     lines = []
     for goal, words in WORDS.items():
@@ -54,9 +66,10 @@ def goals(root: Path) -> str:
 
 def linear(root: Path) -> str:
     """Ratios of every format to the plain layer, with the best of the others that run it."""
-    rows = _rows(root)
-    if not rows:
-        return MISSING
+    return _each(root, _linear)
+
+
+def _linear(rows: list[dict[str, Any]]) -> str:
     parts = []
     for shape in ("3072x3072", "3072x12288"):
         found = {
@@ -77,9 +90,11 @@ SUMMARY = ("nf4", "fp8", "int8", "qint8", "bnb-int8", "qint4", "int4", "q8_0", "
 
 def side_by_side(root: Path) -> str:
     """The README's: some formats, 3072 inputs and 12288 outputs, ours beside the libraries' own layers."""
-    rows = [row for row in _rows(root) if row["shape"] == "3072x12288" and row["dtype"] == "bf16"]
-    if not rows:
-        return MISSING
+    return _each(root, _side_by_side)
+
+
+def _side_by_side(rows: list[dict[str, Any]]) -> str:
+    rows = [row for row in rows if row["shape"] == "3072x12288" and row["dtype"] == "bf16"]
     found = {(row["format"], row["who"], row["rows"]): row["ratio"] for row in rows}
     lines = []
     for name in SUMMARY:

@@ -153,6 +153,7 @@ def described(here: machine.Machine) -> dict[str, Any]:
         "platform": here.platform,
         "python": here.python,
         "cpu": next((device.name for device in here.devices if device.kind == "cpu"), None),
+        "native": here.native,
         "cores": os.cpu_count(),
         "ram": here.ram_total,
         "devices": [{"torch_name": device.torch_name, "name": device.name} for device in here.devices],

@@ -129,9 +129,10 @@ def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> b
 def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(weight.dtype)
     out = torch.empty(m, form.rows, dtype=weight.dtype, device=weight.device)
-    reader.product(form, packed.parts, x, out)
-    wide, matrix = x.cpu().double(), weight.cpu().double().T  # some cards have no float64
-    exact, sizes = wide @ matrix, wide.abs() @ matrix.abs()
+    bias = torch.linspace(1, -1, form.rows, device=weight.device).to(weight.dtype)
+    reader.product(form, packed.parts, x, bias, out)
+    wide, matrix, added = x.cpu().double(), weight.cpu().double().T, bias.cpu().double()  # some cards have no float64
+    exact, sizes = wide @ matrix + added, wide.abs() @ matrix.abs() + added.abs()
     allowed = torch.finfo(out.dtype).eps * exact.abs() + 1e-5 * sizes + torch.finfo(out.dtype).tiny
     return bool(((out.cpu().double() - exact).abs() <= allowed).all()) or not bool(exact.isfinite().all())
 
@@ -161,8 +162,9 @@ def linear(
         assert chosen.reader is not None
         flat = x.reshape(-1, form.columns)
         out = torch.empty(flat.shape[0], form.rows, dtype=x.dtype, device=x.device)
-        chosen.reader.product(form, packed.parts, flat.contiguous(), out)
-        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], form.rows)
+        added = bias if bias is None else bias.detach().to(x.dtype).contiguous()
+        chosen.reader.product(form, packed.parts, flat.contiguous(), added, out)
+        return out.view(*x.shape[:-1], form.rows)
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
     return F.linear(x, weight, bias)

@@ -36,8 +36,9 @@ class Reader(ABC):
         """Up to how many rows of activations of `dtype` `product` is the faster way; 0 where it never is."""
         return 0
 
-    def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
-        """x [m, columns] times the transposed weight into `out` [m, rows]; sums in float32, then rounded once.
+    def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """x [m, columns] times the transposed weight, and the bias [rows], into `out` [m, rows]; all of one dtype. Sums in
+        float32, then rounded once.
 
         The weight is what `decode_into` gives for the dtype of x: both are the same numbers.
         """

@@ -133,7 +133,7 @@ def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:
     if kind == "conv":
         return nn.Conv2d(32, 64, 3, padding=1, dtype=torch.bfloat16), torch.randn(2, 32, 8, 8).bfloat16()
     shape = SHAPES[kind]
-    return nn.Linear(shape[1], shape[0], dtype=torch.bfloat16), torch.randn(600, shape[1]).bfloat16()
+    return nn.Linear(shape[1], shape[0], dtype=torch.bfloat16), torch.randn(1100, shape[1]).bfloat16()
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])

@@ -83,12 +83,16 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
             for m in (1, 5, 20, 130):
                 x = torch.randn(m, form.columns, generator=torch.Generator().manual_seed(m)).to(dtype)
                 out = torch.full((m, form.rows), torch.nan, dtype=dtype)
-                reader.product(form, packed.parts, x, out)
+                bias = torch.linspace(-1, 1, form.rows).to(dtype) if m > 1 else None
+                reader.product(form, packed.parts, x, bias, out)
                 weight = backend.decode(packed, dtype).view(form.rows, form.columns).double().numpy()
                 exact = x.double().numpy() @ weight.T
                 # A sum of n products in float32 is off by at most n 2^-24 of the sum of their magnitudes, and then
                 # comes the last rounding.
                 bound = form.columns * 2.0**-24 * (np.abs(x.double().numpy()) @ np.abs(weight.T))
+                if bias is not None:
+                    exact = exact + bias.double().numpy()
+                    bound = bound + 2.0**-24 * (np.abs(exact) + bound)
                 bound = bound + half_ulp * (np.abs(exact) + bound) + 2.0**-25
                 assert (np.abs(out.double().numpy() - exact) <= bound).all(), (form, dtype, m)
 
@@ -118,7 +122,7 @@ def test_odd_scales_decode_as_the_form_says(text: str, isa: str) -> None:
         assert torch.equal(out.nan_to_num(7), wanted.nan_to_num(7)), dtype
     x = torch.ones(2, form.columns)
     y = torch.empty(2, form.rows)
-    reader.product(form, packed.parts, x, y)
+    reader.product(form, packed.parts, x, None, y)
     exact = floats.double().sum(1)
     finite = exact.abs() < 1e30
     assert int(finite.sum()) >= 6
@@ -140,7 +144,7 @@ def test_two_threads_compute_what_one_does(text: str) -> None:
             out = torch.empty(form.rows, form.columns, dtype=torch.bfloat16)
             reader.decode_into(form, packed.parts, out)
             y = torch.empty(9, form.rows, dtype=torch.bfloat16)
-            reader.product(form, packed.parts, torch.linspace(-1, 1, 9 * form.columns).bfloat16().view(9, -1), y)
+            reader.product(form, packed.parts, torch.linspace(-1, 1, 9 * form.columns).bfloat16().view(9, -1), None, y)
             found.append((out, y))
     finally:
         torch.set_num_threads(before)

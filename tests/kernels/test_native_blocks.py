@@ -81,7 +81,7 @@ def test_products_are_sums_in_float32(kind: str, instructions: str) -> None:
         for m in (1, 2, 5, 16, 130):
             x = torch.randn(m, columns, generator=torch.Generator().manual_seed(m)).to(dtype)
             got = torch.full((m, rows), torch.nan, dtype=dtype)
-            reader.product(form, parts, x, got)
+            reader.product(form, parts, x, None, got)
             exact = x.double().numpy() @ weight.double().numpy().T
             most = np.abs(x.double().numpy()) @ np.abs(weight.double().numpy()).T
             allowed = columns * 2.0**-24 * most + torch.finfo(dtype).eps * np.abs(exact)

@@ -161,13 +161,14 @@ def wrong_product(case: Case, m: int, dtype: torch.dtype, device: str) -> str:
     parts = {name: part.to(device) for name, part in case.parts.items()}
     x = torch.randn(m, case.form.columns, generator=torch.Generator().manual_seed(m)).to(dtype)
     out = torch.full((m * case.form.rows + 1,), 7.0, dtype=dtype, device=device)
-    TritonReader().product(case.form, parts, x.to(device), out[:-1].view(m, case.form.rows))
+    bias = torch.linspace(-1, 1, case.form.rows).to(dtype)
+    TritonReader().product(case.form, parts, x.to(device), bias.to(device), out[:-1].view(m, case.form.rows))
     if out[-1] != 7.0:
         return "it writes beyond the end"
     wide, weight = x.double().numpy(), case.weight().to(dtype).double().numpy()
-    exact = wide @ weight.T
+    exact, added = wide @ weight.T + bias.double().numpy(), bias.double().abs().numpy()
     # A sum of n numbers in float32 is off by at most n 2^-24 of their magnitudes; then comes the last rounding.
-    bound = case.form.columns * 2.0**-24 * (np.abs(wide) @ np.abs(weight.T))
+    bound = (case.form.columns + 1) * 2.0**-24 * (np.abs(wide) @ np.abs(weight.T) + added)
     bound = bound + DTYPES[dtype] * (np.abs(exact) + bound) + 2.0**-25
     error = np.abs(out[:-1].view(m, -1).cpu().double().numpy() - exact)
     return "" if bool((error <= bound).all()) else f"{(error / bound).max():.3g} times the bound"

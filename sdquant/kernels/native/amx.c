@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "avx512_parts.h"
+#include "floats.h"
 #include "avx512_transpose.h"
 
 enum {
@@ -90,9 +91,14 @@ static void single(const char *w, int64_t stride, const char *x, int64_t steps, 
 }
 
 /* Sums of sixteen rows of the weight, `rows` (`count` of them real), and `m` of activations to where they belong. */
-static void put(const float *sums, const int64_t *rows, int count, int64_t m, int64_t all, uint16_t *out) {
+static void put(const float *sums, const int64_t *rows, int count, int64_t m, int64_t all, const uint16_t *bias,
+                uint16_t *out) {
     __m512i a[TILE_ROWS];
-    for (int i = 0; i < TILE_ROWS; i++) a[i] = _mm512_load_si512(sums + i * TILE_ROWS);
+    for (int i = 0; i < TILE_ROWS; i++) {
+        __m512 sum = _mm512_load_ps(sums + i * TILE_ROWS);
+        if (bias && i < count) sum = _mm512_add_ps(sum, _mm512_set1_ps(from_bf16(bias[rows[i]])));
+        a[i] = _mm512_castps_si512(sum);
+    }
     transpose(a);
     const __mmask16 mask = (__mmask16)((1u << count) - 1);
     const int together = rows[count - 1] - rows[0] == count - 1;
@@ -115,7 +121,7 @@ static void order(const Form *form, int planes, int64_t start, int64_t n, int64_
 }
 
 int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
-                void *out) {
+                const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, steps = (columns + STEP - 1) / STEP;
     const int64_t stride = (steps | 1) * TILE_BYTES; /* an odd number of lines: rows of a tile are in sets of their own */
@@ -149,7 +155,8 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
                     const int64_t count = n - row < TILE_ROWS ? n - row : TILE_ROWS;
                     const int64_t wide = m - at < TILE_ROWS ? m - at : TILE_ROWS;
                     if (count > 0 && wide > 0)
-                        put(sums + i * 256, rows + row, (int)count, wide, form->rows, (uint16_t *)out + at * form->rows);
+                        put(sums + i * 256, rows + row, (int)count, wide, form->rows, bias,
+                            (uint16_t *)out + at * form->rows);
                 }
             }
     }

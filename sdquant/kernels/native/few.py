@@ -16,8 +16,9 @@ _FEW = {
     "avx512bf16": {torch.bfloat16: 96, torch.float32: 96, torch.float16: 96},
     "avx2": {torch.bfloat16: 16, torch.float32: 16},
 }
-# With AMX activations of bf16 are laid out anew, once; beyond the second cache reading them takes over.
-_LAID_OUT = 1 << 22
+# With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so many
+# rows, beyond which decoding is a small part of either way.
+_LAID_OUT, _TALL = 1 << 22, 1024
 # torch's product in float32 takes twice as long as this one at any number of rows on an AMD CPU; 512 is where there
 # would be little to lose if a library were at the CPU's limit.
 _ON_AMD = 512
@@ -27,7 +28,7 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
     """See `Reader.few`; for a weight of so many columns."""
     name = isa() or ""
     if name == "amx" and dtype == torch.bfloat16:
-        return _LAID_OUT // columns
+        return min(_LAID_OUT // columns, _TALL)
     few = _FEW.get(name, {}).get(dtype, 0)
     if name == "avx512bf16" and dtype == torch.float32 and extension().amd():  # type: ignore[union-attr]
         return _ON_AMD

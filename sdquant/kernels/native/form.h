@@ -72,9 +72,10 @@ typedef void Quantize(Type type, const void *x, int64_t k, int8_t *codes, float 
 typedef void Finish(const int32_t *totals, int32_t sum, const int32_t *added, float scale, const float *scales,
                     const float *bias, int64_t n, Type type, void *out);
 
-/* Columns of out [m, rows] for rows start .. stop, from x [m, columns]; both of `type`. 0: no memory. */
+/* Columns of out [m, rows] for rows start .. stop, from x [m, columns] and bias [rows] or NULL; all of `type`. 0: no
+   memory. */
 typedef int Product(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
-                    void *out);
+                    const void *bias, void *out);
 
 /* How one instruction set does it. */
 typedef struct {
@@ -108,9 +109,7 @@ int amx(void);
 
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
-/* 0: no memory. */
-int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
-                 void *out);
+Product product_rows;
 /* The order in which rows are worked through: rows that share bytes follow each other. */
 int64_t row_at(const Form *form, int planes, int64_t i);
 void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);

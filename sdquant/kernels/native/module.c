@@ -108,22 +108,23 @@ static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t g
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(product_doc, "product(form, type, codes, scale, nested, zeros, shift, start, stop, out, x, m)\n--\n\n"
-                          "Columns of `out` [m, rows] for rows start to stop, in the order of the kernels.");
+PyDoc_STRVAR(product_doc, "product(form, type, codes, scale, nested, zeros, shift, start, stop, out, x, m, bias)\n--\n\n"
+                          "Columns of `out` [m, rows] for rows start to stop, in the order of the kernels. bias [rows]: 0\n"
+                          "for none.");
 
 static PyObject *py_product(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     Parts parts;
     Type type;
     (void)module;
-    const Form *form = common(args, given, COMMON + 5, &parts, &type);
+    const Form *form = common(args, given, COMMON + 6, &parts, &type);
     if (!form) return NULL;
     const int64_t start = number(args[7]), stop = number(args[8]), m = number(args[11]);
     void *out = address(args[9]);
-    const void *x = address(args[10]);
+    const void *x = address(args[10]), *bias = address(args[12]);
     int done;
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    done = product_rows(form, &parts, type, start, stop, x, m, out);
+    done = product_rows(form, &parts, type, start, stop, x, m, bias, out);
     Py_END_ALLOW_THREADS
     if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;

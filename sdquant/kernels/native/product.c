@@ -37,14 +37,17 @@ void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     }
 }
 
-static void put(float sum, Type type, void *out, int64_t at) {
+/* One sum to where it belongs: out[j, row]. */
+static void put(float sum, Type type, const void *bias, void *out, int64_t j, int64_t row, int64_t rows) {
+    const int64_t at = j * rows + row;
+    if (bias) sum += load(bias, type, row);
     if (type == F32) ((float *)out)[at] = sum;
     else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(sum) : to_f16(sum);
 }
 
 /* Row by row; nothing decoded touches memory. */
 static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
-                         const void *x, int m, void *out) {
+                         const void *x, int m, const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, stride = columns * (type == F32 ? 4 : 2);
     parts->ahead = AHEAD;
@@ -52,20 +55,20 @@ static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type
         const int64_t row = row_at(form, planes, i);
         float sums[FEW] = {0};
         run(form, parts, row * columns, columns, type, x, stride, m, sums);
-        for (int j = 0; j < m; j++) put(sums[j], type, out, j * form->rows + row);
+        for (int j = 0; j < m; j++) put(sums[j], type, bias, out, j, row, form->rows);
     }
 }
 
 int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
-                 void *out) {
+                 const void *bias, void *out) {
     const Kernels *use = kernels();
     const int planes = planes_of(form->packing), size = type == F32 ? 4 : 2;
     const int64_t columns = form->columns;
     if (m <= FEW && use->dotter && use->dotter(form)) {
-        in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, out);
+        in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
         return 1;
     }
-    if (use->product && type == BF16) return use->product(form, parts, type, start, stop, x, m, out);
+    if (use->product && type == BF16) return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
     const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
     const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */
@@ -92,7 +95,8 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
                               columns, count, k, sums + r, together);
             }
             for (int j = 0; j < count; j++)
-                for (int r = 0; r < n; r++) put(sums[j * together + r], type, out, (batch + j) * form->rows + rows[r]);
+                for (int r = 0; r < n; r++)
+                    put(sums[j * together + r], type, bias, out, batch + j, rows[r], form->rows);
         }
     }
     free(memory);

@@ -38,11 +38,11 @@ class Native(Reader):
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
         return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
 
-    def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
+    def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         product = extension().product  # type: ignore[union-attr]
         common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
-        to, of, m = out.data_ptr(), x.data_ptr(), x.shape[0]
-        over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m))
+        to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
+        over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
 
 def native() -> Native | None:

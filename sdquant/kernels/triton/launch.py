@@ -59,17 +59,18 @@ def multiplies(form: Form) -> bool:
     return block is not None and block.lanes > 1 and form.columns % block.aligned_to == 0
 
 
-def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, out: Tensor) -> Launch:
-    """x [m, columns] times the transposed weight into `out` [m, rows], both contiguous."""
+def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
+    """x [m, columns] times the transposed weight, and bias [rows], into `out` [m, rows]; all contiguous."""
     plan, m, split = plan_of(form), x.shape[0], shared_bytes(form)
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
-    compiled = {"OUT": name_of(x.dtype), "SPLIT": split}
+    compiled = {"OUT": name_of(x.dtype), "SPLIT": split, "BIASED": bias is not None}
+    tensors = {"x": x, "bias": x if bias is None else bias, "out": out}
     if m == 1:
         # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.
         many, at_once = 4 * split if split < 4 else 8, max(1, 256 // plan.block.lanes)
         sizes = {"BLOCK_N": many, "BLOCK_C": at_once}
-        arguments = {"x": x, "out": out, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
+        arguments = {**tensors, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
         return Launch(one_row_kernel, (_programs(form.rows, many, split),), arguments, {"num_warps": _WARPS, **EXACT})
     tall = min(64, max(16, triton.next_power_of_2(m)))
     # Narrow tiles where wide ones would leave most of a card's processors without work.
@@ -77,7 +78,7 @@ def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, out: Tensor) -> 
     at_once = max(1, 64 // plan.block.lanes)
     sizes = {"BLOCK_M": tall, "BLOCK_N": many, "BLOCK_C": at_once}
     shape = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
-    arguments = {"x": x, "out": out, **shape, **weight, **compiled, **sizes}
+    arguments = {**tensors, **shape, **weight, **compiled, **sizes}
     grid = (_programs(form.rows, many, split), math.ceil(m / tall))
     return Launch(rows_kernel, grid, arguments, {"num_warps": _WARPS, "num_stages": 2, **EXACT})
 

@@ -50,7 +50,7 @@ class TritonReader(Reader):
             return 0
         return _FEW_FLOAT32 if dtype == torch.float32 else _FEW
 
-    def product(self, form: Form, parts: Parts, x: Tensor, out: Tensor) -> None:
+    def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         launcher = library.launcher()
         assert launcher is not None  # `reads` said so
-        launcher.product(form, parts, x, out)(out.device)
+        launcher.product(form, parts, x, bias, out)(out.device)

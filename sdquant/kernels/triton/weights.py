@@ -73,13 +73,13 @@ def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
 
 @triton.jit
 def one_row_kernel(
-    x, out, rows, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor,
+    x, bias, out, rows, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor,
     number, count,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
     SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    OUT: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x [columns] times BLOCK_N rows of the weight, whose rows are `per_row` chunks, into out [rows]."""
     n = row_of(tl.program_id(0), BLOCK_N, rows, SPLIT)
@@ -100,18 +100,20 @@ def one_row_kernel(
             a = tl.load(x + k, mask=there & (lane >= 0), other=0.0).to(tl.float32)
             total += rounded(v, OUT, BITS) * a
     y = tl.sum(tl.sum(total, 2), 1)
+    if BIASED:
+        y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
     tl.store(out + n, rounded(y, OUT, BITS).to(out.dtype.element_ty), mask=n < rows)
 
 
 @triton.jit
 def rows_kernel(
-    x, out, m_rows, rows, columns, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size,
+    x, bias, out, m_rows, rows, columns, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size,
     offset, factor, number, count,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
     SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
-    OUT: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x [m_rows, columns] times BLOCK_N rows of the weight, into out [m_rows, rows].
 
@@ -139,5 +141,7 @@ def rows_kernel(
                 total = tl.dot(w, a.to(tl.float32), total, input_precision="ieee")
             else:
                 total = tl.dot(w.to(x.dtype.element_ty), a, total, input_precision="ieee")
+    if BIASED:
+        total += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
     y = rounded(total, OUT, BITS).to(out.dtype.element_ty)
     tl.store(out + m[None, :] * rows + n[:, None], y, mask=(m < m_rows)[None, :] & (n < rows)[:, None])
