@@ -2,7 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m bench.int8 --errors     one step's SNR and digits read right, with and without
     OMP_NUM_THREADS=1 python -m bench.int8 --sdxl       the layers of a step at 1024 x 1024, against bf16
-    OMP_NUM_THREADS=1 python -m bench.int8              both; writes bench/results/int8.json
+    OMP_NUM_THREADS=1 python -m bench.int8              both
+
+What is run is kept: bench/results/int8.json, and int8-sdxl-INSTRUCTIONS.json of the machine's instruction set.
 
 Errors are against the unquantized model in its own dtype. For the time, every shape of layer that a step has runs by
 itself with random numbers, bf16 and int8_sym with compute="int8" in turns, CPU time of one thread, medians; times are
@@ -27,9 +29,11 @@ from torch import nn
 from bench._results import write
 from bench.fidelity import one_step
 from sdquant import backends, demo, load_model
+from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "int8.json"
+TIMES = RESULTS.with_name(f"int8-sdxl-{isa() or 'torch'}.json")
 SCHEMES = ("int8", "int8_sym", "qint8", "bnb-int8", "sdnq-int8", "int4", "qint4", "nf4", "sdnq-uint4", "fp8")
 IMAGES = 50
 STEPS = 8
@@ -200,19 +204,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     both = args.errors == args.sdxl
-    rows: list[dict[str, Any]] = []
     with torch.no_grad():
         if both or args.sdxl:
-            rows += sdxl()
+            rows = sdxl()
             for row in rows:
                 print(row)
             whole = rows[-1]["ratio"]
             print(f"step: {whole} of bf16, {'within' if whole <= GATE else 'misses'} {GATE}")
+            write(TIMES, "int8-sdxl", rows)
         if both or args.errors:
-            for model in ("digits-sd", "digits-flux"):
-                rows += errors(model, args.images)
-    if both:
-        write(RESULTS, "int8", rows)
+            write(RESULTS, "int8", [row for model in demo.MODELS for row in errors(model, args.images)])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools import speed
+from tools import compute, speed
 from tools.tables import markdown
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ RULES = ROOT / "docs" / "rules.md"
 LORAS = ROOT / "docs" / "lora.md"
 SPEED = ROOT / "docs" / "speed.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, BENCHMARKS)
+COMPUTE = ROOT / "docs" / "compute.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS)
 WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
@@ -378,6 +379,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
+    "compute_snr": compute.snr, "compute_errors": compute.errors, "compute_step": compute.step,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),
 }  # fmt: skip
