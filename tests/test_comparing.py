@@ -22,6 +22,9 @@ from sdquant.drawing import Stopped, draw
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
 from sdquant.pictures import difference, largest_difference
 
+# One worker takes all of these: what they share takes seconds to make.
+pytestmark = pytest.mark.xdist_group("comparing")
+
 PROMPT = "a handwritten seven"
 BOTH = {"unet": "int8", "text_encoder": "nf4"}
 

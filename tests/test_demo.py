@@ -18,6 +18,9 @@ from sdquant.drawing import draw, native_size
 from sdquant.errors import DiskSpaceError, SettingsError
 from sdquant.pictures import psnr
 
+# One worker takes all of these: what they share takes seconds to make.
+pytestmark = pytest.mark.xdist_group("demo")
+
 CASES = (show.Case(quant=None), show.Case(quant="int8", offload="balanced", share=0.8))
 SEED = 12
 

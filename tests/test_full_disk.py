@@ -13,6 +13,9 @@ import pytest
 
 from .malformed import tiny
 
+# One worker takes all of these: what they share takes seconds to make.
+pytestmark = pytest.mark.xdist_group("full disk")
+
 ROOM = 1 << 20  # bytes of the file system
 # Saves the tiny model where there is room for it, and then where there is less and less. One line of JSON for each.
 SCRIPT = """

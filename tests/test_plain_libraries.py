@@ -22,6 +22,9 @@ from sdquant.weights import quantized
 
 from .plain_libraries import picture
 
+# One worker takes all of these: what they share takes seconds to make.
+pytestmark = pytest.mark.xdist_group("plain libraries")
+
 # name -> model, and what of it is quantized to what.
 READ: Mapping[str, tuple[str, dict[str, Any]]] = {
     "sd nf4": ("digits-sd", {"quant": "nf4"}),

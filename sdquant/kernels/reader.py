@@ -37,8 +37,8 @@ class Reader(ABC):
         return 0
 
     def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """x [m, columns] times the transposed weight, and the bias [rows], into `out` [m, rows]; all of one dtype. Sums in
-        float32, then rounded once.
+        """x [m, columns] times the transposed weight, and the bias [rows], into `out` [m, rows]; all of one dtype. Sums
+        in float32, then rounded once.
 
         The weight is what `decode_into` gives for the dtype of x: both are the same numbers.
         """

@@ -128,6 +128,11 @@ class TestCodec:
         assert (back - weight).abs().max() <= (0.75 if name.startswith(("iq2", "iq1")) else 0.3) * value + 1e-6
 
 
+def _slow_to_write(name: str) -> list[pytest.MarkDecorator]:
+    """libgguf searches for seconds; other types have the same layers."""
+    return [pytest.mark.slow] if name.startswith(("iq1", "iq2")) else []
+
+
 def _layer(kind: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(1)
     if kind == "conv":
@@ -176,7 +181,7 @@ def test_library_module_holds_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(128, 256), (77, 128), (50, 64)])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_slow_to_write(name)) for name in ROWS])
 def test_embedding_looks_up_the_decoded_rows(name: str, shape: tuple[int, int]) -> None:
     table = nn.Embedding(*shape, dtype=torch.bfloat16)
     backend = backends.of_scheme(name)

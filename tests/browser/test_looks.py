@@ -30,8 +30,15 @@ def go(page: Page, tab: str) -> None:
     page.locator(".overflow-dropdown button", has_text=tab).first.click()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.slow),
+        pytest.param(390, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_sticks_out(
     width: int, scheme: Literal["light", "dark"], chromium: Browser, running: Served, tmp_path: Path
 ) -> None:

@@ -95,7 +95,12 @@ def _verdict(scheme: str, mode: str, runtime: str) -> str:
 
 @pytest.mark.parametrize("mode", OFFLOADS)
 @pytest.mark.parametrize(
-    ("scheme", "runtime"), [*((name, "library") for name in LIBRARY), *((name, "plain") for name in PLAIN)]
+    ("scheme", "runtime"),
+    [
+        *((name, "library") for name in LIBRARY),
+        # tests/test_matrix.py has plain layers in every mode
+        *(pytest.param(name, "plain", marks=pytest.mark.slow) for name in PLAIN),
+    ],
 )
 def test_what_the_row_says_is_what_happens(scheme: str, runtime: str, mode: str) -> None:
     if _verdict(scheme, mode, runtime) == "breaks":

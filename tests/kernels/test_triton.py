@@ -93,7 +93,9 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
             continue
         for m in (1, 16, 64):
             x = torch.empty(m, form.columns, dtype=torch.bfloat16)
-            kernel = compiled(launcher.product(form, case.parts, x, x.new_empty(form.rows), x.new_empty(m, form.rows)), capability)
+            kernel = compiled(
+                launcher.product(form, case.parts, x, x.new_empty(form.rows), x.new_empty(m, form.rows)), capability
+            )
             # 48 KB: what every card gives a program that does not ask for more.
             assert kernel.metadata.shared <= 48 << 10, (case.name, m)
             assert ("mma" in kernel.asm["ptx"]) == (m > 1), (case.name, m)

@@ -133,7 +133,9 @@ def test_plain_layers_run_in_every_mode(scheme: str, mode: str, pipeline: Any, t
 
 
 @pytest.mark.parametrize("mode", ["none", "model", "balanced", "group"])
-@pytest.mark.parametrize("scheme", ["nf4", "nf4,double_quant", "fp4", "bnb-int8"])
+@pytest.mark.parametrize(
+    "scheme", ["nf4,double_quant", "bnb-int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nf4", "fp4"))]
+)
 def test_bitsandbytes_modules(scheme: str, mode: str, tmp_path: Path) -> None:
     """Also the first run, in which bitsandbytes repacks 4-bit weights on some CPUs, and moves parts of 8-bit ones."""
     pipe = quantize(made("flux"), scheme, library=True)

@@ -16,8 +16,8 @@ _FEW = {
     "avx512bf16": {torch.bfloat16: 96, torch.float32: 96, torch.float16: 96},
     "avx2": {torch.bfloat16: 16, torch.float32: 16},
 }
-# With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so many
-# rows, beyond which decoding is a small part of either way.
+# With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
+# many rows, beyond which decoding is a small part of either way.
 _LAID_OUT, _TALL = 1 << 22, 1024
 # torch's product in float32 takes twice as long as this one at any number of rows on an AMD CPU; 512 is where there
 # would be little to lose if a library were at the CPU's limit.
