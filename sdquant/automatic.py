@@ -110,13 +110,15 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
     free, rest, room = _room(opened, rows)
     ways = [way for row in rows for mode in row.verdicts if (way := _Way(row, mode, room)).fits]
-    if not ways or rest > free:
+    best = None if rest > free else next(filter(_holds_no_more, sorted(ways, key=_Way.key)), None)
+    if best is None:
         raise BudgetError(
             f"{_asked(asked)} was asked for",
-            f"no way to run the model fits {size(free)} of free memory on {device}, {size(rest)} of it for activations",
-            "Free memory, draw smaller images, or take a smaller model",
+            f"no way to run the model fits {size(free)} of free memory on {device}, {size(rest)} of it for activations"
+            + (f", with {size(asked.budget_bytes)} for weights" if asked.budget_bytes is not None else ""),
+            ("Raise the budget, free" if asked.budget_bytes is not None else "Free")
+            + " memory, draw smaller images, or take a smaller model",
         )
-    best = min(ways, key=_Way.key)
     changes: dict[str, Any] = {"offload": best.offload, "quant": asked.quant}
     if asked.quant == AUTO:
         schemes = best.candidate.schemes
@@ -170,6 +172,18 @@ def _room(opened: Opened, rows: list[Candidate]) -> tuple[int, int, int]:
     room = memory.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
+
+
+def _holds_no_more(way: _Way) -> bool:
+    """Whether the weights that are on the device at once fit. By group and by leaf that is known only from the modules:
+    on the CPU some stay in memory, as they cannot be read from a file."""
+    if way.offload not in ("group", "sequential"):
+        return True
+    try:
+        held = peaks.predict(dataclasses.replace(way.candidate.plan, offload=way.offload)).weights
+    except SdquantError:  # which loading will raise again, with better words than these
+        return True
+    return held <= way.left
 
 
 def _asked(asked: Request) -> str:

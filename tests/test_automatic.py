@@ -143,3 +143,12 @@ def test_a_budget_limits_it() -> None:
     draw(pipe, ["a picture"], seeds=[0], steps=1)
     assert pipe.sdquant.offload.report()["peak"] <= 2_000_000
     pipe.sdquant.offload.remove()
+
+
+def test_a_mode_that_keeps_more_in_memory_than_the_budget_is_not_chosen() -> None:
+    """By group, quanto's tensors stay in memory on the CPU, as they cannot be read from a file."""
+    from sdquant import peaks
+
+    held = peaks.predict(sdquant.plan(sdquant.demo.path(MODEL), "qint4", runtime="library", offload="group")).weights
+    made = sdquant.plan(sdquant.demo.path(MODEL), "auto", offload="auto", budget=held // 2)
+    assert peaks.predict(made).weights <= held // 2
