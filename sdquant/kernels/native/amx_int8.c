@@ -55,7 +55,7 @@ static void multiply_amx(const uint8_t *panel, const int8_t *codes, int rows, in
     results512(sums, rows, place);
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, quantize_amx, largest512, last512, panel512, multiply_amx};
+const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1152 << 10, quantize_amx, largest512, last512, panel512, multiply_amx};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -1,7 +1,7 @@
 /* Products in 8-bit integers: blocks of activations that stay in the second cache, by panels of the weight. */
 #include "int8.h"
 
-enum { BLOCK_BYTES = 640 * 1024, ALIGN = 64 };
+enum { ALIGN = 64 };
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -10,7 +10,7 @@ int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
 int64_t panel_bytes(int64_t columns) { return padded(columns) * PANEL; }
 
 int64_t block_rows(int64_t columns) {
-    const int64_t tall = int8_kernels()->tall, rows = BLOCK_BYTES / padded(columns) / tall * tall;
+    const int64_t tall = int8_kernels()->tall, rows = int8_kernels()->block / padded(columns) / tall * tall;
     return rows < 4 * tall ? 4 * tall : rows;
 }
 
