@@ -44,6 +44,31 @@ INLINE void tiles(int two, const uint8_t *panel, const int8_t *codes, int64_t wi
     _tile_stored(3, sums + TILE_ROWS * PANEL + TILE_ROWS, 4 * PANEL);
 }
 
+/* `results512` for rows of bf16 that lie together. */
+static void results_amx(const int32_t *sums, int rows, const Place *at) {
+    const Target *to = at->to;
+    const __mmask32 mask = at->count == PANEL ? 0xffffffffu : ((__mmask32)1 << at->count) - 1;
+    const __m512i minus0 = _mm512_loadu_si512(at->minus), minus1 = _mm512_loadu_si512(at->minus + 16);
+    const __m512 scale0 = _mm512_loadu_ps(at->scale), scale1 = _mm512_loadu_ps(at->scale + 16);
+    __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
+    if (to->bias) {
+        bias0 = _mm512_maskz_loadu_ps((__mmask16)mask, to->bias + at->column);
+        bias1 = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), to->bias + at->column + 16);
+    }
+    uint16_t *out = (uint16_t *)to->out + at->row * to->row_step + at->column;
+    for (int i = 0; i < rows; i++, sums += PANEL, out += to->row_step) {
+        const __m512i sum = _mm512_set1_epi32(at->row_sum[i]);
+        const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
+        const __m512i less0 = _mm512_mullo_epi32(minus0, sum), less1 = _mm512_mullo_epi32(minus1, sum);
+        const __m512 total0 = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), less0));
+        const __m512 total1 = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums + 16), less1));
+        __m512 y0 = _mm512_mul_ps(_mm512_mul_ps(total0, of_row), scale0);
+        __m512 y1 = _mm512_mul_ps(_mm512_mul_ps(total1, of_row), scale1);
+        if (to->bias) y0 = _mm512_add_ps(y0, bias0), y1 = _mm512_add_ps(y1, bias1);
+        _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(y1, y0));
+    }
+}
+
 static void multiply_amx(const uint8_t *panel, const int8_t *codes, int rows, int64_t wide, const Place *place,
                          const char *ahead, int64_t ahead_bytes) {
     int32_t sums[TALLEST * PANEL] __attribute__((aligned(64)));
@@ -52,10 +77,11 @@ static void multiply_amx(const uint8_t *panel, const int8_t *codes, int rows, in
     if (rows > TILE_ROWS) tiles(1, panel, codes, wide, sums, ahead, step);
     else tiles(0, panel, codes, wide, sums, ahead, step);
     _tile_release();
-    results512(sums, rows, place);
+    if (place->to->type == BF16 && place->to->column_step == 1) results_amx(sums, rows, place);
+    else results512(sums, rows, place);
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1152 << 10, quantize_amx, largest512, last512, panel512, multiply_amx};
+const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1152 << 10, 128 << 10, quantize_amx, largest512, last512, panel512, multiply_amx};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

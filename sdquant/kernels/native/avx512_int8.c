@@ -371,7 +371,7 @@ static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int
     by_column(place, rows, kept);
 }
 
-const Int8 avx512_int8 = {12, 1, 4, 640 << 10, quantize512, largest512, last512, panel512, multiply512};
+const Int8 avx512_int8 = {12, 1, 4, 640 << 10, 0, quantize512, largest512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -9,6 +9,12 @@ int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
 
 int64_t panel_bytes(int64_t columns) { return padded(columns) * PANEL; }
 
+/* Panels that a group is multiplied with before the next group is. */
+static int64_t beside(int64_t columns) {
+    const int64_t many = int8_kernels()->beside / panel_bytes(columns);
+    return many > 1 ? many : 1;
+}
+
 int64_t block_rows(int64_t columns) {
     const int64_t tall = int8_kernels()->tall, rows = int8_kernels()->block / padded(columns) / tall * tall;
     return rows < 4 * tall ? 4 * tall : rows;
@@ -20,7 +26,7 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up
 
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
-    return panel_bytes(columns) + again_bytes(columns) + PANEL * 8 + rows * 8 + (rows + TALLEST) * padded(columns) +
+    return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 + (rows + TALLEST) * padded(columns) +
            up(columns, 64) + 16 * ALIGN;
 }
 
@@ -43,10 +49,10 @@ static void *part(char **from, int64_t bytes) {
 static Spare split(char *spare, int64_t columns) {
     const int64_t rows = block_rows(columns);
     Spare made;
-    made.panel = part(&spare, panel_bytes(columns));
+    made.panel = part(&spare, beside(columns) * panel_bytes(columns));
     made.again = part(&spare, again_bytes(columns));
-    made.scale = part(&spare, PANEL * 4);
-    made.minus = part(&spare, PANEL * 4);
+    made.scale = part(&spare, beside(columns) * PANEL * 4);
+    made.minus = part(&spare, beside(columns) * PANEL * 4);
     made.codes = part(&spare, (rows + TALLEST) * padded(columns)); /* AMX reads rows beyond a group's, for nothing */
     made.line = part(&spare, up(columns, 64));
     made.row_scale = part(&spare, rows * 4);
@@ -81,15 +87,21 @@ void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, f
         int8_kernels()->panel(weight, row, panels + row / PANEL * bytes, scale + row, minus + row, again);
 }
 
-/* A block by a panel; `place` is that of its first group. */
-static void across(const uint8_t *panel, const int8_t *codes, int64_t m, int64_t columns, const Place *place,
-                   const char *ahead, int64_t ahead_bytes) {
-    const int64_t groups = groups_of(m), wide = padded(columns), each = ahead_bytes / groups;
+/* A block by the panels of `weights` columns; `place` is that of its first group and the first panel. */
+static void across(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                   const Place *place, const char *ahead, int64_t ahead_bytes) {
+    const int64_t count = (weights + PANEL - 1) / PANEL, bytes = panel_bytes(columns);
+    const int64_t groups = groups_of(m), wide = padded(columns), each = ahead_bytes / (groups * count);
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        Place here = *place;
-        here.row_scale += first, here.row_sum += first, here.row += first;
-        int8_kernels()->multiply(panel, codes + first * wide, (int)rows, wide, &here, ahead ? ahead + g * each : 0, each);
+        for (int64_t p = 0; p < count; p++) {
+            Place here = *place;
+            here.row_scale += first, here.row_sum += first, here.row += first;
+            here.scale += p * PANEL, here.minus += p * PANEL, here.column += p * PANEL;
+            here.count = (int)(weights - p * PANEL < PANEL ? weights - p * PANEL : PANEL);
+            int8_kernels()->multiply(panels + p * bytes, codes + first * wide, (int)rows, wide, &here,
+                                     ahead ? ahead + (g * count + p) * each : 0, each);
+        }
     }
 }
 
@@ -98,16 +110,17 @@ void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_
     const int64_t columns = from->columns, most = block_rows(columns), bytes = panel_bytes(columns);
     const Spare have = split(spare, columns);
     const int64_t blocks = (stop - start + most - 1) / most;
+    const int64_t wide = beside(columns) * PANEL;
     const int64_t each = up((stop - start + blocks - 1) / blocks, int8_kernels()->tall);
     for (int64_t row = start; row < stop; row += each) {
         const int64_t m = stop - row < each ? stop - row : each;
         quantize_block(from, row, m, have.codes, have.row_scale, have.row_sum, (char *)have.line);
-        for (int64_t column = 0; column < weights; column += PANEL) {
-            const int count = (int)(weights - column < PANEL ? weights - column : PANEL);
+        for (int64_t column = 0; column < weights; column += wide) {
+            const int64_t here = weights - column < wide ? weights - column : wide;
             const uint8_t *panel = panels + column / PANEL * bytes;
-            const char *ahead = column + PANEL < weights ? (const char *)panel + bytes : 0;
-            const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, count};
-            across(panel, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
+            const char *ahead = column + wide < weights ? (const char *)panel + wide / PANEL * bytes : 0;
+            const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, 0};
+            across(panel, here, have.codes, m, columns, &place, ahead, ahead ? wide / PANEL * bytes : 0);
         }
     }
 }
@@ -116,12 +129,15 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
                      const float *row_scale, const int32_t *row_sum, const Target *to, char *spare) {
     const int64_t columns = weight->form->columns;
     const Spare have = split(spare, columns);
-    for (int64_t row = start; row < stop; row += PANEL) {
-        const int64_t count = stop - row < PANEL ? stop - row : PANEL;
-        int8_kernels()->panel(weight, row, have.panel, have.scale, have.minus, have.again);
+    const int64_t wide = beside(columns) * PANEL, bytes = panel_bytes(columns);
+    for (int64_t row = start; row < stop; row += wide) {
+        const int64_t here = stop - row < wide ? stop - row : wide;
+        for (int64_t at = 0; at < here; at += PANEL)
+            int8_kernels()->panel(weight, row + at, have.panel + at / PANEL * bytes, have.scale + at, have.minus + at,
+                                  have.again);
         const char *ahead = 0;
-        if (!weight->again && row + PANEL < stop) ahead = (const char *)weight->parts->codes + (row + PANEL) * columns;
-        const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, (int)count};
-        across(have.panel, codes, m, columns, &place, ahead, ahead ? PANEL * columns : 0);
+        if (!weight->again && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
+        const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
+        across(have.panel, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
     }
 }

@@ -61,6 +61,7 @@ typedef struct {
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
     int unit;   /* columns of activations are padded to a multiple of this */
     int block;  /* bytes of activations that stay in the second cache */
+    int beside; /* bytes of panels that a group is multiplied with before the next one is, so that results lie together */
     /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [padded columns] is
        spare. */
     void (*quantize)(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
