@@ -178,9 +178,9 @@ def test_the_next_block_is_read_while_this_one_runs(tmp_path: Path, monkeypatch:
         read, end = events.log.index(f"read {(number + 1) % 6}"), events.log.index(f"end {number}")
         assert read < end, events.log
     handle.undo.close()  # waits for the last read ahead
-    # All six blocks were streamed, and no byte was read twice: of what was read, some was for the next step, as some
-    # of this step's was read in the one before.
-    assert events.log.count("read 3") == 1 and events.bytes <= 7 * BLOCK
+    # All six blocks were streamed, and no byte was read twice: of what was read, one block was for the next step, and
+    # one may have been on its way already when this step began.
+    assert events.log.count("read 3") == 1 and events.bytes <= 8 * BLOCK
     assert handle.counters.mispredicted == 0
 
 
