@@ -101,7 +101,8 @@ static void put(const float *sums, const int64_t *rows, int count, int64_t m, in
     }
     transpose(a);
     const __mmask16 mask = (__mmask16)((1u << count) - 1);
-    const int together = rows[count - 1] - rows[0] == count - 1;
+    int together = 1;
+    for (int i = 1; i < count; i++) together &= rows[i] == rows[0] + i;
     for (int j = 0; j < m; j++, out += all) {
         const __m256i half = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(a[j]));
         if (together) {
@@ -126,9 +127,8 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
     const int64_t columns = form->columns, steps = (columns + STEP - 1) / STEP;
     const int64_t stride = (steps | 1) * TILE_BYTES; /* an odd number of lines: rows of a tile are in sets of their own */
     const int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS, tile_bytes = steps * TILE_ROWS * TILE_BYTES;
-    int64_t most = PANEL_BYTES / stride / SIDE * SIDE;
-    if (most < SIDE || tiles <= 2) most = SIDE;
-    most = most / planes < TILE_ROWS ? TILE_ROWS * planes : most;
+    const int64_t unit = TILE_ROWS * planes > SIDE ? TILE_ROWS * planes : SIDE; /* tiles of rows that lie together */
+    const int64_t most = tiles > 2 && PANEL_BYTES / stride > unit ? PANEL_BYTES / stride / unit * unit : unit;
     char *memory = malloc(tiles * tile_bytes + most * (stride + sizeof(int64_t)) + 2 * TILE_BYTES);
     if (!memory) return 0;
     char *laid = memory + (TILE_BYTES - (intptr_t)memory % TILE_BYTES), *panel = laid + tiles * tile_bytes;
