@@ -318,11 +318,13 @@ _WHOLE = {
 
 def whole_models(root: Path) -> str:
     """What `python -m bench.whole_models` measured: every scheme with the peers of the same format behind it."""
-    files = {name: root / WHOLE.relative_to(ROOT) / f"whole-{name}.json" for name in _WHOLE}
-    found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
-    if not found:
-        return "Not measured yet: `python -m bench.whole_models` does it."
-    return "\n\n".join(_whole(name, made) for name, made in found.items())
+    folder = root / WHOLE.relative_to(ROOT)
+    tables = []
+    for name in _WHOLE:
+        # As loaded by default, and with the settings that a file's name goes on with.
+        files = [folder / f"whole-{name}.json", *sorted(folder.glob(f"whole-{name}-*.json"))]
+        tables += [_whole(name, json.loads(file.read_text(encoding="utf-8"))) for file in files if file.exists()]
+    return "\n\n".join(tables) or "Not measured yet: `python -m bench.whole_models` does it."
 
 
 def _whole(name: str, made: Mapping[str, Any]) -> str:
@@ -331,8 +333,10 @@ def _whole(name: str, made: Mapping[str, Any]) -> str:
         row["name"] for row in here["devices"] if row["torch_name"] == made["device"]
     )  # fmt: skip
     threads = f"{made['threads']} thread{'s' if made['threads'] > 1 else ''} of " if made["device"] == "cpu" else ""
+    asked = "".join(f", `{key}={value}`" for key, value in made["settings"].items())
+    device += f" (`{here['native']}`)" if made["device"] == "cpu" and "native" in here else ""
     head = (
-        f"{_WHOLE[name]}, {made['weights']} weights, {side} pixels, batch {made['batch']}, {threads}{device}, torch "
+        f"{_WHOLE[name]}{asked}, {made['weights']} weights, {side} pixels, batch {made['batch']}, {threads}{device}, torch "
         f"{made['versions']['torch']}; ratios of {made['clock']} time, medians of {made['rounds']} rounds:"
     )
     lines = [_whole_row(row) for row in made["rows"] if row["error"] is None]
