@@ -336,8 +336,8 @@ def _whole(name: str, made: Mapping[str, Any]) -> str:
     asked = "".join(f", `{key}={value}`" for key, value in made["settings"].items())
     device += f" (`{here['native']}`)" if made["device"] == "cpu" and "native" in here else ""
     head = (
-        f"{_WHOLE[name]}{asked}, {made['weights']} weights, {side} pixels, batch {made['batch']}, {threads}{device}, torch "
-        f"{made['versions']['torch']}; ratios of {made['clock']} time, medians of {made['rounds']} rounds:"
+        f"{_WHOLE[name]}{asked}, {made['weights']} weights, {side} pixels, batch {made['batch']}, {threads}{device}, "
+        f"torch {made['versions']['torch']}; ratios of {made['clock']} time, medians of {made['rounds']} rounds:"
     )
     lines = [_whole_row(row) for row in made["rows"] if row["error"] is None]
     header = ("", "by", "weights", "load", "peak", "step", "SNR, dB")

@@ -65,7 +65,7 @@ def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | N
     weight = {**pointers(form, parts, plan.block), **plan.numbers, **plan.compiled}
     per_row = form.columns // plan.block.weights
     compiled = {"OUT": name_of(x.dtype), "SPLIT": split, "BIASED": bias is not None}
-    tensors = {"x": x, "bias": x if bias is None else bias, "out": out}
+    tensors: dict[str, object] = {"x": x, "bias": x if bias is None else bias, "out": out}
     if m == 1:
         # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.
         many, at_once = 4 * split if split < 4 else 8, max(1, 256 // plan.block.lanes)
@@ -77,7 +77,7 @@ def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | N
     many = 32 if form.rows <= 4096 else 64
     at_once = max(1, 64 // plan.block.lanes)
     sizes = {"BLOCK_M": tall, "BLOCK_N": many, "BLOCK_C": at_once}
-    shape = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
+    shape: dict[str, object] = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
     arguments = {**tensors, **shape, **weight, **compiled, **sizes}
     grid = (_programs(form.rows, many, split), math.ceil(m / tall))
     return Launch(rows_kernel, grid, arguments, {"num_warps": _WARPS, "num_stages": 2, **EXACT})
