@@ -70,14 +70,14 @@ def product(form: Form, parts: Mapping[str, Tensor], x: Tensor, bias: Tensor | N
         # 256 lanes a row and turn: a turn is 2 KB of activations, which all programs find in the cache.
         many, at_once = 4 * split if split < 4 else 8, max(1, 256 // plan.block.lanes)
         sizes = {"BLOCK_N": many, "BLOCK_C": at_once}
-        arguments = {**tensors, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
+        arguments: dict[str, object] = {**tensors, "rows": form.rows, "per_row": per_row, **weight, **compiled, **sizes}
         return Launch(one_row_kernel, (_programs(form.rows, many, split),), arguments, {"num_warps": _WARPS, **EXACT})
     tall = min(64, max(16, triton.next_power_of_2(m)))
     # Narrow tiles where wide ones would leave most of a card's processors without work.
     many = 32 if form.rows <= 4096 else 64
     at_once = max(1, 64 // plan.block.lanes)
     sizes = {"BLOCK_M": tall, "BLOCK_N": many, "BLOCK_C": at_once}
-    shape: dict[str, object] = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
+    shape = {"m_rows": m, "rows": form.rows, "columns": form.columns, "per_row": per_row}
     arguments = {**tensors, **shape, **weight, **compiled, **sizes}
     grid = (_programs(form.rows, many, split), math.ceil(m / tall))
     return Launch(rows_kernel, grid, arguments, {"num_warps": _WARPS, "num_stages": 2, **EXACT})
