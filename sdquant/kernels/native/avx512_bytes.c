@@ -15,8 +15,13 @@ typedef struct {
 
 INLINE void table_of(const void *values, int size, Table *out) {
     uint8_t byte[4][256];
-    for (int i = 0; i < 256; i++)
-        for (int k = 0; k < size; k++) byte[k][i] = ((const uint8_t *)values)[i * size + k];
+    for (int i = 0; i < 256; i += 64 / size) {
+        __m512i some = _mm512_loadu_si512((const char *)values + i * size);
+        for (int k = 0; k < size; k++, some = _mm512_srli_epi64(some, 8)) {
+            if (size == 2) _mm256_storeu_si256((__m256i *)(byte[k] + i), _mm512_cvtepi16_epi8(some));
+            else _mm_storeu_si128((__m128i *)(byte[k] + i), _mm512_cvtepi32_epi8(some));
+        }
+    }
     for (int k = 0; k < size; k++)
         for (int part = 0; part < 4; part++) out->byte[k][part] = _mm512_loadu_si512(byte[k] + 64 * part);
 }
