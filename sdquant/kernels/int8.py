@@ -61,24 +61,24 @@ class Least:
     columns: int
 
 
-# The C kernels; with AMX, where exact products of quantized weights are as fast for longer; torch, in which quantizing
-# a weight again takes as long as a product of that many rows saves.
+# The C kernels; with AMX, where exact products of bf16 are as fast for longer; torch, in which quantizing a weight again
+# takes as long as a product of that many rows saves.
 BY_C = Least(rows=16, again=16, channels=64, columns=1024)
 BY_AMX = Least(rows=16, again=192, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
-def _least(packed: Packed, form: Form | None) -> Least:
+def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
     if not native.reads(form, packed.parts):
         return BY_TORCH
-    return BY_AMX if isa() == "amx" else BY_C
+    return BY_AMX if isa() == "amx" and dtype == torch.bfloat16 else BY_C
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     """Whether the product of so many rows of activations like `x` is computed in integers."""
     if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
-    least = _least(packed, form)
+    least = _least(packed, form, x.dtype)
     if rows < (least.rows if steps.direct(form) else least.again):
         return False
     return least is not BY_TORCH or integers.fast(x.device)
@@ -86,7 +86,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
     """The same for a convolution of x [b, in, ...]."""
-    shape, least = packed.spec.shape, _least(packed, form)
+    shape, least = packed.spec.shape, _least(packed, form, x.dtype)
     if geometry.groups != 1 or isinstance(geometry.padding, str):
         return False
     if shape[0] < least.channels or math.prod(shape[1:]) < least.columns:
