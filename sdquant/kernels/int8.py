@@ -61,8 +61,8 @@ class Least:
     columns: int
 
 
-# The C kernels; with AMX, where exact products of bf16 are as fast for longer; torch, in which quantizing a weight again
-# takes as long as a product of that many rows saves.
+# The C kernels; with AMX, where exact products of bf16 are as fast for longer; torch, in which quantizing a weight
+# again takes as long as a product of that many rows saves.
 BY_C = Least(rows=16, again=16, channels=64, columns=1024)
 BY_AMX = Least(rows=16, again=192, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
