@@ -103,7 +103,7 @@ def _side_by_side(rows: list[dict[str, Any]]) -> str:
             shown = [f"{cell:.2f}" if cell else "-" for cell in cells]
             mark = "**" if who == OURS else ""
             lines.append([f"`{name}`", f"{mark}{who}{mark}", *shown])
-    return markdown(("format", "run by", *(f"{count} rows" for count in ROWS)), lines, left=2)
+    return markdown(("format", "run by", *(f"{count} row{'s' if count > 1 else ''}" for count in ROWS)), lines, left=2)
 
 
 def _cell(found: dict[tuple[str, str, int], float | None], name: str, rows: int) -> str:
