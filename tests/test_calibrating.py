@@ -184,7 +184,8 @@ def test_the_command_writes_a_file_that_generate_uses(tmp_path: Path, capsys: py
     assert main([*drawing, "--components", "unet", "-o", str(image)]) == 0 and image.stat().st_size > 100
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/test_distributed.py has the ranges of two processes in the default run
+@pytest.mark.parametrize("count", [2, 4])
 def test_shared_out_over_processes_gives_the_same_file(tmp_path: Path, count: int) -> None:
     """Three images: with four processes one of them sees none."""
     rules = tmp_path / "rules.yml"

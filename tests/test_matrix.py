@@ -35,7 +35,7 @@ STEPS = 1
 # To a mover, packed weights are tensors of some dtypes and shapes: these schemes stand for those of their backend that
 # are packed alike and run in the same modules. The others' cells are in the slow run.
 STANDING = frozenset({
-    "nf4", "fp8", "bnb-int8", "q8_0", "q4_k", "q4_k_m", "int8", "int4", "qint8", "qint4", "qint3", "rules",
+    "nf4", "fp8", "bnb-int8", "q8_0", "q4_k_m", "int8", "int4", "qint8", "qint3", "rules",
     "sdnq-int8", "sdnq-uint4",
 })  # fmt: skip
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move

@@ -54,6 +54,7 @@ def test_whole_models_with_rows_that_failed(tmp_path: Path) -> None:
     file.write_text(json.dumps({
         "size": [512, 512], "machine": {"cpu": "a cpu"}, "device": "cpu", "threads": 2, "weights": "random", "batch": 1,
         "versions": {"torch": "2"}, "clock": "cpu", "rounds": 3, "rows": [row, theirs, failed],
+        "settings": {},
     }))  # fmt: skip
     lines = readme.whole_models(tmp_path).splitlines()
     assert lines[0].startswith("SDXL's UNet, random weights, 512x512 pixels, batch 1, 2 threads of a cpu, torch 2; ")

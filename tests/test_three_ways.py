@@ -25,6 +25,10 @@ from .turns import by_turns
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
 RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
 TURNS = [FLY.index(scheme) + backends.scheme(scheme).runtimes.index(runtime) for scheme, runtime in RUNTIMES]
+# One scheme of each backend in the default run.
+EMBEDDED = [
+    pytest.param(name, marks=[] if name in ("nf4", "int8", "qint3", "sdnq-uint4") else pytest.mark.slow) for name in FLY
+]
 MAIN = [("digits-sd", "unet"), ("digits-flux", "transformer")]
 # libgguf searches long for the last types.
 GGUF = [
@@ -93,7 +97,7 @@ def test_saved_and_reloaded_is_the_same(scheme: str, runtime: str, model: str, l
         assert np.array_equal(images(pre), images(back))
 
 
-@pytest.mark.parametrize(("scheme", "model"), by_turns(FLY))
+@pytest.mark.parametrize(("scheme", "model"), by_turns(EMBEDDED))
 def test_embeddings_are_quantized_when_asked_for(scheme: str, model: str, loaded: Any, tmp_path: Path) -> None:
     path, asked = sdquant.demo.path(model), f"{scheme},embeddings"
     pre = sdquant.load_model(path, asked, progress=False)
