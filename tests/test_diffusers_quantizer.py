@@ -244,7 +244,7 @@ class TestRefused:
             FluxTransformer2DModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("first", ["diffusers.quantizers", "sdquant"])
+@pytest.mark.parametrize("first", ["diffusers.quantizers", pytest.param("sdquant", marks=pytest.mark.slow)])
 def test_registered_whichever_is_imported_first(first: str) -> None:
     second = {"sdquant": "diffusers.quantizers"}.get(first, "sdquant")
     script = f"""

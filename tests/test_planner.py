@@ -27,7 +27,10 @@ from .foreign import WEIGHTS
 ON_THE_FLY = [row for row in backends.schemes() if row.on_the_fly]
 RUNS = [("digits-sd", row.name, runtime) for row in ON_THE_FLY for runtime in row.runtimes]
 # All layers of digits-flux are linear, so that every runtime holds the same ones.
-RUNS += [("digits-flux", row.name, row.runtimes[0]) for row in ON_THE_FLY]
+RUNS += [
+    pytest.param("digits-flux", row.name, row.runtimes[0], marks=[pytest.mark.slow] if number % 2 else [])
+    for number, row in enumerate(ON_THE_FLY)
+]
 RUNS += [
     ("digits-flux", "nf4", "plain"),
     ("digits-sd", "nf4,double_quant", "plain"),

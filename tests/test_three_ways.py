@@ -156,7 +156,10 @@ def test_compute_dtype_of_nf4(sd: Path) -> None:
     assert np.isfinite(images(pipe)).all()
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if number % 2 else []) for number, name in enumerate(FOREIGN)],
+)
 def test_what_others_wrote_is_saved_again(name: str, foreign: Callable[[str], Path], tmp_path: Path) -> None:
     base = sdquant.demo.path("digits-sd" if "quanto q" in name or "lone q" in name else "digits-flux")
     pipe = sdquant.load_model(foreign(name), base=base, progress=False)

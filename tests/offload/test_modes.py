@@ -119,9 +119,8 @@ def test_an_error_on_the_way_leaves_the_mode_working(mode: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "scheme", ["q8_0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "nf4", "int4"))]
-)
+@pytest.mark.slow  # tests/test_matrix.py has plain layers in every mode
+@pytest.mark.parametrize("scheme", ["int8", "q8_0", "nf4", "int4"])
 def test_plain_layers_run_in_every_mode(scheme: str, mode: str, pipeline: Any, tmp_path: Path) -> None:
     quantize(pipeline, scheme)
     expected, before = draw(pipeline), state_of(pipeline)
