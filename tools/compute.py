@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.linear_gates import INTEGER, OURS
-from tools.tables import markdown
+from tools.tables import machine_of, markdown
 
 FOLDER = Path("bench/results")
 MODELS = ("digits-sd", "digits-flux")
@@ -52,8 +52,8 @@ def step(root: Path) -> str:
     parts = []
     for file in sorted((root / FOLDER).glob("int8-sdxl-*.json")):
         values = _kept(file)
-        here = values["machine"]
         rows = [[row["name"], f"{row['share']:.2f}", f"{row['ratio']:.2f}"] for row in values["rows"]]
-        title = f"{here['cpu']}, instructions `{here['native']}`, torch {values['versions']['torch']}"
-        parts.append(f"{title}:\n\n" + markdown(("part", "share of the bf16 step", "`int8_sym`, of bf16"), rows))
+        parts.append(
+            f"{machine_of(values)}:\n\n" + markdown(("part", "share of the bf16 step", "`int8_sym`, of bf16"), rows)
+        )
     return "\n\n".join(parts)

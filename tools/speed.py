@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.linear_gates import INTEGER, OURS, PLAIN, judge
-from tools.tables import markdown
+from tools.tables import machine_of, markdown
 
 FOLDER = Path("bench/results")
 LINEAR = "linear-*.json"  # one for each set of instructions
@@ -33,9 +33,7 @@ def _measured(root: Path) -> list[tuple[str, list[dict[str, Any]]]]:
     made = []
     for file in sorted((root / FOLDER).glob(LINEAR)):
         values = json.loads(file.read_text(encoding="utf-8"))
-        here = values["machine"]
-        title = f"{here['cpu']}, instructions `{here['native']}`, torch {values['versions']['torch']}"
-        made.append((title, values["rows"]))
+        made.append((machine_of(values), values["rows"]))
     return made
 
 

@@ -4,35 +4,18 @@
 #include "amx.h"
 
 #ifdef AMX
-#include <cpuid.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "avx512_parts.h"
 #include "floats.h"
 #include "avx512_transpose.h"
 
 enum {
-    ASK_PERMISSION = 0x1023, TILE_DATA = 18, /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
-    STEP = 32,                               /* columns of a tile */
-    SIDE = 2 * TILE_ROWS,                    /* of what is multiplied together */
-    PANEL_BYTES = 1 << 20,                   /* of a second cache of 2 MB */
-    AHEAD = 8192,                            /* weights: how far ahead memory is asked for while a panel is decoded */
+    STEP = 32,               /* columns of a tile */
+    SIDE = 2 * TILE_ROWS,    /* of what is multiplied together */
+    PANEL_BYTES = 1 << 20,   /* of a second cache of 2 MB */
 };
-
-static int has_tiles(void) {
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-    return (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1); /* bf16, tiles, int8 */
-}
-
-int amx(void) {
-    static int known = -1;
-    if (known < 0) known = has_tiles() && !syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA);
-    return known;
-}
 
 /* Rows of x, those of tile `tile`, as `steps` tiles of sixteen pairs of columns. */
 static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile, int64_t steps, char *to) {
@@ -167,6 +150,4 @@ int product_amx(const Form *form, Parts *parts, Type type, int64_t start, int64_
 #ifdef __clang__
 #pragma clang attribute pop
 #endif
-#else
-int amx(void) { return 0; }
 #endif

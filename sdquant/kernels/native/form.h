@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Whether there are kernels for AMX; Linux gives its use when it is asked (amx.c). */
+/* Whether there are kernels for AMX; Linux gives its use when it is asked (isa.c). */
 #if defined(__x86_64__) && defined(__linux__) && \
     ((defined(__clang__) && __clang_major__ >= 14) || (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12))
 #define AMX 1
@@ -90,7 +90,11 @@ typedef struct {
     Product *product; /* of more than FEW rows of bf16; NULL where `dots` does it */
 } Kernels;
 
-enum { PANEL_ROWS = 12, FEW = 2 };
+enum {
+    PANEL_ROWS = 12,
+    FEW = 2,
+    AHEAD = 8192, /* weights: how far ahead memory is asked for what is read in one sweep */
+};
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, amx_kernels;
 
@@ -103,9 +107,6 @@ const Kernels *kernels(void);
 int choose(const char *name); /* an instruction set by name, "" for the best; 0: this machine lacks it */
 
 int amd(void);
-
-/* amx.c: whether this machine has it and the system lets this process use it. */
-int amx(void);
 
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);

@@ -17,6 +17,21 @@ static int f16c(void) {
 }
 #endif
 
+#ifdef AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ASK_PERMISSION = 0x1023, TILE_DATA = 18 }; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
+
+/* Whether this machine has AMX and the system lets this process use it. */
+static int amx(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    const int bf16 = d >> 22 & 1, tiles = d >> 24 & 1, int8 = d >> 25 & 1;
+    return bf16 && tiles && int8 && !syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA);
+}
+#endif
+
 static int runs(const Kernels *one) {
 #ifdef X86
 #ifdef AMX

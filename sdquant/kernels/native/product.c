@@ -8,7 +8,6 @@ enum {
     PANEL_BYTES = 36 * 1024, /* decoded weights that are used from the first cache, of 48 KB or 32 */
     PANELS = 3,              /* as many wait in the second cache, so that activations are read less often */
     BATCH = 128,             /* rows of activations at once */
-    AHEAD = 8192,            /* weights: how far ahead memory is asked for what is read in one sweep */
 };
 
 int64_t row_at(const Form *form, int planes, int64_t i) {
