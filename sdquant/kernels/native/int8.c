@@ -26,8 +26,8 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up
 
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
-    return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 + (rows + TALLEST) * padded(columns) +
-           up(columns, 64) + 16 * ALIGN;
+    return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
+           (rows + TALLEST) * padded(columns) + up(columns, 64) + 16 * ALIGN;
 }
 
 typedef struct {
