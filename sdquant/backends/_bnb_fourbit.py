@@ -319,7 +319,18 @@ def _linear4bit_of_any_width() -> type[nn.Module]:
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(x.to(dtype), weight, bias).to(x.dtype)
 
+    Linear4bit.__qualname__ = _ANY_WIDTH
     return Linear4bit
+
+
+_ANY_WIDTH = "Linear4bit"
+
+
+def __getattr__(name: str) -> Any:
+    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    if name == _ANY_WIDTH:
+        return _linear4bit_of_any_width()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _undo_cpu_packing(codes: Tensor, state: Any) -> tuple[Tensor, Any]:

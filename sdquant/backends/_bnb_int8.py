@@ -151,7 +151,18 @@ def _linear8bit() -> type[nn.Module]:
             owner.SCB = scb.to(self.weight.device)
             return self
 
+    Linear8bitLt.__qualname__ = _OURS
     return Linear8bitLt
+
+
+_OURS = "Linear8bitLt"
+
+
+def __getattr__(name: str) -> Any:
+    """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
+    if name == _OURS:
+        return _linear8bit()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:

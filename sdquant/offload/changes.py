@@ -1,7 +1,8 @@
-"""Calls that change what a model is made of, while it is offloaded: a LoRA comes, or goes.
+"""Calls that an offloaded model cannot take as it is.
 
-Modes cut a model into what they move when they are applied. So such a call suspends the mode: all weights come into
-ordinary memory, the call does its work there, and the mode is applied to what the model is then.
+Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a LoRA
+comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode is
+applied to what the model is then. Copying and pickling are refused.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ _METHODS = (
 def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
     """Wrap those methods of a pipeline (or component) and its components, as attributes of the instances."""
     for owner in {id(one): one for one in (model, *parts.values())}.values():
+        _set(owner, "__reduce_ex__", handle.refuse_copy, handle)
         for name in _METHODS:
             if hasattr(owner, name):
                 _wrap(owner, name, handle)
 
 
 def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
-    method, earlier = getattr(owner, name), owner.__dict__.get(name)
+    method = getattr(owner, name)
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with handle.suspended():
             return method(*args, **kwargs)
+
+    _set(owner, name, call, handle)
+
+
+def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:
+    """An attribute of the instance, until the mode is undone."""
+    earlier = owner.__dict__.get(name)
 
     def undo() -> None:
         if earlier is None:
@@ -43,5 +52,5 @@ def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
         else:
             owner.__dict__[name] = earlier
 
-    owner.__dict__[name] = call
+    owner.__dict__[name] = value
     handle.undo.callback(undo)

@@ -94,12 +94,18 @@ class OffloadHandle:
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
         """Copies of a model that is not offloaded share the handle: it has nothing to undo."""
-        if self.mode == "none" or not self.active:
-            return self
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled with a model that is not offloaded, it is the handle of a mode with nothing to undo."""
+        return OffloadHandle, ("none", self.device, self.total)
+
+    def refuse_copy(self, *_: Any) -> Any:
+        """In the place of an offloaded model's `__reduce_ex__`, which `copy` and `pickle` call."""
         raise SettingsError(
-            f"A model with offload={self.mode!r} was to be copied",
+            f"A model with offload={self.mode!r} was to be copied or pickled",
             "its weights are held by hooks that belong to the one model",
-            "Call `.sdquant.offload.remove()` first, or load the copy with offload='none'",
+            "Call `.sdquant.offload.remove()` first, or load the model with offload='none'",
         )
 
     def report(self) -> dict[str, Any]:

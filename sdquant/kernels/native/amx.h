@@ -5,11 +5,11 @@
 #include "form.h"
 
 #ifdef AMX
-#define WANTED "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx512vnni,amx-tile,amx-int8,amx-bf16,fma,f16c"
+#define WANTED "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx512vnni,amx-tile,amx-int8,amx-bf16,fma,f16c,prfchw"
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target(WANTED))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx512vnni,amx-tile,amx-int8,amx-bf16,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx512vnni,amx-tile,amx-int8,amx-bf16,fma,f16c,prfchw")
 #endif
 #include <immintrin.h>
 #define INLINE static inline __attribute__((always_inline))

@@ -280,13 +280,32 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     } else store(to->type, to->out, (at->row + i) * to->row_step + at->column, at->count, found);
 }
 
+/* Up to sixteen results that lie together. */
+INLINE void store16(Type type, void *out, int64_t at, __mmask16 mask, __m512 y) {
+    if (type == F32) _mm512_mask_storeu_ps((float *)out + at, mask, y);
+    else _mm256_mask_storeu_epi16((uint16_t *)out + at, mask, half_of(type, y));
+}
+
 /* Results whose columns are not together, by column. */
 INLINE void spread(Type type, const Place *place, int rows, float (*kept)[PANEL]) {
     const Target *to = place->to;
+    const int64_t start = place->row % to->image;
     int64_t at[TALLEST];
     for (int i = 0; i < rows; i++) {
         const int64_t row = place->row + i;
         at[i] = row / to->image * to->image_step + row % to->image * to->row_step + place->column * to->column_step;
+    }
+    if (to->row_step == 1 && start + rows <= to->image) {
+        for (int i = 0; i < rows; i += 16)
+            for (int n = 0; n < place->count; n += 16) {
+                __m512i a[16];
+                EACH(j, 16) a[j] = i + j < rows ? _mm512_loadu_si512(kept[i + j] + n) : _mm512_setzero_si512();
+                transpose(a);
+                EACH(j, 16)
+                if (n + j < place->count)
+                    store16(type, to->out, at[i] + (n + j) * to->column_step, first_of(rows - i), _mm512_castsi512_ps(a[j]));
+            }
+        return;
     }
     for (int n = 0; n < place->count; n++)
         for (int i = 0; i < rows; i++) one_of(type, to->out, at[i] + n * to->column_step, kept[i][n]);
@@ -360,18 +379,27 @@ TILE(10, TEN)
 TILE(11, ELEVEN)
 TILE(12, TWELVE)
 
-static void multiply512(const uint8_t *panel, const int8_t *codes, int rows, int64_t wide, const Place *place,
-                        const char *ahead, int64_t ahead_bytes) {
+static void multiply512(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                        const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
                                  float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
                                                       tile7, tile8, tile9, tile10, tile11, tile12};
+    const int64_t count = (weights + PANEL - 1) / PANEL, bytes = panel_bytes(columns), groups = groups_of(m);
+    const int64_t wide = padded(columns), fours = wide / 4, step = ahead_bytes / (groups * count * fours);
     float kept[TALLEST][PANEL];
-    const char *from = ahead ? ahead : (const char *)panel;
-    tiles[rows - 1](panel, codes, wide / 4, place, from, ahead ? ahead_bytes / (wide / 4) : 0, kept);
-    by_column(place, rows, kept);
+    (void)sums;
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
+        for (int64_t p = 0; p < count; p++) {
+            const Place here = place_of(place, first, p, weights);
+            const char *from = ahead ? ahead + (g * count + p) * fours * step : (const char *)panels;
+            tiles[rows - 1](panels + p * bytes, codes + first * wide, fours, &here, from, ahead ? step : 0, kept);
+            by_column(&here, (int)rows, kept);
+        }
+    }
 }
 
-const Int8 avx512_int8 = {12, 1, 4, 640 << 10, 0, quantize512, largest512, last512, panel512, multiply512};
+const Int8 avx512_int8 = {12, 1, 4, 0, 640 << 10, 0, quantize512, largest512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -5,9 +5,13 @@ enum { ALIGN = 64 };
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
+int64_t padded(int64_t columns) {
+    const Int8 *use = int8_kernels();
+    const int64_t units = up(columns, use->unit) / use->unit;
+    return (use->odd ? units | 1 : units) * use->unit;
+}
 
-int64_t panel_bytes(int64_t columns) { return padded(columns) * PANEL; }
+int64_t panel_bytes(int64_t columns) { return up(columns, int8_kernels()->unit) * PANEL; }
 
 /* Panels that a group is multiplied with before the next group is. */
 static int64_t beside(int64_t columns) {
@@ -27,7 +31,7 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
     return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
-           (rows + TALLEST) * padded(columns) + up(columns, 64) + 16 * ALIGN;
+           (rows + TALLEST) * (padded(columns) + PANEL * 4) + up(columns, 64) + 16 * ALIGN;
 }
 
 typedef struct {
@@ -37,7 +41,7 @@ typedef struct {
     int32_t *minus;
     int8_t *codes, *line;
     float *row_scale;
-    int32_t *row_sum;
+    int32_t *row_sum, *sums;
 } Spare;
 
 static void *part(char **from, int64_t bytes) {
@@ -57,13 +61,13 @@ static Spare split(char *spare, int64_t columns) {
     made.line = part(&spare, up(columns, 64));
     made.row_scale = part(&spare, rows * 4);
     made.row_sum = part(&spare, rows * 4);
+    made.sums = part(&spare, (rows + TALLEST) * PANEL * 4);
     return made;
 }
 
-/* Groups of a block of m rows. */
-static int64_t groups_of(int64_t m) { return (m + int8_kernels()->tall - 1) / int8_kernels()->tall; }
+int64_t groups_of(int64_t m) { return (m + int8_kernels()->tall - 1) / int8_kernels()->tall; }
 
-static int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
+int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
     const int64_t at = group * int8_kernels()->tall;
     return int8_kernels()->even ? m * group / groups : at < m ? at : m;
 }
@@ -87,22 +91,12 @@ void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, f
         int8_kernels()->panel(weight, row, panels + row / PANEL * bytes, scale + row, minus + row, again);
 }
 
-/* A block by the panels of `weights` columns; `place` is that of its first group and the first panel. */
-static void across(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                   const Place *place, const char *ahead, int64_t ahead_bytes) {
-    const int64_t count = (weights + PANEL - 1) / PANEL, bytes = panel_bytes(columns);
-    const int64_t groups = groups_of(m), wide = padded(columns), each = ahead_bytes / (groups * count);
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-        for (int64_t p = 0; p < count; p++) {
-            Place here = *place;
-            here.row_scale += first, here.row_sum += first, here.row += first;
-            here.scale += p * PANEL, here.minus += p * PANEL, here.column += p * PANEL;
-            here.count = (int)(weights - p * PANEL < PANEL ? weights - p * PANEL : PANEL);
-            int8_kernels()->multiply(panels + p * bytes, codes + first * wide, (int)rows, wide, &here,
-                                     ahead ? ahead + (g * count + p) * each : 0, each);
-        }
-    }
+Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights) {
+    Place here = *first;
+    here.row_scale += row, here.row_sum += row, here.row += row;
+    here.scale += panel * PANEL, here.minus += panel * PANEL, here.column += panel * PANEL;
+    here.count = (int)(weights - panel * PANEL < PANEL ? weights - panel * PANEL : PANEL);
+    return here;
 }
 
 void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_t *panels, int64_t weights,
@@ -120,7 +114,8 @@ void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_
             const uint8_t *panel = panels + column / PANEL * bytes;
             const char *ahead = column + wide < weights ? (const char *)panel + wide / PANEL * bytes : 0;
             const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, 0};
-            across(panel, here, have.codes, m, columns, &place, ahead, ahead ? wide / PANEL * bytes : 0);
+            int8_kernels()->multiply(panel, here, have.codes, m, columns, &place, have.sums, ahead,
+                                     ahead ? wide / PANEL * bytes : 0);
         }
     }
 }
@@ -138,6 +133,7 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
         const char *ahead = 0;
         if (!weight->again && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
-        across(have.panel, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
+        int8_kernels()->multiply(have.panel, here, codes, m, columns, &place, have.sums, ahead,
+                                 ahead ? wide * columns : 0);
     }
 }

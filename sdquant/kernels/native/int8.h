@@ -59,7 +59,8 @@ typedef struct {
 typedef struct {
     int tall;   /* rows of a group at most, which is at most TALLEST */
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
-    int unit;   /* columns of activations are padded to a multiple of this */
+    int unit;   /* columns of activations are padded to a multiple of this, */
+    int odd;    /* and, if so, to an odd one: rows that are read side by side are in different sets of the cache then */
     int block;  /* bytes of activations that stay in the second cache */
     int beside; /* bytes of panels that a group is multiplied with before the next one is, so that results lie together */
     /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [padded columns] is
@@ -72,9 +73,10 @@ typedef struct {
     void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
-    /* One group by one panel, for columns padded to `wide`. `ahead`: memory that will be wanted. */
-    void (*multiply)(const uint8_t *panel, const int8_t *codes, int rows, int64_t wide, const Place *place,
-                     const char *ahead, int64_t ahead_bytes);
+    /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `sums`
+       [m + TALLEST, PANEL] is spare. `ahead`: memory that will be wanted. */
+    void (*multiply)(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                     const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes);
 } Int8;
 
 extern const Int8 avx512_int8, amx_int8;
@@ -89,6 +91,11 @@ void results512(const int32_t *sums, int rows, const Place *place);
 
 /* The kernels of this machine, or NULL. */
 const Int8 *int8_kernels(void);
+
+/* Groups of m rows, and the first row of one; what the results of a group and a panel have in common. */
+int64_t groups_of(int64_t m);
+int64_t begin_of(int64_t m, int64_t groups, int64_t group);
+Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights);
 
 /* Columns of activations with what they are padded with; bytes of a panel, and of `spare` for one thread. */
 int64_t padded(int64_t columns);
