@@ -98,7 +98,7 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
-        out = native.linear(form, packed.parts, _direct(packed, form), flat, bias)
+        out = native.linear(form, packed.parts, not steps.direct(form), flat, bias)
     else:
         out = by_steps(backend, packed, flat, bias)
     return out.view(*x.shape[:-1], packed.spec.shape[0])
@@ -117,7 +117,7 @@ def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, g
     _, _, high, wide = packed.spec.shape
     places = _outputs(x.shape[2:], (high, wide), geometry)
     return native.convolve(
-        form, packed.parts, _direct(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
+        form, packed.parts, not steps.direct(form), (high, wide), x, bias, geometry, (places[0], places[1])
     )
 
 
@@ -174,7 +174,7 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     assert form is not None
     x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
-    found = native.linear(form, packed.parts, _direct(packed, form), x, bias)
+    found = native.linear(form, packed.parts, not steps.direct(form), x, bias)
     same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
     if same and len(packed.spec.shape) == 4:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
@@ -207,11 +207,6 @@ def _patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
     strides = [step * by for step, by in zip(steps, how.stride, strict=True)]
     inner = [step * by for step, by in zip(steps, how.dilation, strict=True)]
     return x.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *strides, channel, *inner))
-
-
-def _direct(packed: Packed, form: Form) -> native.Direct | None:
-    """The scales and zero points of a weight whose codes are taken as they are; None for others."""
-    return native.Direct(*steps.of_rows(packed, form)) if steps.direct(form) else None
 
 
 def _multiply(

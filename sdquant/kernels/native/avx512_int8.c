@@ -11,6 +11,7 @@
 
 #include "floats.h"
 #include "int8.h"
+#include "scales.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
@@ -184,8 +185,10 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
 /* Bytes [in, taps] as [taps, in]. */
 static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *to) {
     const int64_t in = columns / taps;
+    const int can = kernels() != &avx2_kernels && kernels() != &portable_kernels; /* this file asks for less than they */
+    const int64_t done = taps == 9 && can ? nine_taps512(from, in, to) : 0;
     for (int64_t t = 0; t < taps; t++)
-        for (int64_t c = 0; c < in; c++) *to++ = from[c * taps + t];
+        for (int64_t c = done; c < in; c++) to[t * in + c] = from[c * taps + t];
 }
 
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
@@ -210,7 +213,12 @@ void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale,
         }
         rows = bytes, stride = width, flip = 0;
     } else {
-        for (int i = 0; i < count; i++) scale[i] = weight->scale[start + i], minus[i] = weight->minus[start + i];
+        const int64_t shared = form->group / columns; /* rows with one scale */
+        for (int i = 0; i < count; i++) {
+            const int64_t group = (start + i) / shared;
+            scale[i] = scale_of(form, weight->parts, group) * form->factor;
+            minus[i] = (int)zero_of(form, weight->parts, group) + flip; /* codes are shifted to begin at 0 */
+        }
         if (weight->taps > 1) {
             for (int i = 0; i < count; i++) by_tap(rows + i * columns, columns, weight->taps, bytes + i * width);
             rows = bytes, stride = width;
@@ -218,7 +226,10 @@ void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale,
     }
     for (int i = count; i < PANEL; i++) scale[i] = 0.0f, minus[i] = 0;
     const __m512i xor = _mm512_set1_epi8((char)flip);
+    const uint8_t *next = rows == bytes ? bytes : rows + (start + 2 * PANEL <= form->rows ? PANEL * stride : 0);
     for (int64_t at = 0; at < columns; at += 64) {
+        if (rows != bytes)
+            for (int i = 0; i < count; i++) _mm_prefetch((const char *)next + i * stride + at, _MM_HINT_T1);
         const int64_t left = columns - at, fours = left < 64 ? (left + 3) / 4 : 16;
         const __mmask64 mask = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
         for (int half = 0; half < 2; half++) {

@@ -1,7 +1,10 @@
 /* Products in 8-bit integers: blocks of activations that stay in the second cache, by panels of the weight. */
 #include "int8.h"
 
-enum { ALIGN = 64 };
+/* Panels of the weight are made where they are used for so many blocks of activations: for more, more often than once,
+   they would have to be made again, or to be kept, and reading all activations for each panel still costs less (measured
+   on Zen5). */
+enum { ALIGN = 64, BLOCKS = 2 };
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -24,6 +27,10 @@ int64_t block_rows(int64_t columns) {
     return rows < 4 * tall ? 4 * tall : rows;
 }
 
+int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
+
+static int64_t sums_bytes(int64_t columns) { return (most_rows(columns) + TALLEST) * PANEL * 4; }
+
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
    sums of a block. */
 static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up(PANEL * up(columns, 64), ALIGN); }
@@ -31,7 +38,7 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
     return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
-           (rows + TALLEST) * (padded(columns) + PANEL * 4) + up(columns, 64) + 16 * ALIGN;
+           (rows + TALLEST) * padded(columns) + sums_bytes(columns) + up(columns, 64) + 16 * ALIGN;
 }
 
 typedef struct {
@@ -61,7 +68,7 @@ static Spare split(char *spare, int64_t columns) {
     made.line = part(&spare, up(columns, 64));
     made.row_scale = part(&spare, rows * 4);
     made.row_sum = part(&spare, rows * 4);
-    made.sums = part(&spare, (rows + TALLEST) * PANEL * 4);
+    made.sums = part(&spare, sums_bytes(columns));
     return made;
 }
 

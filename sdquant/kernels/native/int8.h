@@ -22,8 +22,6 @@ typedef struct {
     Parts *parts;
     int again;           /* whether it is quantized again, by row; else codes are bytes by row, taken as they are */
     int64_t taps;        /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
-    const float *scale;  /* of rows, where they are not quantized again */
-    const int32_t *minus;
 } Weight;
 
 /* Where activations come from: rows [m, columns], or the patches of images [b, high, wide, channels]. */
@@ -74,7 +72,7 @@ typedef struct {
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
     /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `sums`
-       [m + TALLEST, PANEL] is spare. `ahead`: memory that will be wanted. */
+       [m, PANEL], at least two groups of it, is spare. `ahead`: memory that will be wanted. */
     void (*multiply)(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                      const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes);
 } Int8;
@@ -88,6 +86,9 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
 /* Sums [rows, PANEL] to where they belong, as results. */
 void results512(const int32_t *sums, int rows, const Place *place);
+
+/* avx512_taps.c: bytes [in, 9] as [9, in], for as many of the inputs as it says. */
+int64_t nine_taps512(const uint8_t *from, int64_t in, uint8_t *to);
 
 /* The kernels of this machine, or NULL. */
 const Int8 *int8_kernels(void);
@@ -110,7 +111,8 @@ void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, f
 void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_t *panels, int64_t weights,
                    const float *scale, const int32_t *minus, const Target *to, char *spare);
 
-/* All m rows of activations, of one block and quantized already, times rows start .. stop of a weight that is not. */
+/* All m rows of activations, at most `most_rows` and quantized already, times rows start .. stop of a weight that is not.
+   */
 void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t m, const int8_t *codes,
                      const float *row_scale, const int32_t *row_sum, const Target *to, char *spare);
 
@@ -118,7 +120,9 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare);
 
-/* Rows of activations whose codes stay in the second cache. */
+/* Rows of activations whose codes stay in the second cache; and up to which panels of the weight are made where they are
+   used. */
 int64_t block_rows(int64_t columns);
+int64_t most_rows(int64_t columns);
 
 #endif

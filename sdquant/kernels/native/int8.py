@@ -25,21 +25,18 @@ if TYPE_CHECKING:
 
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
-# Blocks of activations up to which panels of the weight are made where they are used: more often than once they would
-# have to be made again, or to be kept, and reading all activations for each panel still costs less (measured on Zen5).
-_BLOCKS = 2
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Columns with what they are padded with; bytes of a panel and of the spare memory of a thread; rows of activations
-    in a block."""
+    up to which panels of the weight are made where they are used."""
 
     wide: int
     panel: int
     spare: int
-    block: int
+    most: int
 
 
 @lru_cache(maxsize=256)
@@ -59,32 +56,24 @@ def reads(form: Form | None, parts: Parts) -> bool:
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
-@dataclass(frozen=True)
-class Direct:
-    """The scales and zero points of rows of a weight whose codes are taken as they are.
+def linear(form: Form, parts: Parts, again: bool, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype.
 
-    Attributes:
-        scale: float32 [rows]. zero: int32 [rows], which is to be subtracted from the codes as they are stored.
+    Args:
+        again: whether the weight is quantized again, by row; else its codes are taken as they are.
     """
-
-    scale: Tensor
-    zero: Tensor
-
-
-def linear(form: Form, parts: Parts, direct: Direct | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype."""
     x = x.contiguous()
     out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
     source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 16)
     target = _target(out, (form.rows, 1, max(len(x), 1), 0), bias)
-    _run(form, parts, direct, 1, len(x), source, target)
+    _run(form, parts, again, 1, len(x), source, target)
     return out
 
 
 def convolve(
     form: Form,
     parts: Parts,
-    direct: Direct | None,
+    again: bool,
     kernel: tuple[int, int],
     x: Tensor,
     bias: Tensor | None,
@@ -112,7 +101,7 @@ def convolve(
     out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
-    _run(form, parts, direct, math.prod(kernel), batch * here, source, _target(out, steps, bias))
+    _run(form, parts, again, math.prod(kernel), batch * here, source, _target(out, steps, bias))
     return out
 
 
@@ -143,27 +132,22 @@ def _target(out: Tensor, steps: tuple[int, int, int, int], bias: Tensor | None) 
 def _run(
     form: Form,
     parts: Parts,
-    direct: Direct | None,
+    again: bool,
     taps: int,
     m: int,
     source: tuple[int, ...],
     target: tuple[tuple[int, ...], list[Tensor]],
 ) -> None:
-    """One block of activations is quantized once, and panels of the weight are made where they are used; for more, the
-    panels are made first, and threads share the rows of activations."""
+    """Few activations are quantized once, and panels of the weight are made where they are used; for more, the panels
+    are made first, and threads share the rows of activations."""
     if not m:
         return
     size = sizes(form.columns)
     assert size is not None
     made, call = plan(form, parts), _c()
-    if direct is not None:
-        signed = 128 if form.packing == "int8" else 0  # codes are shifted to begin at 0
-        minus = direct.zero + signed
-        weight = (*addresses(form, parts), 0, taps, direct.scale.data_ptr(), minus.data_ptr())
-    else:
-        weight = (*addresses(form, parts), 1, taps, 0, 0)
+    weight = (*addresses(form, parts), again, taps)
     wide = size.wide
-    if m <= _BLOCKS * size.block:
+    if m <= size.most:
         codes = scratch((m * wide + size.spare,), torch.int8, _CPU)
         scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)
         held = (codes.data_ptr(), scale.data_ptr(), total.data_ptr())

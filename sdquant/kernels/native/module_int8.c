@@ -22,14 +22,14 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 9, SOURCES = 20, TARGETS = 7 };
+enum { WEIGHTS = 7, SOURCES = 20, TARGETS = 7 };
 
 static int weight_of(PyObject *capsule, const int64_t *n, Weight *weight, Parts *parts) {
     const Form *form = PyCapsule_GetPointer(capsule, FORM);
     if (!form) return 0;
     *parts = (Parts){.codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]),
                      .shift = address(n[4])};
-    *weight = (Weight){form, parts, (int)n[5], n[6], address(n[7]), address(n[8])};
+    *weight = (Weight){form, parts, (int)n[5], n[6]};
     return 1;
 }
 
@@ -48,7 +48,7 @@ PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
     if (PyErr_Occurred()) return NULL;
     if (!int8_kernels()) Py_RETURN_NONE;
     return Py_BuildValue("LLLL", (long long)padded(wanted), (long long)panel_bytes(wanted),
-                         (long long)spare_bytes(wanted), (long long)block_rows(wanted));
+                         (long long)spare_bytes(wanted), (long long)most_rows(wanted));
 }
 
 PyObject *py_int8_stage(PyObject *module, PyObject *args) {
