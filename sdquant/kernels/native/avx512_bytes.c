@@ -6,11 +6,15 @@
 #include "avx512_parts.h"
 #include "avx512_sink.h"
 
+#define TWO(X) X(0) X(1)
+#define FOUR(X) TWO(X) X(2) X(3)
+
 enum { LONG = 1024 }; /* a group for which a table of its own pays */
 
 /* A table of 256 values of 2 or 4 bytes, as tables of their first, second ... bytes. */
 typedef struct {
     __m512i byte[4][4];
+    __m512i last[2]; /* both bytes of what 128 stands for, where the table is of sizes */
 } Table;
 
 INLINE void table_of(const void *values, int size, Table *out) {
@@ -62,8 +66,37 @@ INLINE __m512i codes_of(const uint8_t *codes, int64_t left) {
 }
 
 INLINE void take_floats(Sink *sink, int m, int64_t at, int64_t left, const __m512 *values) {
-    for (int k = 0; k < 4; k++)
-        take(sink, m, F32, at + 16 * k, left - 16 * k, k & 1, _mm512_castps_si512(values[k]));
+#define TAKE(k) take(sink, m, F32, at + 16 * k, left - 16 * k, k & 1, _mm512_castps_si512(values[k]));
+    FOUR(TAKE)
+#undef TAKE
+}
+
+/* 256 halves, or as many as there are in `count` vectors, as a table. */
+INLINE void table_of_halves(const __m512i *halves, int count, Table *out) {
+    static const uint8_t EVEN[64] = {
+#define E(i) 2 * (i), 2 * (i) + 2, 2 * (i) + 4, 2 * (i) + 6, 2 * (i) + 8, 2 * (i) + 10, 2 * (i) + 12, 2 * (i) + 14
+        E(0), E(8), E(16), E(24), E(32), E(40), E(48), E(56)
+#undef E
+    };
+    const __m512i even = _mm512_loadu_si512(EVEN), odd = _mm512_add_epi8(even, _mm512_set1_epi8(1));
+    for (int i = 0; i < count / 2; i++) {
+        out->byte[0][i] = _mm512_permutex2var_epi8(halves[2 * i], even, halves[2 * i + 1]);
+        out->byte[1][i] = _mm512_permutex2var_epi8(halves[2 * i], odd, halves[2 * i + 1]);
+    }
+}
+
+/* The halves of 64 signed codes by a table of their sizes. */
+INLINE void halves_by_size(const Table *table, __m512i codes, __m512i *out) {
+    codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);
+    const __m512i size = _mm512_abs_epi8(codes), minus = _mm512_set1_epi8((char)0x80);
+    const __mmask64 last = _mm512_movepi8_mask(size); /* -128, whose size is none of the table's */
+    __m512i low = _mm512_permutex2var_epi8(table->byte[0][0], size, table->byte[0][1]);
+    __m512i high = _mm512_permutex2var_epi8(table->byte[1][0], size, table->byte[1][1]);
+    low = _mm512_mask_mov_epi8(low, last, table->last[0]);
+    high = _mm512_mask_mov_epi8(high, last, table->last[1]);
+    high = _mm512_ternarylogic_epi32(high, codes, minus, 0x78); /* high ^ (codes & minus) */
+    out[0] = _mm512_unpacklo_epi8(low, high);
+    out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
 /* 64 weights, `at` from the one at hand, of which `left` count. */
@@ -72,15 +105,19 @@ INLINE void take_values(Sink *sink, int m, Type type, int64_t at, int64_t left, 
         take_floats(sink, m, at, left, values);
         return;
     }
-    for (int k = 0; k < 2; k++) {
-        const __m512 a = values[2 * k], b = values[2 * k + 1];
-        const __m512i halves = type == BF16 ? (__m512i)_mm512_cvtne2ps_pbh(b, a)
-                                            : _mm512_inserti64x4(_mm512_castsi256_si512(halves_of(a, F16)), halves_of(b, F16), 1);
-        take(sink, m, type, at + 32 * k, left - 32 * k, k, halves);
+#define TAKE(k)                                                                                                      \
+    {                                                                                                                \
+        const __m512 a = values[2 * k], b = values[2 * k + 1];                                                       \
+        const __m512i halves =                                                                                       \
+            type == BF16 ? (__m512i)_mm512_cvtne2ps_pbh(b, a)                                                        \
+                         : _mm512_inserti64x4(_mm512_castsi256_si512(halves_of(a, F16)), halves_of(b, F16), 1);      \
+        take(sink, m, type, at + 32 * k, left - 32 * k, k, halves);                                                  \
     }
+    TWO(TAKE)
+#undef TAKE
 }
 
-typedef enum { SIGNED, UNSIGNED, LOOK_UP, OWN } How;
+typedef enum { SIGNED, UNSIGNED, LOOK_UP, OWN, BY_SIZE } How; /* the last two: by a table of a group's own values */
 
 /* What 64 codes stand for, less a common zero. */
 INLINE void numbers_of(How how, const Table *table, float zero, __m512i codes, __m512 *out) {
@@ -88,51 +125,87 @@ INLINE void numbers_of(How how, const Table *table, float zero, __m512i codes, _
         floats_of(table, codes, out);
         return;
     }
-    const __m128i four[4] = {_mm512_castsi512_si128(codes), _mm512_extracti32x4_epi32(codes, 1),
-                             _mm512_extracti32x4_epi32(codes, 2), _mm512_extracti32x4_epi32(codes, 3)};
-    for (int k = 0; k < 4; k++) {
-        const __m512i wide = how == SIGNED ? _mm512_cvtepi8_epi32(four[k]) : _mm512_cvtepu8_epi32(four[k]);
-        out[k] = _mm512_sub_ps(_mm512_cvtepi32_ps(wide), _mm512_set1_ps(zero));
+#define NUMBERS(k)                                                                                   \
+    {                                                                                                \
+        const __m128i some = _mm512_extracti32x4_epi32(codes, k);                                    \
+        const __m512i wide = how == SIGNED ? _mm512_cvtepi8_epi32(some) : _mm512_cvtepu8_epi32(some); \
+        out[k] = _mm512_sub_ps(_mm512_cvtepi32_ps(wide), _mm512_set1_ps(zero));                      \
     }
+    FOUR(NUMBERS)
+#undef NUMBERS
 }
+
+/* `step(i, left)` for each 64 weights of a run, and for what is left: where all 64 are there the compiler knows it. */
+#define EACH_64(count, step)                          \
+    {                                                 \
+        int64_t i = 0;                                \
+        for (; i + 64 <= (count); i += 64) step(i, 64) \
+        if (i < (count)) step(i, (count) - i)         \
+    }
 
 /* A run of one group. */
 INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, float zero,
-                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, Sink *sink, int m) {
-    for (int64_t i = 0; i < count; i += 64) {
-        __m512 values[4];
-        numbers_of(how, table, zero, codes_of(codes + i, count - i), values);
-        for (int k = 0; k < 4; k++) values[k] = scaled(rules, plain, own_zero, values[k], groups, group);
-        take_values(sink, m, type, i, count - i, values);
+                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, Sink *to, int m) {
+    Sink local = held(to, m), *sink = &local;
+#define STEP(i, left)                                                                                  \
+    {                                                                                                  \
+        __m512 values[4];                                                                              \
+        numbers_of(how, table, zero, codes_of(codes + i, left), values);                               \
+        FOUR(SCALED)                                                                                   \
+        take_values(sink, m, type, i, left, values);                                                   \
     }
+#define SCALED(k) values[k] = scaled(rules, plain, own_zero, values[k], groups, group);
+    EACH_64(count, STEP)
+#undef SCALED
+#undef STEP
+    *to = held(&local, m);
 }
 
 /* The same, by a table of its values. */
-INLINE void run_by_table(Type type, const Table *table, const uint8_t *codes, int64_t count, Sink *sink, int m) {
-    for (int64_t i = 0; i < count; i += 64) {
-        __m512 floats[4];
-        __m512i halves[2];
-        if (type == F32) {
-            floats_of(table, codes_of(codes + i, count - i), floats);
-            take_floats(sink, m, i, count - i, floats);
-        } else {
-            halves_at(table, codes_of(codes + i, count - i), halves);
-            for (int k = 0; k < 2; k++) take(sink, m, type, i + 32 * k, count - i - 32 * k, k, halves[k]);
-        }
+INLINE void run_by_table(How how, Type type, const Table *table, const uint8_t *codes, int64_t count, Sink *to, int m) {
+    Sink local = held(to, m), *sink = &local;
+#define STEP(i, left)                                                                                    \
+    {                                                                                                    \
+        __m512 floats[4];                                                                                \
+        __m512i halves[2];                                                                               \
+        if (type == F32) {                                                                               \
+            floats_of(table, codes_of(codes + i, left), floats);                                         \
+            take_floats(sink, m, i, left, floats);                                                       \
+        } else {                                                                                         \
+            if (how == BY_SIZE) halves_by_size(table, codes_of(codes + i, left), halves);                \
+            else halves_at(table, codes_of(codes + i, left), halves);                                    \
+            take(sink, m, type, i, left, 0, halves[0]);                                                  \
+            take(sink, m, type, i + 32, left - 32, 1, halves[1]);                                        \
+        }                                                                                                \
     }
+    EACH_64(count, STEP)
+#undef STEP
+    *to = held(&local, m);
 }
 
-/* The table of a group. `numbers`: what the 256 codes stand for, less a common zero. */
-static void own_table(const Rules *rules, int own_zero, Type type, const float *numbers, const Groups *groups,
+/* The table of a group: of 256 codes, or of the sizes 0 to 128. `numbers`: what they stand for, less a common zero. */
+INLINE void own_table(const Rules *rules, int own_zero, How how, Type type, const float *numbers, const Groups *groups,
                       Table *out) {
-    float values[256];
-    for (int i = 0; i < 256; i += 16) {
-        const __m512 made = scaled(rules, 0, own_zero, _mm512_loadu_ps(numbers + i), groups, 0);
-        if (type == F32) _mm512_storeu_ps(values + i, made);
-        else _mm256_storeu_si256((__m256i *)((uint16_t *)values + i), halves_of(made, type));
+    const int count = how == BY_SIZE ? 4 : 8;
+    if (type == F32) {
+        float values[256];
+        for (int i = 0; i < 256; i += 16)
+            _mm512_storeu_ps(values + i, scaled(rules, 0, own_zero, _mm512_loadu_ps(numbers + i), groups, 0));
+        table_of(values, 4, out);
+        return;
     }
-    if (type == F32) table_of(values, 4, out);
-    else table_of(values, 2, out);
+    __m512i halves[8];
+    for (int i = 0; i < count; i++) {
+        const __m512 a = scaled(rules, 0, own_zero, _mm512_loadu_ps(numbers + 32 * i), groups, 0);
+        const __m512 b = scaled(rules, 0, own_zero, _mm512_loadu_ps(numbers + 32 * i + 16), groups, 0);
+        halves[i] = _mm512_inserti64x4(_mm512_castsi256_si512(halves_of(a, type)), halves_of(b, type), 1);
+    }
+    table_of_halves(halves, count, out);
+    if (how != BY_SIZE) return;
+    const __m256i last = halves_of(scaled(rules, 0, own_zero, _mm512_set1_ps(128), groups, 0), type);
+    const int both = _mm256_extract_epi16(last, 0);
+    out->last[0] = _mm512_set1_epi8((char)both);
+    out->last[1] = _mm512_set1_epi8((char)(both >> 8));
 }
 
 INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int64_t first, int64_t count, Sink *to,
@@ -147,23 +220,23 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     const int own_zero = form->zeros >= 0;
     const float zero = own_zero ? 0 : form->zero;
     if (how == LOOK_UP) table_of(form->table, 4, &table);
-    if (how == OWN)
-        for (int i = 0; i < 256; i++) {
-            const float number = (float)(form->packing == SIGNED_BYTES ? (int8_t)i : i);
-            numbers[i] = (form->looked_up ? form->table[i] : number) - zero;
-        }
+    const int tabled = how == OWN || how == BY_SIZE, size = how == BY_SIZE ? 128 : 256;
+    for (int i = 0; tabled && i < size; i++) {
+        const float number = (float)(form->packing == SIGNED_BYTES ? (int8_t)i : i);
+        numbers[i] = (form->looked_up ? form->table[i] : number) - zero;
+    }
     while (count > 0) {
         int64_t run = count < STRIP ? count : STRIP;
         const int64_t group = first / form->group, into = first - group * form->group;
-        if (how == OWN && form->group - into < run) run = form->group - into;
+        if (tabled && form->group - into < run) run = form->group - into;
         ask(form, parts, first, run, form->packing == SDNQ6 ? 6 : 8);
         if (!groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
             take_plain(&sink, m, form, parts, first, run, type);
             move(&sink, m, type, run);
-        } else if (how == OWN) {
-            if (of_table != group) own_table(&rules, own_zero, type, numbers, &groups, &table);
+        } else if (tabled) {
+            if (of_table != group) own_table(&rules, own_zero, how, type, numbers, &groups, &table);
             of_table = group;
-            run_by_table(type, &table, unpack512(form, parts, first, run, spare), run, &sink, m);
+            run_by_table(how, type, &table, unpack512(form, parts, first, run, spare), run, &sink, m);
             move(&sink, m, type, run);
         } else {
             const uint8_t *codes = unpack512(form, parts, first, run, spare);
@@ -181,38 +254,38 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     *to = sink;
 }
 
-INLINE void to_memory(const Form *form, const Parts *parts, How how, int64_t first, int64_t count, Type type, void *out) {
-    Sink sink = {.out = out};
-    if (type == BF16) strips(form, parts, how, BF16, first, count, &sink, 0);
-    else if (type == F16) strips(form, parts, how, F16, first, count, &sink, 0);
-    else strips(form, parts, how, F32, first, count, &sink, 0);
+SINK_FUNCTIONS(SIGNED)
+SINK_FUNCTIONS(UNSIGNED)
+SINK_FUNCTIONS(LOOK_UP)
+SINK_FUNCTIONS(OWN)
+SINK_FUNCTIONS(BY_SIZE)
+
+/* Whether a group's own values are computed once; and whether those of codes are those of their sizes, but for the
+   sign: then there are half as many. */
+static How how_of(const Form *form, Type type) {
+    if (form->group < LONG || form->packing == SDNQ6)
+        return form->packing == SIGNED_BYTES ? SIGNED : form->looked_up ? LOOK_UP : UNSIGNED;
+    const int odd = form->packing == SIGNED_BYTES && !form->looked_up && form->zeros < 0 && form->zero == 0;
+    return odd && form->shift == NONE && !form->fused && type != F32 ? BY_SIZE : OWN;
 }
 
-INLINE void to_sums(const Form *form, const Parts *parts, How how, int64_t first, int64_t count, Type type, const void *x,
-                    int64_t stride, int m, float *sums) {
-    Sink sink = sums_of(x, stride);
-#define SUMS(type, m)                                           \
-    {                                                           \
-        strips(form, parts, how, type, first, count, &sink, m); \
-        finish(&sink, m, sums);                                 \
+static Sunk *function_of(const Form *form, Type type, int m) {
+    switch (how_of(form, type)) {
+    case SIGNED: return functions_SIGNED[type][m];
+    case UNSIGNED: return functions_UNSIGNED[type][m];
+    case LOOK_UP: return functions_LOOK_UP[type][m];
+    case OWN: return functions_OWN[type][m];
+    default: return functions_BY_SIZE[type][m];
     }
-    EACH_M(SUMS)
-#undef SUMS
 }
-
-#define EACH_HOW(run, ...)                                                                       \
-    if (form->group >= LONG && form->packing != SDNQ6) run(form, parts, OWN, __VA_ARGS__);       \
-    else if (form->packing == SIGNED_BYTES) run(form, parts, SIGNED, __VA_ARGS__);               \
-    else if (form->looked_up) run(form, parts, LOOK_UP, __VA_ARGS__);                            \
-    else run(form, parts, UNSIGNED, __VA_ARGS__);
 
 void bytes512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
-    EACH_HOW(to_memory, first, count, type, out)
+    function_of(form, type, 0)(form, parts, first, count, out, 0, 0, 0);
 }
 
 void bytes_and_dot512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                       int64_t stride, int m, float *sums) {
-    EACH_HOW(to_sums, first, count, type, x, stride, m, sums)
+    function_of(form, type, m)(form, parts, first, count, 0, x, stride, sums);
 }
 #ifdef __clang__
 #pragma clang attribute pop

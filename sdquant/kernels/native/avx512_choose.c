@@ -22,14 +22,19 @@ INLINE __m512i pairs32(__m512i bytes, int order) {
 /* A run of a group, as halves. */
 INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t count, Sink *sink, int m, Type type) {
     int64_t i = 0;
-    for (; i + 64 <= count; i += 64)
-        for (int k = 0; k < 2; k++) {
-            const uint8_t *from = codes + (order == BYTE_EACH ? i + 32 * k : i / 2 + 16 * k);
-            const __m512i index = order == BYTE_EACH
-                                      ? _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)from))
-                                      : pairs16(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)), order);
-            take(sink, m, type, i + 32 * k, 32, k, _mm512_permutexvar_epi16(index, values));
-        }
+#define TAKE(k)                                                                                              \
+    {                                                                                                        \
+        const uint8_t *from = codes + (order == BYTE_EACH ? i + 32 * k : i / 2 + 16 * k);                    \
+        const __m512i index = order == BYTE_EACH                                                             \
+                                  ? _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)from))          \
+                                  : pairs16(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)), order); \
+        take(sink, m, type, i + 32 * k, 32, k, _mm512_permutexvar_epi16(index, values));                     \
+    }
+    for (; i + 64 <= count; i += 64) {
+        TAKE(0)
+        TAKE(1)
+    }
+#undef TAKE
     for (; i < count; i += 32) {
         const int64_t left = count - i;
         const __mmask32 valid = left >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << left) - 1;
@@ -43,14 +48,19 @@ INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t co
 
 INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t count, Sink *sink, int m) {
     int64_t i = 0;
-    for (; i + 32 <= count; i += 32)
-        for (int k = 0; k < 2; k++) {
-            const uint8_t *from = codes + (order == BYTE_EACH ? i + 16 * k : i / 2 + 8 * k);
-            const __m512i index = order == BYTE_EACH
-                                      ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from))
-                                      : pairs32(_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)from)), order);
-            take(sink, m, F32, i + 16 * k, 16, k, _mm512_castps_si512(_mm512_permutexvar_ps(index, values)));
-        }
+#define TAKE(k)                                                                                              \
+    {                                                                                                        \
+        const uint8_t *from = codes + (order == BYTE_EACH ? i + 16 * k : i / 2 + 8 * k);                     \
+        const __m512i index = order == BYTE_EACH                                                             \
+                                  ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from))             \
+                                  : pairs32(_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)from)), order); \
+        take(sink, m, F32, i + 16 * k, 16, k, _mm512_castps_si512(_mm512_permutexvar_ps(index, values)));    \
+    }
+    for (; i + 32 <= count; i += 32) {
+        TAKE(0)
+        TAKE(1)
+    }
+#undef TAKE
     for (; i < count; i += 16) {
         const int64_t left = count - i, held = order == BYTE_EACH ? left : (left + 1) / 2;
         const __m128i some = _mm_maskz_loadu_epi8(first_of(held < 16 ? held : 16), codes + (order == BYTE_EACH ? i : i / 2));
@@ -61,7 +71,8 @@ INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t cou
 
 /* Weights whose groups are known. `into`: where in its group the first one is. */
 INLINE void strip(const Rules *rules, int plain, int own_zero, Type type, int order, const Groups *groups,
-                  __m512 numbers, const uint8_t *codes, int64_t size, int64_t into, int64_t count, Sink *sink, int m) {
+                  __m512 numbers, const uint8_t *codes, int64_t size, int64_t into, int64_t count, Sink *to, int m) {
+    Sink local = held(to, m), *sink = &local;
     for (int64_t group = 0; count > 0; group++) {
         const int64_t run = size - into < count ? size - into : count;
         const __m512 values = scaled(rules, plain, own_zero, numbers, groups, group);
@@ -72,9 +83,10 @@ INLINE void strip(const Rules *rules, int plain, int own_zero, Type type, int or
         move(sink, m, type, run);
         count -= run;
     }
+    *to = held(&local, m);
 }
 
-INLINE void strips(const Form *form, const Parts *parts, Type type, int order, int64_t first, int64_t count, Sink *to,
+INLINE void strips(const Form *form, const Parts *parts, int order, Type type, int64_t first, int64_t count, Sink *to,
                    int m) {
     uint8_t spare[STRIP + SPARE];
     float numbers[16];
@@ -108,37 +120,24 @@ INLINE void strips(const Form *form, const Parts *parts, Type type, int order, i
     *to = sink;
 }
 
-INLINE void to_memory(const Form *form, const Parts *parts, int order, int64_t first, int64_t count, Type type, void *out) {
-    Sink sink = {.out = out};
-    if (type == BF16) strips(form, parts, BF16, order, first, count, &sink, 0);
-    else if (type == F16) strips(form, parts, F16, order, first, count, &sink, 0);
-    else strips(form, parts, F32, order, first, count, &sink, 0);
-}
+SINK_FUNCTIONS(BYTE_EACH)
+SINK_FUNCTIONS(LOW_FIRST)
+SINK_FUNCTIONS(HIGH_FIRST)
 
-INLINE void to_sums(const Form *form, const Parts *parts, int order, int64_t first, int64_t count, Type type,
-                    const void *x, int64_t stride, int m, float *sums) {
-    Sink sink = sums_of(x, stride);
-#define SUMS(type, m)                                            \
-    {                                                            \
-        strips(form, parts, type, order, first, count, &sink, m); \
-        finish(&sink, m, sums);                                  \
-    }
-    EACH_M(SUMS)
-#undef SUMS
+static Sunk *function_of(const Form *form, int64_t first, Type type, int m) {
+    const int even = first % 2 == 0 && form->group % 2 == 0;
+    if (even && form->packing == NIBBLES_LOW) return functions_LOW_FIRST[type][m];
+    if (even && form->packing == NIBBLES_HIGH) return functions_HIGH_FIRST[type][m];
+    return functions_BYTE_EACH[type][m];
 }
-
-#define EACH_ORDER(run, ...)                                                                                       \
-    if (first % 2 == 0 && form->group % 2 == 0 && form->packing == NIBBLES_LOW) run(form, parts, LOW_FIRST, __VA_ARGS__); \
-    else if (first % 2 == 0 && form->group % 2 == 0 && form->packing == NIBBLES_HIGH) run(form, parts, HIGH_FIRST, __VA_ARGS__); \
-    else run(form, parts, BYTE_EACH, __VA_ARGS__);
 
 void choose512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
-    EACH_ORDER(to_memory, first, count, type, out)
+    function_of(form, first, type, 0)(form, parts, first, count, out, 0, 0, 0);
 }
 
 void choose_and_dot512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                        int64_t stride, int m, float *sums) {
-    EACH_ORDER(to_sums, first, count, type, x, stride, m, sums)
+    function_of(form, first, type, m)(form, parts, first, count, 0, x, stride, sums);
 }
 #ifdef __clang__
 #pragma clang attribute pop

@@ -9,7 +9,7 @@ typedef struct {
     char *out;         /* of the weight at hand, or */
     const char *x;     /* the first row's activation for the weight at hand, */
     int64_t stride;    /* bytes between rows, */
-    __m512 sum[FEW][2];  /* and sums by row; two, so that one need not wait for the other */
+    __m512 a0, a1, b0, b1; /* and the sums of the first row and the second; two, so that one need not wait for the other */
 } Sink;
 
 INLINE __m512 wide(__m512i halves, int upper) {
@@ -25,29 +25,35 @@ INLINE __m512 product512(Type type, __m512 sum, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
 }
 
+/* The product with row `j` of activations, `some` of them, to the sum that has its turn. */
+INLINE void add_to(Sink *sink, Type type, int j, int turn, __m512i weights, __m512i some) {
+    if (j) {
+        if (turn) sink->b1 = product512(type, sink->b1, weights, some);
+        else sink->b0 = product512(type, sink->b0, weights, some);
+    } else {
+        if (turn) sink->a1 = product512(type, sink->a1, weights, some);
+        else sink->a0 = product512(type, sink->a0, weights, some);
+    }
+}
+
 /* A vector of weights, `at` weights from the one at hand, of which `left` count. */
 INLINE void take(Sink *sink, int m, Type type, int64_t at, int64_t left, int turn, __m512i weights) {
     const int size = type == F32 ? 4 : 2, width = 64 / size;
+    const char *x = sink->x + at * size, *other = x + sink->stride;
     if (left >= width) {
         if (!m) _mm512_storeu_si512(sink->out + at * size, weights);
-#pragma GCC unroll 2
-        for (int j = 0; j < m; j++)
-            sink->sum[j][turn] =
-                product512(type, sink->sum[j][turn], weights, _mm512_loadu_si512(sink->x + j * sink->stride + at * size));
+        if (m > 0) add_to(sink, type, 0, turn, weights, _mm512_loadu_si512(x));
+        if (m > 1) add_to(sink, type, 1, turn, weights, _mm512_loadu_si512(other));
         return;
     }
     if (left <= 0) return;
     const __mmask32 valid = ((__mmask32)1 << left) - 1;
-    if (!m) {
-        if (size == 4) _mm512_mask_storeu_epi32(sink->out + at * size, (__mmask16)valid, weights);
-        else _mm512_mask_storeu_epi16(sink->out + at * size, valid, weights);
-    }
-#pragma GCC unroll 2
-    for (int j = 0; j < m; j++) {
-        const char *x = sink->x + j * sink->stride + at * size;
-        const __m512i some = size == 4 ? _mm512_maskz_loadu_epi32((__mmask16)valid, x) : _mm512_maskz_loadu_epi16(valid, x);
-        sink->sum[j][turn] = product512(type, sink->sum[j][turn], weights, some);
-    }
+    if (!m && size == 4) _mm512_mask_storeu_epi32(sink->out + at * size, (__mmask16)valid, weights);
+    if (!m && size == 2) _mm512_mask_storeu_epi16(sink->out + at * size, valid, weights);
+#define SOME(from) size == 4 ? _mm512_maskz_loadu_epi32((__mmask16)valid, from) : _mm512_maskz_loadu_epi16(valid, from)
+    if (m > 0) add_to(sink, type, 0, turn, weights, SOME(x));
+    if (m > 1) add_to(sink, type, 1, turn, weights, SOME(other));
+#undef SOME
 }
 
 INLINE void move(Sink *sink, int m, Type type, int64_t count) {
@@ -66,24 +72,54 @@ INLINE void take_plain(Sink *sink, int m, const Form *form, const Parts *parts, 
 }
 
 INLINE void finish(const Sink *sink, int m, float *sums) {
-#pragma GCC unroll 2
-    for (int j = 0; j < m; j++) sums[j] += _mm512_reduce_add_ps(_mm512_add_ps(sink->sum[j][0], sink->sum[j][1]));
+    sums[0] += _mm512_reduce_add_ps(_mm512_add_ps(sink->a0, sink->a1));
+    if (m > 1) sums[1] += _mm512_reduce_add_ps(_mm512_add_ps(sink->b0, sink->b1));
 }
 
-/* The same code for each type and number of rows that sinks are made for. */
-#define EACH_M(run)                          \
-    if (type == BF16 && m == 1) run(BF16, 1) \
-    else if (type == BF16) run(BF16, FEW)    \
-    else if (type == F16 && m == 1) run(F16, 1) \
-    else if (type == F16) run(F16, FEW)      \
-    else if (m == 1) run(F32, 1)             \
-    else run(F32, FEW)
+/* Sums in registers of their own, in loops that call nothing: else GCC keeps them in memory there too, since calls
+   elsewhere take all registers. */
+#define MOVED(sum) __asm__("vmovaps %1, %0" : "=v"(made.sum) : "v"(sink->sum))
+INLINE Sink held(const Sink *sink, int m) {
+    Sink made = *sink;
+    if (m > 0) {
+        MOVED(a0);
+        MOVED(a1);
+    }
+    if (m > 1) {
+        MOVED(b0);
+        MOVED(b1);
+    }
+    return made;
+}
+#undef MOVED
 
-INLINE Sink sums_of(const void *x, int64_t stride) {
-    Sink sink = {.out = 0, .x = x, .stride = stride};
-#pragma GCC unroll 2
-    for (int j = 0; j < FEW; j++) sink.sum[j][0] = sink.sum[j][1] = _mm512_setzero_ps();
-    return sink;
+/* The arguments of `Decode` and `DecodeAndDot` in one: `out` is for m = 0, what follows it for others. */
+#define SINK_ARGUMENTS                                                                                              \
+    const Form *form, const Parts *parts, int64_t first, int64_t count, void *out, const void *x, int64_t stride, \
+        float *sums
+typedef void Sunk(SINK_ARGUMENTS);
+
+/* A function of its own for each type and number of rows that sinks are made for, `strips` with `how`: where they are
+   compiled into one, GCC finds no registers for them. */
+#define SINK_FUNCTION(how, type, m)                                                    \
+    static __attribute__((noinline)) void sink_##how##_##type##_##m(SINK_ARGUMENTS) { \
+        Sink sink = sums_of(out, x, stride);                                          \
+        strips(form, parts, how, type, first, count, &sink, m);                       \
+        if (m) finish(&sink, m, sums);                                                \
+    }
+#define SINK_FUNCTIONS(how)                                                                       \
+    SINK_FUNCTION(how, F32, 0) SINK_FUNCTION(how, F32, 1) SINK_FUNCTION(how, F32, 2)              \
+    SINK_FUNCTION(how, BF16, 0) SINK_FUNCTION(how, BF16, 1) SINK_FUNCTION(how, BF16, 2)           \
+    SINK_FUNCTION(how, F16, 0) SINK_FUNCTION(how, F16, 1) SINK_FUNCTION(how, F16, 2)              \
+    static Sunk *const functions_##how[3][FEW + 1] = {                                            \
+        {sink_##how##_F32_0, sink_##how##_F32_1, sink_##how##_F32_2},                             \
+        {sink_##how##_BF16_0, sink_##how##_BF16_1, sink_##how##_BF16_2},                          \
+        {sink_##how##_F16_0, sink_##how##_F16_1, sink_##how##_F16_2},                             \
+    };
+
+INLINE Sink sums_of(void *out, const void *x, int64_t stride) {
+    const __m512 zero = _mm512_setzero_ps();
+    return (Sink){.out = out, .x = x, .stride = stride, .a0 = zero, .a1 = zero, .b0 = zero, .b1 = zero};
 }
 
 #endif
