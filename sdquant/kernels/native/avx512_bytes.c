@@ -162,12 +162,14 @@ INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type ty
 }
 
 /* The same, by a table of its values. */
-INLINE void run_by_table(How how, Type type, const Table *table, const uint8_t *codes, int64_t count, Sink *to, int m) {
+INLINE void run_by_table(How how, Type type, const Table *table, const uint8_t *codes, int64_t count, int64_t ahead,
+                         Sink *to, int m) {
     Sink local = held(to, m), *sink = &local;
 #define STEP(i, left)                                                                                    \
     {                                                                                                    \
         __m512 floats[4];                                                                                \
         __m512i halves[2];                                                                               \
+        _mm_prefetch((const char *)codes + i + ahead, _MM_HINT_T1);                                      \
         if (type == F32) {                                                                               \
             floats_of(table, codes_of(codes + i, left), floats);                                         \
             take_floats(sink, m, i, left, floats);                                                       \
@@ -226,17 +228,18 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
         numbers[i] = (form->looked_up ? form->table[i] : number) - zero;
     }
     while (count > 0) {
-        int64_t run = count < STRIP ? count : STRIP;
+        int64_t run = tabled || count < STRIP ? count : STRIP; /* a table's codes are bytes, and used where they lie */
         const int64_t group = first / form->group, into = first - group * form->group;
         if (tabled && form->group - into < run) run = form->group - into;
-        ask(form, parts, first, run, form->packing == SDNQ6 ? 6 : 8);
+        if (!tabled) ask(form, parts, first, run, form->packing == SDNQ6 ? 6 : 8);
         if (!groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
+            if (run > STRIP) run = STRIP;
             take_plain(&sink, m, form, parts, first, run, type);
             move(&sink, m, type, run);
         } else if (tabled) {
             if (of_table != group) own_table(&rules, own_zero, how, type, numbers, &groups, &table);
             of_table = group;
-            run_by_table(how, type, &table, unpack512(form, parts, first, run, spare), run, &sink, m);
+            run_by_table(how, type, &table, parts->codes + first, run, parts->ahead, &sink, m);
             move(&sink, m, type, run);
         } else {
             const uint8_t *codes = unpack512(form, parts, first, run, spare);
