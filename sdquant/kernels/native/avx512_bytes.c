@@ -145,11 +145,13 @@ INLINE void numbers_of(How how, const Table *table, float zero, __m512i codes, _
 
 /* A run of one group. */
 INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, float zero,
-                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, Sink *to, int m) {
+                   const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, int64_t ahead, Sink *to,
+                   int m) {
     Sink local = held(to, m), *sink = &local;
 #define STEP(i, left)                                                                                  \
     {                                                                                                  \
         __m512 values[4];                                                                              \
+        _mm_prefetch((const char *)codes + i + ahead, _MM_HINT_T1);                                    \
         numbers_of(how, table, zero, codes_of(codes + i, left), values);                               \
         FOUR(SCALED)                                                                                   \
         take_values(sink, m, type, i, left, values);                                                   \
@@ -219,7 +221,8 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     Sink sink = *to;
     int64_t of_table = -1; /* the group that it is for */
     const Rules rules = rules_of(form, type);
-    const int own_zero = form->zeros >= 0;
+    const int own_zero = form->zeros >= 0, unpacked = form->packing == SDNQ6;
+    const int64_t ahead = unpacked ? 0 : parts->ahead;
     const float zero = own_zero ? 0 : form->zero;
     if (how == LOOK_UP) table_of(form->table, 4, &table);
     const int tabled = how == OWN || how == BY_SIZE, size = how == BY_SIZE ? 128 : 256;
@@ -231,7 +234,8 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
         int64_t run = tabled || count < STRIP ? count : STRIP; /* a table's codes are bytes, and used where they lie */
         const int64_t group = first / form->group, into = first - group * form->group;
         if (tabled && form->group - into < run) run = form->group - into;
-        if (!tabled) ask(form, parts, first, run, form->packing == SDNQ6 ? 6 : 8);
+        if (unpacked) ask(form, parts, first, run, 6);
+        else ask_scales(form, parts, first, run);
         if (!groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
             if (run > STRIP) run = STRIP;
             take_plain(&sink, m, form, parts, first, run, type);
@@ -239,14 +243,14 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
         } else if (tabled) {
             if (of_table != group) own_table(&rules, own_zero, how, type, numbers, &groups, &table);
             of_table = group;
-            run_by_table(how, type, &table, parts->codes + first, run, parts->ahead, &sink, m);
+            run_by_table(how, type, &table, parts->codes + first, run, ahead, &sink, m);
             move(&sink, m, type, run);
         } else {
             const uint8_t *codes = unpack512(form, parts, first, run, spare);
             for (int64_t i = 0, g = 0; i < run; g++) {
                 const int64_t end = (g + 1) * form->group - into, size = (end < run ? end : run) - i;
-                if (rules.plain) run512(&rules, 1, 0, how, type, &table, zero, &groups, g, codes + i, size, &sink, m);
-                else run512(&rules, 0, own_zero, how, type, &table, zero, &groups, g, codes + i, size, &sink, m);
+                if (rules.plain) run512(&rules, 1, 0, how, type, &table, zero, &groups, g, codes + i, size, ahead, &sink, m);
+                else run512(&rules, 0, own_zero, how, type, &table, zero, &groups, g, codes + i, size, ahead, &sink, m);
                 move(&sink, m, type, size);
                 i += size;
             }

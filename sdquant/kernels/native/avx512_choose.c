@@ -20,7 +20,8 @@ INLINE __m512i pairs32(__m512i bytes, int order) {
 }
 
 /* A run of a group, as halves. */
-INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t count, Sink *sink, int m, Type type) {
+INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t count, int64_t ahead, Sink *sink, int m,
+                     Type type) {
     int64_t i = 0;
 #define TAKE(k)                                                                                              \
     {                                                                                                        \
@@ -31,6 +32,7 @@ INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t co
         take(sink, m, type, i + 32 * k, 32, k, _mm512_permutexvar_epi16(index, values));                     \
     }
     for (; i + 64 <= count; i += 64) {
+        _mm_prefetch((const char *)codes + i / 2 + ahead, _MM_HINT_T1);
         TAKE(0)
         TAKE(1)
     }
@@ -46,7 +48,7 @@ INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t co
     }
 }
 
-INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t count, Sink *sink, int m) {
+INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t count, int64_t ahead, Sink *sink, int m) {
     int64_t i = 0;
 #define TAKE(k)                                                                                              \
     {                                                                                                        \
@@ -57,6 +59,7 @@ INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t cou
         take(sink, m, F32, i + 16 * k, 16, k, _mm512_castps_si512(_mm512_permutexvar_ps(index, values)));    \
     }
     for (; i + 32 <= count; i += 32) {
+        _mm_prefetch((const char *)codes + i / 2 + ahead, _MM_HINT_T1);
         TAKE(0)
         TAKE(1)
     }
@@ -71,13 +74,14 @@ INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t cou
 
 /* Weights whose groups are known. `into`: where in its group the first one is. */
 INLINE void strip(const Rules *rules, int plain, int own_zero, Type type, int order, const Groups *groups,
-                  __m512 numbers, const uint8_t *codes, int64_t size, int64_t into, int64_t count, Sink *to, int m) {
+                  __m512 numbers, const uint8_t *codes, int64_t size, int64_t into, int64_t count,
+                  int64_t ahead, Sink *to, int m) {
     Sink local = held(to, m), *sink = &local;
     for (int64_t group = 0; count > 0; group++) {
         const int64_t run = size - into < count ? size - into : count;
         const __m512 values = scaled(rules, plain, own_zero, numbers, groups, group);
-        if (type == F32) choose32(values, order, codes, run, sink, m);
-        else choose16(_mm512_broadcast_i64x4(halves_of(values, type)), order, codes, run, sink, m, type);
+        if (type == F32) choose32(values, order, codes, run, ahead, sink, m);
+        else choose16(_mm512_broadcast_i64x4(halves_of(values, type)), order, codes, run, ahead, sink, m, type);
         into = 0;
         codes += order == BYTE_EACH ? run : run / 2;
         move(sink, m, type, run);
@@ -95,6 +99,7 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
     const Rules rules = rules_of(form, type);
     const int planes = planes_of(form->packing), own_zero = form->zeros >= 0;
     const int64_t held = (form->rows * form->columns / form->group + planes - 1) / planes * form->group;
+    const int64_t ahead = order == BYTE_EACH ? 0 : parts->ahead / 2;
     const int bits = form->packing == PLANES2 ? 2 : form->packing == THREES || form->packing == SDNQ3 ? 3 : 4;
     for (int i = 0; i < 16; i++) {
         const int code = i & ((1 << bits) - 1);
@@ -105,11 +110,12 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
         int64_t run = count < STRIP ? count : STRIP;
         if (planes > 1 && held - first % held < run) run = held - first % held;
         const int64_t group = first / form->group, into = first - group * form->group;
-        ask(form, parts, first, run, planes > 1 ? 8 : bits);
+        if (order == BYTE_EACH) ask(form, parts, first, run, planes > 1 ? 8 : bits);
+        else ask_scales(form, parts, first, run);
         if (groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
             const uint8_t *codes = order == BYTE_EACH ? unpack512(form, parts, first, run, spare) : parts->codes + first / 2;
-            if (rules.plain) strip(&rules, 1, 0, type, order, &groups, of_codes, codes, form->group, into, run, &sink, m);
-            else strip(&rules, 0, own_zero, type, order, &groups, of_codes, codes, form->group, into, run, &sink, m);
+            if (rules.plain) strip(&rules, 1, 0, type, order, &groups, of_codes, codes, form->group, into, run, ahead, &sink, m);
+            else strip(&rules, 0, own_zero, type, order, &groups, of_codes, codes, form->group, into, run, ahead, &sink, m);
         } else {
             take_plain(&sink, m, form, parts, first, run, type);
             move(&sink, m, type, run);

@@ -54,15 +54,21 @@ INLINE __m512 nested_at(const Form *form, const Parts *parts, int64_t first, __m
     return _mm512_add_ps(_mm512_mul_ps(inner, outer), _mm512_set1_ps(form->offset));
 }
 
-/* Asks for what will be needed after these weights; see Parts. `bits`: a code takes in its row. */
+/* Asks for scales that will be needed after these weights; see Parts. */
+INLINE void ask_scales(const Form *form, const Parts *parts, int64_t first, int64_t count) {
+    if (!parts->ahead || form->scale == NONE || form->group > 256) return;
+    const int size = form->scale == F32 ? 4 : form->scale == NESTED ? 1 : 2;
+    const char *scale = (const char *)parts->scale + (first + parts->ahead) / form->group * size;
+    for (int64_t i = 0; i < count / form->group * size; i += 64) _mm_prefetch(scale + i, _MM_HINT_T1);
+}
+
+/* Asks for codes too, all at once: where codes are used as they lie it is better done a line at a time, as they are
+   used, since memory gives a core no more than some sixteen lines at a time. `bits`: a code takes in its row. */
 INLINE void ask(const Form *form, const Parts *parts, int64_t first, int64_t count, int bits) {
     if (!parts->ahead) return;
     const char *codes = (const char *)parts->codes + (first + parts->ahead) * bits / 8;
     for (int64_t i = 0; i < count * bits / 8; i += 64) _mm_prefetch(codes + i, _MM_HINT_T1);
-    if (form->scale == NONE || form->group > 256) return;
-    const int size = form->scale == F32 ? 4 : form->scale == NESTED ? 1 : 2;
-    const char *scale = (const char *)parts->scale + (first + parts->ahead) / form->group * size;
-    for (int64_t i = 0; i < count / form->group * size; i += 64) _mm_prefetch(scale + i, _MM_HINT_T1);
+    ask_scales(form, parts, first, count);
 }
 
 /* Those of groups first .. first + count; 0 if they are not tame. */
