@@ -23,8 +23,14 @@ from .foreign import ROWS as FOREIGN
 from .turns import by_turns
 
 FLY = [row.name for row in backends.schemes() if row.on_the_fly]
-RUNTIMES = [(row.name, runtime) for row in backends.schemes() if row.on_the_fly for runtime in row.runtimes]
-TURNS = [FLY.index(scheme) + backends.scheme(scheme).runtimes.index(runtime) for scheme, runtime in RUNTIMES]
+# OpenVINO compiles for seconds: one of its schemes in the default run.
+RUNTIMES = [
+    pytest.param(row.name, runtime, marks=[pytest.mark.slow] if runtime == "openvino" and row.name != "int8" else [])
+    for row in backends.schemes()
+    if row.on_the_fly
+    for runtime in row.runtimes
+]
+TURNS = [FLY.index(row.name) + turn for row in backends.schemes() if row.on_the_fly for turn in range(len(row.runtimes))]
 # One scheme of each backend in the default run.
 EMBEDDED = [
     pytest.param(name, marks=[] if name in ("nf4", "int8", "qint3", "sdnq-uint4") else pytest.mark.slow) for name in FLY

@@ -164,18 +164,19 @@ class SDNQ(Backend):
     def form(self, packed: Packed) -> Form | None:
         code, parts, shape = CODES[packed.spec.scheme], packed.parts, packed.spec.shape
         packing = _PACKINGS.get(code.sdnq)
-        # Groups of channels of a convolution are not weights that lie together.
-        if packing is None or "svd_up" in parts or (len(shape) > 2 and parts["scale"].numel() > shape[0]):
+        if packing is None or "svd_up" in parts:
             return None
         rows, columns, scale = shape[0], math.prod(shape[1:]), parts["scale"]
-        if scale.numel() * (rows * columns // scale.numel()) != rows * columns:
+        taps = math.prod(shape[2:]) if scale.numel() > rows else 1  # each position of a kernel has a scale of its own
+        if rows * columns * taps % scale.numel():
             return None
         return Form(
             rows=rows,
             columns=columns,
             codes="weight",
             packing=packing,
-            group=rows * columns // scale.numel(),
+            group=rows * columns * taps // scale.numel(),
+            taps=taps,
             scale="scale",
             zero=-code.low,
             shift="zero_point" if code.zero_point else "",

@@ -37,6 +37,8 @@ class Form:
         packing: one of BYTES or PACKED, or the name of a GGUF block type ("q8_0"): blocks of ggml's layout, which hold
             their scales, so that of the fields below only `group` counts: how many weights are in a block.
         group: how many weights share a scale: the k-th has scale k // group.
+        taps: how many scales a group has, which its weights have by turns: the k-th weight has scale
+            k // group * taps + k % taps. For convolutions whose positions of the kernel have scales of their own.
         table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3"; see `tables`); "" where the
             code is the number.
         scale: name of the part of scales, flat in the order of the groups; "" for none.
@@ -57,6 +59,7 @@ class Form:
     codes: str
     packing: str
     group: int
+    taps: int = 1
     table: str = ""
     scale: str = ""
     nested: str = ""
@@ -77,4 +80,4 @@ class Form:
     @property
     def by_row(self) -> bool:
         """Whether a row has one scale: what integer products need that use the codes as they are."""
-        return self.group % self.columns == 0
+        return self.group % self.columns == 0 and self.taps == 1

@@ -25,7 +25,8 @@ _SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
 
 def decoded(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
     """The weight, float32 [rows, columns], before the last rounding to the dtype that is wanted."""
-    groups = np.arange(form.rows * form.columns) // form.group
+    each = np.arange(form.rows * form.columns)
+    groups = each // form.group * form.taps + each % form.taps
     values = codes(form, parts[form.codes]).astype(np.float32)
     if form.table:
         values = TABLES[form.table][values.astype(np.int64)]

@@ -30,7 +30,7 @@ from sdquant.kernels.native.reader import Native  # noqa: E402
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 # Rows of whole vectors, of parts of one, groups that cross rows, one row, more than a kernel's panel and tile.
-SHAPES = ((48, 384), (40, 64), (33, 128), (1, 256), (31, 80), (24, 32, 3, 3), (13, 1600), (5, 37))
+SHAPES = ((48, 384), (40, 64), (33, 128), (1, 256), (31, 80), (24, 32, 3, 3), (6, 64, 3, 3), (13, 1600), (5, 37))
 ISAS = tuple(name for name in ("amx", "avx512bf16", "avx2", "portable") if native.choose(name))
 native.choose("")
 
@@ -95,6 +95,33 @@ def test_its_products_are_those_of_the_decoded_weight(text: str, isa: str) -> No
                     bound = bound + 2.0**-24 * (np.abs(exact) + bound)
                 bound = bound + half_ulp * (np.abs(exact) + bound) + 2.0**-25
                 assert (np.abs(out.double().numpy() - exact) <= bound).all(), (form, dtype, m)
+
+
+@pytest.mark.parametrize("text", ["qint8", "bnb-int8", "int8_sym", "int8", "fp8"])
+def test_every_code_with_scales_of_both_signs(text: str, isa: str) -> None:
+    """What encoders do not make: -128 where codes are symmetric, and negative scales."""
+    reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
+    packed = backend.encode(torch.randn(6, 1280, generator=torch.Generator().manual_seed(5)), backends.parse(text))
+    form = backend.form(packed)
+    assert form is not None
+    codes, scale = packed.parts[form.codes], packed.parts[form.scale]
+    every = torch.arange(codes.numel() * codes.element_size(), dtype=torch.int32).to(torch.uint8)
+    if "float8" in str(codes.dtype):
+        every[every & 127 == 127] = 0  # NaN
+    signs = torch.tensor([1.0, -1.0]).repeat(-(-scale.numel() // 2))[: scale.numel()].view(scale.shape)
+    parts = dict(packed.parts) | {form.codes: every.view(codes.dtype).view(codes.shape), form.scale: scale * signs}
+    floats = torch.from_numpy(decoded(form, parts))
+    for dtype in DTYPES:
+        out = torch.empty(form.rows, form.columns, dtype=dtype)
+        reader.decode_into(form, parts, out)
+        assert torch.equal(out, floats.to(dtype)), dtype
+        for m in (1, 2):
+            x = torch.randn(m, form.columns, generator=torch.Generator().manual_seed(m)).to(dtype)
+            y = torch.empty(m, form.rows, dtype=dtype)
+            reader.product(form, parts, x, None, y)
+            exact, sizes = x.double() @ out.double().T, x.double().abs() @ out.double().abs().T
+            allowed = form.columns * 2.0**-24 * sizes + torch.finfo(dtype).eps * exact.abs()
+            assert bool(((y.double() - exact).abs() <= allowed).all()), (dtype, m)
 
 
 # Scales at which fast instructions round otherwise: subnormal ones, those whose products are, infinity and NaN.

@@ -31,8 +31,10 @@ typedef enum {
     CODED, /* those above are codes with scales in parts of their own */
 } Packing;
 
+/* `taps`: scales of a group, by turns; more than one only for codes of `packing` below CODED whose `zero` is a number and
+   whose scales are not nested. */
 typedef struct {
-    int64_t rows, columns, group;
+    int64_t rows, columns, group, taps;
     Packing packing;
     Type scale, shift;   /* of those parts; NONE where there is none */
     Type arithmetic;     /* what each operation is rounded to */
@@ -93,6 +95,7 @@ typedef struct {
 enum {
     PANEL_ROWS = 12,
     FEW = 2,
+    MOST_TAPS = 128,
     AHEAD = 8192, /* weights: how far ahead memory is asked for what is read in one sweep */
 };
 

@@ -27,24 +27,24 @@ static int table_of(PyObject *bytes, float *table, int *given) {
 }
 
 PyDoc_STRVAR(form_doc,
-             "form(rows, columns, group, packing, scale, shift, arithmetic, zeros, added, fused, zero, factor, offset,\n"
+             "form(rows, columns, group, taps, packing, scale, shift, arithmetic, zeros, added, fused, zero, factor, offset,\n"
              "     table, dynamic)\n--\n\n"
              "A form for the functions below; None where the kernels chosen cannot read it. Types are numbers: -1 none,\n"
              "0 float32, 1 bfloat16, 2 float16, 3 nested codes. Tables are bytes of float32, empty where there is none.");
 
 static PyObject *py_form(PyObject *module, PyObject *args) {
-    long long rows, columns, group;
+    long long rows, columns, group, taps;
     const char *packing, *zeros;
     int scale, shift, arithmetic, added, fused, nested;
     float zero, factor, offset;
     PyObject *table, *dynamic;
     (void)module;
-    if (!PyArg_ParseTuple(args, "LLLsiiisppfffSS", &rows, &columns, &group, &packing, &scale, &shift, &arithmetic,
+    if (!PyArg_ParseTuple(args, "LLLLsiiisppfffSS", &rows, &columns, &group, &taps, &packing, &scale, &shift, &arithmetic,
                           &zeros, &added, &fused, &zero, &factor, &offset, &table, &dynamic))
         return NULL;
     Form *form = calloc(1, sizeof *form);
     if (!form) return PyErr_NoMemory();
-    form->rows = rows, form->columns = columns, form->group = group;
+    form->rows = rows, form->columns = columns, form->group = group, form->taps = taps;
     form->scale = scale, form->shift = shift, form->arithmetic = arithmetic;
     form->added = added, form->fused = fused;
     form->zero = zero, form->factor = factor, form->offset = offset;
@@ -55,7 +55,8 @@ static PyObject *py_form(PyObject *module, PyObject *args) {
     const int known = packing_of(packing);
     form->zeros = *zeros ? packing_of(zeros) : -1;
     form->packing = known;
-    if (known < 0 || rows < 1 || columns < 1 || group < 1 || !kernels()->decoder(form)) {
+    if (known < 0 || rows < 1 || columns < 1 || group < 1 || taps < 1 ||
+        taps > MOST_TAPS || group % taps || !kernels()->decoder(form)) {
         free(form);
         Py_RETURN_NONE;
     }

@@ -50,6 +50,7 @@ def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> A
         form.rows,
         form.columns,
         form.group,
+        form.taps,
         form.packing,
         scales,
         _type(shift),

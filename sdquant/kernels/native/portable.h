@@ -73,12 +73,57 @@ static void look_up(const void *table, int64_t entries, const uint8_t *codes, in
         for (int64_t i = 0; i < count; i++) ((uint16_t *)out)[i] = ((const uint16_t *)table)[codes[i]];
 }
 
+/* Weights whose group has scales by turns. */
+static void decode_by_turns(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
+    const int64_t taps = form->taps, most = TILE / taps * taps; /* so that each run of a group begins with the same tap */
+    uint8_t codes[TILE];
+    float values[TILE], scale[TILE], shift[TILE];
+    int64_t of_group = -1, of_tap = -1; /* what `scale` and `shift` are for */
+    char *to = out;
+    while (count > 0) {
+        const int64_t group = first / form->group, left = (group + 1) * form->group - first, tap = first % taps;
+        int64_t run = left < count ? left : count;
+        if (run > most) run = most;
+        if (group != of_group || tap != of_tap) {
+            for (int64_t i = 0; i < taps; i++) {
+                scale[i] = scale_of(form, parts, group * taps + (tap + i) % taps);
+                shift[i] = shift_of(form, parts, group * taps + (tap + i) % taps);
+            }
+            for (int64_t i = taps; i < most; i++) scale[i] = scale[i - taps], shift[i] = shift[i - taps];
+            of_group = group, of_tap = tap;
+        }
+        numbers_of(form, codes_at(form, parts, first, run, codes), run, values);
+        for (int64_t i = 0; i < run; i++) values[i] -= form->zero;
+        if (form->fused)
+            for (int64_t i = 0; i < run; i++) values[i] = fmaf(values[i], scale[i], shift[i]);
+        else
+            for (int64_t i = 0; i < run; i++) values[i] *= scale[i];
+        round_run(values, form->arithmetic, run);
+        if (form->factor != 1.0f) {
+            for (int64_t i = 0; i < run; i++) values[i] *= form->factor;
+            round_run(values, form->arithmetic, run);
+        }
+        if (form->shift != NONE && !form->fused) {
+            for (int64_t i = 0; i < run; i++) values[i] += shift[i];
+            round_run(values, form->arithmetic, run);
+        }
+        convert(values, type, to, run);
+        to += run * (type == F32 ? 4 : 2);
+        first += run;
+        count -= run;
+    }
+}
+
 static void decode_plain(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     uint8_t codes[TILE];
     float values[TILE], numbers[256], table[256];
     const int64_t entries = entries_of(form);
     int64_t of_table = -1; /* the group that it is for */
     char *to = out;
+    if (form->taps > 1) {
+        decode_by_turns(form, parts, first, count, type, out);
+        return;
+    }
     numbers_of(form, EACH_CODE, entries, numbers);
     while (count > 0) {
         const int64_t group = first / form->group, left = (group + 1) * form->group - first;

@@ -31,7 +31,7 @@ class TritonReader(Reader):
     name: ClassVar[str] = "triton"
 
     def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
-        if dtype not in _FLOATS or block_of(form) is None:
+        if dtype not in _FLOATS or form.taps > 1 or block_of(form) is None:
             return False
         launcher, codes = library.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):
