@@ -14,7 +14,7 @@ void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_
 }
 
 static Decode *decoder512(const Form *form) {
-    if (form->taps > 1) return decode_plain512;
+    if (form->taps > 1) return turns512;
     switch (form->packing) {
     case SIGNED_BYTES:
     case BYTES:

@@ -6,6 +6,7 @@
 
 Decode choose512;       /* avx512_choose.c: codes of up to four bits */
 Decode bytes512;        /* avx512_bytes.c: those of more */
+Decode turns512;        /* avx512_turns.c: those of groups with several scales */
 Decode decode_plain512; /* avx512.c: any, slowly, to the last bit */
 DecodeAndDot choose_and_dot512, bytes_and_dot512;
 Dots dots512;           /* avx512_dots.c */
