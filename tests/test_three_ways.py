@@ -30,7 +30,9 @@ RUNTIMES = [
     if row.on_the_fly
     for runtime in row.runtimes
 ]
-TURNS = [FLY.index(row.name) + turn for row in backends.schemes() if row.on_the_fly for turn in range(len(row.runtimes))]
+TURNS = [
+    FLY.index(row.name) + turn for row in backends.schemes() if row.on_the_fly for turn in range(len(row.runtimes))
+]
 # One scheme of each backend in the default run.
 EMBEDDED = [
     pytest.param(name, marks=[] if name in ("nf4", "int8", "qint3", "sdnq-uint4") else pytest.mark.slow) for name in FLY

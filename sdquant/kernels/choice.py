@@ -18,14 +18,15 @@ from torch.nn import functional as F
 
 from ..rows import take
 from . import int8
+from .patches import few_patches, outputs
 from .scratch import scratch
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Packed
+    from ..backends.base import Backend, Geometry, Packed
     from .forms import Form
     from .reader import Reader
 
-__all__ = ["Way", "decode_into", "linear", "readers", "way"]
+__all__ = ["Way", "convolve", "decode_into", "linear", "readers", "way"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ _READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "xpu": (_TRITON,),
 }
 _CHECKED_ROWS = 16
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +161,38 @@ def linear(
         return int8.linear(backend, packed, form, x, bias)
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
-        assert chosen.reader is not None
-        flat = x.reshape(-1, form.columns)
-        out = torch.empty(flat.shape[0], form.rows, dtype=x.dtype, device=x.device)
-        added = bias if bias is None else bias.detach().to(x.dtype).contiguous()
-        chosen.reader.product(form, packed.parts, flat.contiguous(), added, out)
-        return out.view(*x.shape[:-1], form.rows)
+        return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
     return F.linear(x, weight, bias)
+
+
+def convolve(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, how: Geometry,
+    compute: str | None = None,
+) -> Tensor:  # fmt: skip
+    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype. As `linear`."""
+    if compute == int8.NAME and int8.pays_convolved(packed, form, x, how):
+        return int8.convolve(backend, packed, form, x, bias, how)
+    chosen = way(backend, packed, form, x.dtype)
+    if chosen.few and form is not None and how.groups == 1 and not isinstance(how.padding, str):
+        kernel = packed.spec.shape[2:]
+        rows = few_patches(x, kernel, how, chosen.few)
+        if rows is not None:
+            y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), -1)
+            return y.movedim(-1, 1).contiguous()
+    weight = scratch(packed.spec.shape, x.dtype, x.device)
+    decode_into(backend, packed, form, weight)
+    done: Tensor = _CONVOLUTIONS[len(how.stride) - 1](
+        x, weight, bias, how.stride, how.padding, how.dilation, how.groups
+    )
+    return done
+
+
+def _product(chosen: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [m, columns] times the transposed weight, and the bias, by the reader."""
+    assert chosen.reader is not None
+    out = torch.empty(len(x), form.rows, dtype=x.dtype, device=x.device)
+    added = bias if bias is None else bias.detach().to(x.dtype).contiguous()
+    chosen.reader.product(form, packed.parts, x.contiguous(), added, out)
+    return out

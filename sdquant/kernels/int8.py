@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..backends.base import Geometry
 from ..rows import cut
@@ -31,6 +30,7 @@ from ..rules import integers
 from . import int8_steps as steps
 from .native import int8 as native
 from .native import isa
+from .patches import outputs, patches
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Packed
@@ -91,7 +91,7 @@ def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geome
         return False
     if shape[0] < least.channels or math.prod(shape[1:]) < least.columns:
         return False
-    return pays(packed, form, x, x.shape[0] * math.prod(_outputs(x.shape[2:], shape[2:], geometry)))
+    return pays(packed, form, x, x.shape[0] * math.prod(outputs(x.shape[2:], shape[2:], geometry)))
 
 
 def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -115,7 +115,7 @@ def convolve(
 
 def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     _, _, high, wide = packed.spec.shape
-    places = _outputs(x.shape[2:], (high, wide), geometry)
+    places = outputs(x.shape[2:], (high, wide), geometry)
     return native.convolve(
         form, packed.parts, not steps.direct(form), (high, wide), x, bias, geometry, (places[0], places[1])
     )
@@ -140,12 +140,12 @@ def convolve_by_steps(
 ) -> Tensor:
     """x [b, in, ...] convolved in integers: the product with the patches, which are copied out a tile at a time."""
     rows, kernel = packed.spec.shape[0], packed.spec.shape[2:]
-    patches = _patches(x, kernel, geometry)
-    places = patches.shape[: 1 + len(kernel)]  # b, and the places of an output
+    seen = patches(x, kernel, geometry)
+    places = seen.shape[: 1 + len(kernel)]  # b, and the places of an output
     columns = math.prod(packed.spec.shape[1:])
     out = torch.empty(*places, rows, dtype=x.dtype, device=x.device)
     step = max(8 * _TILE // max(columns * math.prod(places[2:]), 1), 1)  # rows of an image
-    for one, to in zip(patches, out, strict=True):
+    for one, to in zip(seen, out, strict=True):
         for start in range(0, places[1], step):
             part = one[start : start + step].reshape(-1, columns)
             _multiply(backend, packed, part, bias, to[start : start + step].view(-1, rows), by)
@@ -190,23 +190,6 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
             packed.spec.scheme,
         )
     return same
-
-
-def _outputs(sizes: torch.Size, kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
-    assert not isinstance(how.padding, str)
-    rows = zip(sizes, kernel, how.stride, how.padding, how.dilation, strict=True)
-    return tuple((n + 2 * pad - step * (k - 1) - 1) // stride + 1 for n, k, stride, pad, step in rows)
-
-
-def _patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:
-    """What each output sees: [b, *places, in, *kernel], a view of x with its padding."""
-    assert not isinstance(how.padding, str)
-    places = _outputs(x.shape[2:], kernel, how)
-    x = F.pad(x, [pad for pad in reversed(how.padding) for _ in range(2)]) if any(how.padding) else x
-    batch, channel, *steps = x.stride()
-    strides = [step * by for step, by in zip(steps, how.stride, strict=True)]
-    inner = [step * by for step, by in zip(steps, how.dilation, strict=True)]
-    return x.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *strides, channel, *inner))
 
 
 def _multiply(

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Geometry, Packed, PackedSpec
-from . import choice, int8
-from .scratch import scratch
+from . import choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,8 +90,8 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, list[None], Tensor
 linear.register_autograd(_gradient, setup_context=_keep)
 
 
-@torch.library.custom_op("sdquant::convolve_int8", mutates_args=())
-def _convolve_int8(
+@torch.library.custom_op("sdquant::convolve", mutates_args=())
+def _convolve(
     x: Tensor,
     parts: list[Tensor],
     bias: Tensor | None,
@@ -100,19 +99,15 @@ def _convolve_int8(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    compute: str,
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, in integers where that pays, and the bias: [b, out, ...]."""
+    """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...]; compute as in `choice.linear`."""
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
     backend, packed, form = _packed(text, parts)
-    if int8.pays_convolved(packed, form, x, how):
-        return int8.convolve(backend, packed, form, x, bias, how).contiguous()
-    of = scratch(packed.spec.shape, x.dtype, x.device)
-    choice.decode_into(backend, packed, form, of)
-    done: Tensor = _CONVOLUTIONS[len(stride) - 1](x, of, bias, stride, padding, dilation)
-    return done.contiguous()
+    return choice.convolve(backend, packed, form, x, bias, how, compute).contiguous()
 
 
-@_convolve_int8.register_fake
+@_convolve.register_fake
 def _(
     x: Tensor,
     parts: list[Tensor],
@@ -121,6 +116,7 @@ def _(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    compute: str,
 ) -> Tensor:
     like = x.new_empty(_read(text)[1].shape)
     done: Tensor = _CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
@@ -130,12 +126,13 @@ def _(
 def convolved(
     x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, how: Geometry, compute: str | None
 ) -> Tensor:
-    """x [b, in, ...] convolved with the weight, and the bias, in a compiled graph; in integers where nothing needs a
-    gradient and it pays."""
+    """x [b, in, ...] convolved with the weight, and the bias, in a compiled graph; as `choice.convolve` does it where
+    nothing needs a gradient."""
     gradient = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     done: Tensor
-    if compute == int8.NAME and not gradient and how.groups == 1 and not isinstance(how.padding, str):
-        done = _convolve_int8(x, parts, bias, text, list(how.stride), list(how.padding), list(how.dilation))
+    if not gradient and how.groups == 1 and not isinstance(how.padding, str):
+        sizes = list(how.stride), list(how.padding), list(how.dilation)
+        done = _convolve(x, parts, bias, text, *sizes, compute or "")
     else:
         of = weight(parts, text, x.dtype)
         conv = _CONVOLUTIONS[len(how.stride) - 1]

@@ -121,11 +121,6 @@ class QuantizedLayer(nn.Module):
         choice.decode_into(self._backend, packed, self._form, out)
         return out
 
-    def _compiled_weight(self, x: Tensor) -> Tensor:
-        """The float weight in the dtype of `x`, as one call in a compiled graph."""
-        weight: Tensor = ops.weight(self._part_tensors(), self._text, x.dtype)
-        return weight
-
     def _part_tensors(self) -> list[Tensor]:
         return [getattr(self, PREFIX + name) for name in self.part_names]
 
@@ -236,10 +231,6 @@ def _autocast(x: Tensor) -> Tensor:
 def _convolved(layer: Any, x: Tensor) -> Tensor:
     x = _autocast(x)
     computes = layer._backend.computes(layer.spec)
-    if not computes and layer.compute is None and torch.compiler.is_compiling():
-        return cast("Tensor", layer._conv_forward(x, layer._compiled_weight(x), layer._bias(x)))
-    if not computes and layer.compute is None and not _gradient_of(x):
-        return cast("Tensor", layer._conv_forward(x, layer._float_weight(x), layer._bias(x)))
     if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
     padding = layer.padding
@@ -259,11 +250,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 def _convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
     """Without a gradient, as the layer computes."""
-    if layer.compute == int8.NAME and int8.pays_convolved(layer._packed_for(x), layer._form, x, how):
-        return int8.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how)
-    conv: Any = _CONVOLUTIONS[len(how.stride) - 1]
-    done: Tensor = conv(x, layer._float_weight(x), bias, how.stride, how.padding, how.dilation, how.groups)
-    return done
+    return choice.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
 
 
 def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:

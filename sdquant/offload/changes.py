@@ -1,8 +1,8 @@
 """Calls that an offloaded model cannot take as it is.
 
-Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a LoRA
-comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode is
-applied to what the model is then. Copying and pickling are refused.
+Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a
+LoRA comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode
+is applied to what the model is then. Copying and pickling are refused.
 """
 
 from __future__ import annotations

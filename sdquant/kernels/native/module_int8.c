@@ -5,6 +5,7 @@
 
 #include "int8.h"
 #include "module_int8.h"
+#include "patches.h"
 
 static const char FORM[] = "sdquant.kernels.native.Form";
 
@@ -123,6 +124,18 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args) {
     n += WEIGHTS + TARGETS;
     Py_BEGIN_ALLOW_THREADS
     multiply_panels(&weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_patches(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 18);
+    (void)module;
+    if (!n) return NULL;
+    const Images from = {n[0], address(n[1]), n[2], n[3], n[4], n[5], n[6], n[7], n[8], {n[9], n[10]}, {n[11], n[12]},
+                         {n[13], n[14]}};
+    Py_BEGIN_ALLOW_THREADS
+    patches(&from, n[15], n[16], address(n[17]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -9,6 +9,7 @@ PyObject *py_int8_last(PyObject *module, PyObject *bytes);
 PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
 PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
 PyObject *py_int8_panels(PyObject *module, PyObject *args);
+PyObject *py_patches(PyObject *module, PyObject *bytes);
 
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
@@ -19,6 +20,7 @@ PyObject *py_int8_panels(PyObject *module, PyObject *args);
     {"int8_last", py_int8_last, METH_O, "int8_last(numbers)\n--\n\nSee int8.h."},                      \
     {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
     {"int8_rows", py_int8_rows, METH_O, "int8_rows(numbers)\n--\n\nSee int8.h."},                         \
-    {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."}
+    {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."},   \
+    {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."}
 
 #endif
