@@ -2,8 +2,8 @@
 
     python -m bench.plan_memory
 
-Each row is a process of its own: the transformer of `bench.offload` (hidden 1024, 0.8 GB in bfloat16) is made, packed
-and offloaded, and makes two steps. What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny
+Each row is a process of its own: the transformer of `bench.offload`, 2048 wide (3.2 GB in bfloat16), is made, packed and
+offloaded, and makes two steps. What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny
 transformer that has made a step, which the libraries themselves take, is held against
     weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded.
 """
@@ -25,6 +25,7 @@ from .offload import build, step
 
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
 TOKENS = (256,)  # of the image
+HIDDEN = 2048  # the width
 # Scheme, and the budget's share of the weights; None: everything in memory.
 ROWS = ((None, None), (None, 0.5), (None, 0.25), ("int8", None), ("int8", 0.5), ("nf4", None))
 
@@ -71,14 +72,14 @@ def measure(scheme: str | None, share: float | None, tokens: int) -> dict[str, A
     del small
     give_back()
     floor = anonymous()
-    net = build()
+    net = build(HIDDEN)
     if scheme is not None:
         sdquant.quantize(net, scheme, runtime="plain")
     give_back()
     size = offload.weight_bytes(net)
     budget = None if share is None else int(share * size)
     call = step(net, tokens=tokens)
-    skeleton = build(meta=True)
+    skeleton = build(HIDDEN, meta=True)
     peak = step(skeleton, tokens=tokens, through=activations.peak_of)()
     decoded = max((2 * packed.spec.shape[0] * packed.spec.shape[1] for _, packed in quantized(net)), default=0)
     with tempfile.TemporaryDirectory() as folder:
