@@ -2,8 +2,8 @@
 
     python -m bench.plan_memory
 
-Each row is a process of its own: the transformer of `bench.offload`, 2048 wide (3.2 GB in bfloat16), is made, packed and
-offloaded, and makes two steps. What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny
+Each row is a process of its own: the transformer of `bench.offload`, 2048 wide (3.2 GB in bfloat16), is made, packed
+and offloaded, and makes two steps. What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny
 transformer that has made a step, which the libraries themselves take, is held against
     weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded.
 """
