@@ -45,18 +45,33 @@ ROWS: tuple[tuple[float, float | None], ...] = (
 
 
 def build(hidden: int = HIDDEN, layers: tuple[int, int] = (DOUBLE, SINGLE), meta: bool = False) -> Any:
-    """The transformer, the same at each call; `meta`: without weights."""
+    """The transformer, the same at each call; `meta`: without weights.
+
+    Weights are made in bfloat16 where they stay, as a load has them: what float32 ones would leave in the heap is none
+    of a model's.
+    """
     import torch
     from diffusers import FluxTransformer2DModel
 
-    torch.manual_seed(0)
-    with torch.device("meta" if meta else "cpu"):
+    with torch.device("meta"):
         net = FluxTransformer2DModel(
             patch_size=1, in_channels=64, num_layers=layers[0], num_single_layers=layers[1], attention_head_dim=64,
             num_attention_heads=hidden // 64, joint_attention_dim=512, pooled_projection_dim=256,
             axes_dims_rope=(8, 28, 28),
         )  # fmt: skip
-    return net.to(torch.bfloat16).eval().requires_grad_(False)
+    net = net.to(torch.bfloat16).eval().requires_grad_(False)
+    if meta:
+        return net
+    net = net.to_empty(device="cpu")
+    random = torch.Generator().manual_seed(0)
+    for name, weight in net.named_parameters():
+        if name.endswith("bias"):
+            weight.zero_()
+        elif weight.ndim == 1:
+            weight.fill_(1)
+        else:
+            weight.normal_(std=weight.shape[1] ** -0.5, generator=random)
+    return net
 
 
 def step(
