@@ -70,7 +70,8 @@ def measure(scheme: str | None, share: float | None, tokens: int) -> dict[str, A
         sdquant.quantize(small, scheme, runtime="plain")
     step(small, tokens=64)()
     del small
-    peak = step(build(HIDDEN, meta=True), tokens=tokens, through=activations.peak_of)()  # imports much: before the floor
+    # Before the floor, since it imports much.
+    peak = step(build(HIDDEN, meta=True), tokens=tokens, through=activations.peak_of)()
     give_back()
     floor = anonymous()
     net = build(HIDDEN)
