@@ -51,14 +51,19 @@ def test_a_switch_frees_the_old_model() -> None:
     assert engine.held is None and new() is None
 
 
+REFUSED = ({"quant": "qint8", "offload": "balanced"}, sdquant.IncompatibleError)  # before a weight is read
+FAILED = ({"quant": "nf4", "offload": "balanced", "budget": "1kB"}, sdquant.BudgetError)  # known after the load
+
+
 @pytest.mark.parametrize(
-    ("values", "error"),
+    ("values", "error", "beside"),
     [
-        ({"quant": "qint8", "offload": "balanced"}, sdquant.IncompatibleError),  # refused before a weight is read
-        ({"quant": "nf4", "offload": "balanced", "budget": "1kB"}, sdquant.BudgetError),  # known after the load
+        (*REFUSED, True),
+        (*FAILED, False),
+        pytest.param(*REFUSED, False, marks=pytest.mark.slow),
+        pytest.param(*FAILED, True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("beside", [True, False])
 def test_a_failed_load_leaves_the_old_model(
     values: dict[str, object], error: type[Exception], beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
