@@ -140,7 +140,8 @@ class TestLife:
         x = torch.rand(1, conv.in_channels, 8, 8)
         around = nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
         wanted = nn.functional.conv2d(around, conv.dequantize(), conv.bias, stride=conv.stride)
-        assert isinstance(conv, QuantizedLayer) and torch.equal(conv(x), wanted)
+        assert isinstance(conv, QuantizedLayer)
+        torch.testing.assert_close(conv(x), wanted, rtol=1e-5, atol=1e-5)  # few outputs may be summed in another order
 
     def test_floats_again(self, tmp_path: Path) -> None:
         model = UNet2DConditionModel.from_pretrained(UNET, dtype=torch.bfloat16, quantization_config=sdquant.Config())

@@ -16,7 +16,7 @@
 
 static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
 
-const Kernels avx2_kernels = {"avx2", decoder, 0, dots, PANEL_ROWS, convert, quantize, finish, 0};
+const Kernels avx2_kernels = {"avx2", decoder, 0, 0, dots, PANEL_ROWS, convert, quantize, finish, 0};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

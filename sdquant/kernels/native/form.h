@@ -84,6 +84,7 @@ typedef struct {
     const char *name;
     Decode *(*decoder)(const Form *form); /* NULL for a packing that it cannot read */
     DecodeAndDot *(*dotter)(const Form *form); /* NULL where `decoder` and `dots` are to do it */
+    int (*turned)(const Form *form, Type type); /* whether `dotter` wants rows of x turned, see `evens_first`; NULL: none */
     Dots *dots;
     int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
@@ -116,6 +117,8 @@ void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
 Product product_rows;
 /* The order in which rows are worked through: rows that share bytes follow each other. */
 int64_t row_at(const Form *form, int planes, int64_t i);
+/* Of each 64 numbers of 16 bits those at even places first, then the others. */
+void evens_first(const uint16_t *from, int64_t count, uint16_t *to);
 void recode_rows(const Form *form, Parts *parts, int64_t start, int64_t stop, float *row, int8_t *codes, float *scales);
 
 #endif

@@ -44,11 +44,23 @@ static void put(float sum, Type type, const void *bias, void *out, int64_t j, in
     else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(sum) : to_f16(sum);
 }
 
-/* Row by row; nothing decoded touches memory. */
-static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
+void evens_first(const uint16_t *from, int64_t count, uint16_t *to) {
+    for (int64_t i = 0; i < count; i += 64)
+        for (int j = 0; j < 32; j++) to[i + j] = from[i + 2 * j], to[i + 32 + j] = from[i + 2 * j + 1];
+}
+
+/* Row by row; nothing decoded touches memory. 0: no memory. */
+static int in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
                          const void *x, int m, const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, stride = columns * (type == F32 ? 4 : 2);
+    const Kernels *use = kernels();
+    uint16_t *turned = 0;
+    if (use->turned && use->turned(form, type)) {
+        if (!(turned = malloc(m * stride))) return 0;
+        for (int j = 0; j < m; j++) evens_first((const uint16_t *)x + j * columns, columns, turned + j * columns);
+        x = turned;
+    }
     parts->ahead = AHEAD;
     for (int64_t i = start; i < stop; i++) {
         const int64_t row = row_at(form, planes, i);
@@ -56,6 +68,8 @@ static void in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type
         run(form, parts, row * columns, columns, type, x, stride, m, sums);
         for (int j = 0; j < m; j++) put(sums[j], type, bias, out, j, row, form->rows);
     }
+    free(turned);
+    return 1;
 }
 
 int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
@@ -63,10 +77,8 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     const Kernels *use = kernels();
     const int planes = planes_of(form->packing), size = type == F32 ? 4 : 2;
     const int64_t columns = form->columns;
-    if (m <= FEW && use->dotter && use->dotter(form)) {
-        in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
-        return 1;
-    }
+    if (m <= FEW && use->dotter && use->dotter(form))
+        return in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
     if (use->product && type == BF16) return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
     const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
