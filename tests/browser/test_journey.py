@@ -127,7 +127,7 @@ def test_the_page_answers_while_it_draws(person: Person) -> None:
     page.locator("#steps input[type=number]").fill("200")
     page.get_by_role("button", name="Size and guidance").click()
     for side in ("width", "height"):  # so that it takes longer than all that is done meanwhile, on a busy machine too
-        page.locator(f"#{side} input").fill("128")
+        page.locator(f"#{side} input").fill("256")
     page.get_by_role("button", name="Draw", exact=True).click()
     drawing = page.locator("#status [role=progressbar]")
     expect(drawing).to_contain_text(re.compile("step [1-9]"))
