@@ -175,7 +175,8 @@ def convolve(
     if compute == int8.NAME and int8.pays_convolved(packed, form, x, how):
         return int8.convolve(backend, packed, form, x, bias, how)
     chosen = way(backend, packed, form, x.dtype)
-    if chosen.few and form is not None and how.groups == 1 and not isinstance(how.padding, str):
+    plainly = how.groups == 1 and not isinstance(how.padding, str)
+    if chosen.few and form is not None and plainly and x.device.type == "cpu":  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
         rows = few_patches(x, kernel, how, chosen.few)
         if rows is not None:
