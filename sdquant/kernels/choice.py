@@ -10,7 +10,7 @@ import importlib
 import logging
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ _READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "xpu": (_TRITON,),
 }
 _CHECKED_ROWS = 16
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +184,7 @@ def convolve(
             return y.movedim(-1, 1).contiguous()
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
-    done: Tensor = _CONVOLUTIONS[len(how.stride) - 1](
-        x, weight, bias, how.stride, how.padding, how.dilation, how.groups
-    )
+    done: Tensor = CONVOLUTIONS[len(how.stride) - 1](x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
     return done
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Geometry, Packed, PackedSpec
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
     from ..backends.base import Backend
     from .forms import Form
-
-
-_CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:
@@ -119,7 +115,7 @@ def _(
     compute: str,
 ) -> Tensor:
     like = x.new_empty(_read(text)[1].shape)
-    done: Tensor = _CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
+    done: Tensor = choice.CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
     return done.contiguous()
 
 
@@ -135,6 +131,6 @@ def convolved(
         done = _convolve(x, parts, bias, text, *sizes, compute or "")
     else:
         of = weight(parts, text, x.dtype)
-        conv = _CONVOLUTIONS[len(how.stride) - 1]
+        conv = choice.CONVOLUTIONS[len(how.stride) - 1]
         done = conv(x, of, bias, how.stride, how.padding, how.dilation, how.groups)
     return done

@@ -298,9 +298,6 @@ class Decoded(torch.autograd.Function):
         return of_x, of_bias, None, None
 
 
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
-
-
 def _gradient_of(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
 
@@ -315,7 +312,7 @@ def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | N
     if isinstance(how.padding, str):  # "same" may be uneven, which the gradient's own function cannot do
         with torch.enable_grad():
             x = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
-            conv: Any = _CONVOLUTIONS[len(how.stride) - 1]
+            conv: Any = choice.CONVOLUTIONS[len(how.stride) - 1]
             y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
         return torch.autograd.grad(y, x, grad)[0]
     like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)

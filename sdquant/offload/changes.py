@@ -25,7 +25,7 @@ _METHODS = (
 def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
     """Wrap those methods of a pipeline (or component) and its components, as attributes of the instances."""
     for owner in {id(one): one for one in (model, *parts.values())}.values():
-        _set(owner, "__reduce_ex__", handle.refuse_copy, handle)
+        _refuse_pickling(owner, handle)
         for name in _METHODS:
             if hasattr(owner, name):
                 _wrap(owner, name, handle)
@@ -40,6 +40,20 @@ def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
             return method(*args, **kwargs)
 
     _set(owner, name, call, handle)
+
+
+def _refuse_pickling(owner: Any, handle: OffloadHandle) -> None:
+    """What the hooks are made of is pickled before the handle would refuse it. `copy` asks with 4, and may: a shallow
+    copy shares weights and hooks, and the handle refuses a deep one. `torch.save` asks with 2."""
+
+    cls: Any = type(owner)
+
+    def reduce(protocol: int) -> Any:
+        if protocol != 4:
+            handle.refuse("pickled")
+        return cls.__reduce_ex__(owner, protocol)
+
+    _set(owner, "__reduce_ex__", reduce, handle)
 
 
 def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:

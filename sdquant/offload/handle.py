@@ -94,16 +94,20 @@ class OffloadHandle:
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
         """Copies of a model that is not offloaded share the handle: it has nothing to undo."""
+        self.refuse("copied")
         return self
 
     def __reduce__(self) -> Any:
         """Pickled with a model that is not offloaded, it is the handle of a mode with nothing to undo."""
+        self.refuse("pickled")
         return OffloadHandle, ("none", self.device, self.total)
 
-    def refuse_copy(self, *_: Any) -> Any:
-        """In the place of an offloaded model's `__reduce_ex__`, which `copy` and `pickle` call."""
+    def refuse(self, what: str) -> None:
+        """Raise SettingsError if the model's weights are held by hooks."""
+        if self.mode == "none" or not self.active:
+            return
         raise SettingsError(
-            f"A model with offload={self.mode!r} was to be copied or pickled",
+            f"A model with offload={self.mode!r} was to be {what}",
             "its weights are held by hooks that belong to the one model",
             "Call `.sdquant.offload.remove()` first, or load the model with offload='none'",
         )
