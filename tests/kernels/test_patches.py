@@ -54,3 +54,11 @@ def test_few_outputs_are_multiplied_and_are_those_of_the_decoded_weight(text: st
     assert calls == ([rows] if rows <= few else [])
     assert got.is_contiguous()
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["nf4", "int8", "q8_0"])
+def test_nothing_gives_nothing(text: str) -> None:
+    spec = backends.parse(text)
+    for module, x in ((nn.Linear(64, 40), torch.empty(0, 64)), (nn.Conv2d(32, 40, 1), torch.empty(0, 32, 4, 4))):
+        packed = backends.get(spec.scheme.backend).encode(module.weight.data, spec)
+        assert quantized_layer(module, packed)(x).shape == module(x).shape

@@ -39,6 +39,8 @@ class Native(Reader):
         return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
 
     def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        if not x.shape[0]:
+            return  # kernels have at least one row
         product = extension().product  # type: ignore[union-attr]
         common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
         to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
