@@ -180,7 +180,7 @@ def convolve(
         kernel = packed.spec.shape[2:]
         rows = few_patches(x, kernel, how, chosen.few)
         if rows is not None:
-            y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), -1)
+            y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), form.rows)
             return y.movedim(-1, 1).contiguous()
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)

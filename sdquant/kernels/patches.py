@@ -44,4 +44,8 @@ def few_patches(x: Tensor, kernel: tuple[int, ...], how: Geometry, few: int) -> 
     rows, fast = len(x) * math.prod(places), native.copies(x)
     if rows > min(few, _BY_C if fast else _BY_TORCH):
         return None
-    return native.copied(x, kernel, how, places) if fast else patches(x, kernel, how).reshape(rows, -1)
+    return (
+        native.copied(x, kernel, how, places)
+        if fast
+        else patches(x, kernel, how).reshape(rows, x.shape[1] * math.prod(kernel))
+    )
