@@ -210,11 +210,14 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4"])
 def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -> None:
-    """At sizes that leave rests of panels, groups and vectors, and of more than one block."""
+    """At sizes that leave rests of panels, groups and vectors, at whole ones, and of more than one block."""
     if by != "c":
         pytest.skip("the other case compares the two")
     torch.manual_seed(7)
-    for (n, k), counts in (((70, 512), (1, 5, 13, 77, 3000)), ((33, 768), (29,)), ((48, 96), (40,))):
+    rests = (((70, 512), (1, 5, 13, 77, 3000)), ((33, 768), (29,)), ((48, 96), (40,)))
+    # Rows that are multiplied as they lie in the weight, in one go and in several; and rows too far apart for it.
+    whole = (((64, 640), (16, 33, 4000)), ((96, 1088), (1, 77, 2500)), ((64, 2048), (50,)))
+    for (n, k), counts in (*rests, *whole):
         layer = layer_in(text, nn.Linear(k, n, dtype=dtype))
         if layer is None:
             continue
@@ -226,7 +229,7 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
                 assert torch.equal(layer(x), wanted), (n, k, m)
     conv = layer_in(text, nn.Conv2d(64, 40, 3, padding=1, dtype=dtype))
     assert conv is not None
-    for image in (torch.randn(2, 64, 13, 17), torch.randn(1, 64, 40, 40)):
+    for image in (torch.randn(2, 64, 13, 17), torch.randn(1, 64, 40, 40), torch.randn(3, 64, 4, 4)):
         image = image.to(dtype)
         how = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
         wanted = int8.convolve_by_steps(conv._backend, conv.packed, image, conv.bias.detach(), how, int8_steps.Steps)
@@ -234,6 +237,26 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
             assert torch.equal(conv(image), wanted)
             last = conv(image.contiguous(memory_format=torch.channels_last))
         assert torch.equal(last, wanted) and last.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("text", ["int8", "int8_sym"])
+def test_weights_that_begin_inside_a_line(text: str, by: str) -> None:
+    """As in files of others, from which weights are mapped."""
+    if by != "c":
+        pytest.skip("it is about the C kernels")
+    torch.manual_seed(9)
+    layer, x = layer_in(text, nn.Linear(640, 64)), torch.randn(50, 640)
+    assert layer is not None
+    with torch.no_grad():
+        wanted = layer(x)
+        name, codes = max(layer.packed.parts.items(), key=lambda part: part[1].numel())
+        for off in (1, 8, 63, 64):
+            memory = torch.empty(codes.numel() + 128, dtype=codes.dtype)
+            at = (off - memory.data_ptr()) % 64
+            moved = memory[at : at + codes.numel()].view(codes.shape).copy_(codes)
+            parts = {**layer.packed.parts, name: moved}
+            got = native.linear(layer._form, parts, False, x, layer.bias.detach())  # type: ignore[arg-type]
+            assert torch.equal(got, wanted)
 
 
 def test_threads_share_the_work(by: str) -> None:

@@ -11,7 +11,6 @@
 
 #include "floats.h"
 #include "int8.h"
-#include "scales.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
@@ -66,14 +65,13 @@ void largest512(Type type, const void *x, int64_t columns, int64_t count, float 
 INLINE float factor_of(float largest) { return largest < LEAST ? 0.0f : 127.0f / largest; }
 INLINE float step_of(float largest) { return largest < LEAST ? 0.0f : largest / 127.0f; }
 
-/* `count` codes at `to`, and their sum; `flip` is xored to each. */
-INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum, int flip) {
+/* `count` codes at `to`, and their sum. */
+INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum) {
     const __m512 by = _mm512_set1_ps(factor);
-    const __m128i xor = _mm_set1_epi8((char)flip);
     for (int64_t i = 0; i < count; i += 16) {
         const __m512i found = _mm512_cvtps_epi32(_mm512_mul_ps(floats_at(type, from, i, count - i), by));
         sum = _mm512_add_epi32(sum, found);
-        const __m128i bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(found), xor);
+        const __m128i bytes = _mm512_cvtsepi32_epi8(found);
         if (count - i >= 16) _mm_storeu_si128((__m128i *)(to + i), bytes);
         else _mm_mask_storeu_epi8(to + i, first_of(count - i), bytes);
     }
@@ -87,7 +85,7 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
     if (!from->patches) {
         const char *x = (const char *)from->x + row * from->stride * size;
         const float largest = largest_in(type, x, from->columns);
-        sums = codes_of(type, x, from->columns, factor_of(largest), line, sums, 0);
+        sums = codes_of(type, x, from->columns, factor_of(largest), line, sums);
         *scale = step_of(largest);
     } else {
         const int64_t channels = from->channels, across = from->out_wide, down = from->out_high;
@@ -111,7 +109,7 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
                     continue;
                 }
                 const int64_t at = ((image * from->high + v) * from->wide + h) * channels;
-                sums = codes_of(type, (const char *)from->x + at * size, channels, factor, line, sums, 0);
+                sums = codes_of(type, (const char *)from->x + at * size, channels, factor, line, sums);
             }
     }
     *sum = _mm512_reduce_add_epi32(sums);
@@ -133,16 +131,6 @@ static void quantize512(const Source *from, int64_t first, int rows, int8_t *lin
         const int32_t *four = (const int32_t *)line;
         for (int64_t j = 0; j < fours; j++, to += rows) *to = four[j];
     }
-}
-
-/* Sixteen rows of 64 bytes, `stride` apart, as sixteen vectors of four bytes of each; to `to`, `step` bytes apart. */
-INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, __m512i flip, uint8_t *to, int64_t step,
-                 int64_t fours) {
-    __m512i a[16];
-    EACH(i, 16)
-    a[i] = i < rows ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, from + i * stride), flip) : _mm512_setzero_si512();
-    transpose(a);
-    EACH(i, 16) if (i < fours) _mm512_storeu_si512(to + i * step, a[i]);
 }
 
 /* Pixels start .. stop of an image [channels, pixels] to [pixels, channels]; of 32 channels of 16 bits at a time, or 16
@@ -178,68 +166,6 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
                 const __mmask32 mask = left >= 32 ? 0xffffffffu : (__mmask32)((1u << left) - 1);
                 EACH(i, 16) if (i < count) _mm512_mask_storeu_epi16(to + i * channels, mask, a[i]);
             }
-        }
-    }
-}
-
-/* Bytes [in, taps] as [taps, in]. */
-static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *to) {
-    const int64_t in = columns / taps;
-    const int can = kernels() != &avx2_kernels && kernels() != &portable_kernels; /* this file asks for less than they */
-    const int64_t done = taps == 9 && can ? nine_taps512(from, in, to) : 0;
-    for (int64_t t = 0; t < taps; t++)
-        for (int64_t c = done; c < in; c++) to[t * in + c] = from[c * taps + t];
-}
-
-void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
-    const Form *form = weight->form;
-    const int64_t columns = form->columns, width = (columns + 63) / 64 * 64;
-    const int count = (int)(form->rows - start < PANEL ? form->rows - start : PANEL);
-    const uint8_t *rows = weight->parts->codes + start * columns;
-    int64_t stride = columns;
-    int flip = form->packing == SIGNED_BYTES ? 0x80 : 0;
-    float *floats = spare;
-    uint8_t *bytes = (uint8_t *)spare + (columns * 4 + 63) / 64 * 64;
-    if (weight->again) {
-        Decode *decode = kernels()->decoder(form);
-        uint8_t *made = weight->taps > 1 ? (uint8_t *)floats : 0; /* codes may lie where their floats were */
-        for (int i = 0; i < count; i++) {
-            decode(form, weight->parts, (start + i) * columns, columns, F32, floats);
-            const float largest = largest_in(F32, floats, columns);
-            int8_t *to = (int8_t *)(made ? made : bytes + i * width);
-            codes_of(F32, floats, columns, factor_of(largest), to, _mm512_setzero_si512(), 0x80);
-            scale[i] = step_of(largest), minus[i] = 128;
-            if (made) by_tap(made, columns, weight->taps, bytes + i * width);
-        }
-        rows = bytes, stride = width, flip = 0;
-    } else {
-        const int64_t shared = form->group / columns; /* rows with one scale */
-        for (int i = 0; i < count; i++) {
-            const int64_t group = (start + i) / shared;
-            scale[i] = scale_of(form, weight->parts, group) * form->factor;
-            minus[i] = (int)zero_of(form, weight->parts, group) + flip; /* codes are shifted to begin at 0 */
-        }
-        if (weight->taps > 1) {
-            for (int i = 0; i < count; i++) by_tap(rows + i * columns, columns, weight->taps, bytes + i * width);
-            rows = bytes, stride = width;
-        }
-    }
-    for (int i = count; i < PANEL; i++) scale[i] = 0.0f, minus[i] = 0;
-    const __m512i xor = _mm512_set1_epi8((char)flip);
-    const uint8_t *next = rows == bytes ? bytes : rows + (start + 2 * PANEL <= form->rows ? PANEL * stride : 0);
-    for (int64_t at = 0; at < columns; at += 64) {
-        if (rows != bytes)
-            for (int i = 0; i < count; i++) _mm_prefetch((const char *)next + i * stride + at, _MM_HINT_T1);
-        const int64_t left = columns - at, fours = left < 64 ? (left + 3) / 4 : 16;
-        const __mmask64 mask = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
-        for (int half = 0; half < 2; half++) {
-            const int here = count - 16 * half;
-            if (here >= 16)
-                turn(rows + 16 * half * stride + at, stride, 16, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
-                     fours);
-            else
-                turn(rows + 16 * half * stride + at, stride, here, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
-                     fours);
         }
     }
 }
@@ -390,12 +316,12 @@ TILE(10, TEN)
 TILE(11, ELEVEN)
 TILE(12, TWELVE)
 
-static void multiply512(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                         const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
                                  float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
                                                       tile7, tile8, tile9, tile10, tile11, tile12};
-    const int64_t count = (weights + PANEL - 1) / PANEL, bytes = panel_bytes(columns), groups = groups_of(m);
+    const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m);
     const int64_t wide = padded(columns), fours = wide / 4, step = ahead_bytes / (groups * count * fours);
     float kept[TALLEST][PANEL];
     (void)sums;
@@ -403,8 +329,8 @@ static void multiply512(const uint8_t *panels, int64_t weights, const int8_t *co
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
         for (int64_t p = 0; p < count; p++) {
             const Place here = place_of(place, first, p, weights);
-            const char *from = ahead ? ahead + (g * count + p) * fours * step : (const char *)panels;
-            tiles[rows - 1](panels + p * bytes, codes + first * wide, fours, &here, from, ahead ? step : 0, kept);
+            const char *from = ahead ? ahead + (g * count + p) * fours * step : (const char *)panels->at;
+            tiles[rows - 1](panels->at + p * panels->bytes, codes + first * wide, fours, &here, from, ahead ? step : 0, kept);
             by_column(&here, (int)rows, kept);
         }
     }

@@ -4,17 +4,15 @@
 /* Panels of the weight are made where they are used for so many blocks of activations: for more, more often than once,
    they would have to be made again, or to be kept, and reading all activations for each panel still costs less (measured
    on Zen5). */
-enum { ALIGN = 64, BLOCKS = 2 };
+enum { LINE = 64, BLOCKS = 2, LINES = 16, FAR = 32 * LINE };
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-int64_t padded(int64_t columns) {
-    const Int8 *use = int8_kernels();
-    const int64_t units = up(columns, use->unit) / use->unit;
-    return (use->odd ? units | 1 : units) * use->unit;
-}
+int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
 
-int64_t panel_bytes(int64_t columns) { return up(columns, int8_kernels()->unit) * PANEL; }
+int64_t panel_bytes(int64_t columns) {
+    return (int8_kernels()->rows ? (up(columns, LINE) / LINE | 1) * LINE : padded(columns)) * PANEL;
+}
 
 /* Panels that a group is multiplied with before the next group is. */
 static int64_t beside(int64_t columns) {
@@ -29,16 +27,19 @@ int64_t block_rows(int64_t columns) {
 
 int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 
+/* Rows of activations that are quantized before they are laid out. */
+static int64_t line_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
+
 static int64_t sums_bytes(int64_t columns) { return (most_rows(columns) + TALLEST) * PANEL * 4; }
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
    sums of a block. */
-static int64_t again_bytes(int64_t columns) { return up(columns * 4, ALIGN) + up(PANEL * up(columns, 64), ALIGN); }
+static int64_t again_bytes(int64_t columns) { return up(columns * 4, LINE) + up(PANEL * up(columns, 64), LINE); }
 
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
     return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
-           (rows + TALLEST) * padded(columns) + sums_bytes(columns) + up(columns, 64) + 16 * ALIGN;
+           (rows + TALLEST) * padded(columns) + sums_bytes(columns) + line_bytes(columns) + 16 * LINE;
 }
 
 typedef struct {
@@ -52,7 +53,7 @@ typedef struct {
 } Spare;
 
 static void *part(char **from, int64_t bytes) {
-    char *here = (char *)(((uintptr_t)*from + ALIGN - 1) / ALIGN * ALIGN);
+    char *here = (char *)(((uintptr_t)*from + LINE - 1) / LINE * LINE);
     *from = here + bytes;
     return here;
 }
@@ -64,8 +65,8 @@ static Spare split(char *spare, int64_t columns) {
     made.again = part(&spare, again_bytes(columns));
     made.scale = part(&spare, beside(columns) * PANEL * 4);
     made.minus = part(&spare, beside(columns) * PANEL * 4);
-    made.codes = part(&spare, (rows + TALLEST) * padded(columns)); /* AMX reads rows beyond a group's, for nothing */
-    made.line = part(&spare, up(columns, 64));
+    made.codes = part(&spare, (rows + TALLEST) * padded(columns)); /* groups may be stored whole */
+    made.line = part(&spare, line_bytes(columns));
     made.row_scale = part(&spare, rows * 4);
     made.row_sum = part(&spare, rows * 4);
     made.sums = part(&spare, sums_bytes(columns));
@@ -82,7 +83,7 @@ int64_t begin_of(int64_t m, int64_t groups, int64_t group) {
 void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes, float *row_scale, int32_t *row_sum,
                     char *spare) {
     const int64_t groups = groups_of(m), wide = padded(from->columns);
-    int8_t *line = part(&spare, up(from->columns, 64));
+    int8_t *line = part(&spare, line_bytes(from->columns));
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
         int8_kernels()->quantize(from, start + first, (int)rows, line, codes + first * wide, row_scale + first,
@@ -90,12 +91,27 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
     }
 }
 
+int lies_right(const Weight *weight) {
+    const int64_t columns = weight->form->columns;
+    return int8_kernels()->rows && !weight->again && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
+           weight->form->rows % PANEL == 0 && (uintptr_t)weight->parts->codes % LINE == 0;
+}
+
+/* Those of a weight: `made`, or its rows from `row`. */
+static Panels panels_of(const Weight *weight, const uint8_t *made, int64_t row) {
+    const int64_t columns = weight->form->columns;
+    const int is_signed = weight->again || weight->form->packing == SIGNED_BYTES;
+    if (!lies_right(weight)) return (Panels){made, panel_bytes(columns), is_signed};
+    return (Panels){weight->parts->codes + row * columns, PANEL * columns, is_signed};
+}
+
 void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, float *scale, int32_t *minus,
            char *spare) {
     const int64_t columns = weight->form->columns, bytes = panel_bytes(columns);
+    const int right = lies_right(weight);
     char *again = part(&spare, again_bytes(columns));
     for (int64_t row = start; row < stop; row += PANEL)
-        int8_kernels()->panel(weight, row, panels + row / PANEL * bytes, scale + row, minus + row, again);
+        int8_kernels()->panel(weight, row, right ? 0 : panels + row / PANEL * bytes, scale + row, minus + row, again);
 }
 
 Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights) {
@@ -106,10 +122,11 @@ Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights) 
     return here;
 }
 
-void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_t *panels, int64_t weights,
+void multiply_rows(const Weight *weight, const Source *from, int64_t start, int64_t stop, const uint8_t *made,
                    const float *scale, const int32_t *minus, const Target *to, char *spare) {
-    const int64_t columns = from->columns, most = block_rows(columns), bytes = panel_bytes(columns);
+    const int64_t columns = from->columns, most = block_rows(columns), weights = weight->form->rows;
     const Spare have = split(spare, columns);
+    const Panels all = panels_of(weight, made, 0);
     const int64_t blocks = (stop - start + most - 1) / most;
     const int64_t wide = beside(columns) * PANEL;
     const int64_t each = up((stop - start + blocks - 1) / blocks, int8_kernels()->tall);
@@ -117,12 +134,11 @@ void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_
         const int64_t m = stop - row < each ? stop - row : each;
         quantize_block(from, row, m, have.codes, have.row_scale, have.row_sum, (char *)have.line);
         for (int64_t column = 0; column < weights; column += wide) {
-            const int64_t here = weights - column < wide ? weights - column : wide;
-            const uint8_t *panel = panels + column / PANEL * bytes;
-            const char *ahead = column + wide < weights ? (const char *)panel + wide / PANEL * bytes : 0;
+            const int64_t here = weights - column < wide ? weights - column : wide, bytes = wide / PANEL * all.bytes;
+            const Panels panels = {all.at + column / PANEL * all.bytes, all.bytes, all.is_signed};
+            const char *ahead = column + wide < weights ? (const char *)panels.at + bytes : 0;
             const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, 0};
-            int8_kernels()->multiply(panel, here, have.codes, m, columns, &place, have.sums, ahead,
-                                     ahead ? wide / PANEL * bytes : 0);
+            int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, have.sums, ahead, ahead ? bytes : 0);
         }
     }
 }
@@ -132,15 +148,16 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
     const int64_t columns = weight->form->columns;
     const Spare have = split(spare, columns);
     const int64_t wide = beside(columns) * PANEL, bytes = panel_bytes(columns);
+    const int right = lies_right(weight);
     for (int64_t row = start; row < stop; row += wide) {
         const int64_t here = stop - row < wide ? stop - row : wide;
+        const Panels panels = panels_of(weight, have.panel, row);
         for (int64_t at = 0; at < here; at += PANEL)
-            int8_kernels()->panel(weight, row + at, have.panel + at / PANEL * bytes, have.scale + at, have.minus + at,
-                                  have.again);
+            int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes, have.scale + at,
+                                  have.minus + at, have.again);
         const char *ahead = 0;
         if (!weight->again && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
-        int8_kernels()->multiply(have.panel, here, codes, m, columns, &place, have.sums, ahead,
-                                 ahead ? wide * columns : 0);
+        int8_kernels()->multiply(&panels, here, codes, m, columns, &place, have.sums, ahead, ahead ? wide * columns : 0);
     }
 }

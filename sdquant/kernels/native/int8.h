@@ -1,14 +1,14 @@
 /* Products in 8-bit integers: what compute="int8" does, whose numbers sdquant/kernels/int8.py has.
 
-   A weight is laid out in panels of PANEL rows: for each four columns, PANEL rows of four codes, as numbers from 0 to
-   255, of which `minus` is to be subtracted. Activations are signed codes, in groups of rows; their columns are padded
-   with codes of zero.
+   A weight is multiplied in panels of PANEL rows, of whose codes `minus` is to be subtracted; activations are signed
+   codes, in groups of rows. Columns of activations are padded with codes of zero.
 
    With VNNI one instruction multiplies and adds sixteen rows and four columns of the weight with four columns of one row
-   of activations: of these, a group has up to twelve rows and for each four columns four codes of each row. With AMX it
-   is sixteen rows and 64 columns of both: a group has up to 32 rows, which lie as they are.
+   of activations. A panel has for each four columns PANEL rows of four codes, as numbers from 0 to 255; a group up to
+   twelve rows, and for each four columns four codes of each row. With AMX it is sixteen rows and 64 columns of both: a
+   panel has rows as the weight has them, often those of the weight itself; a group up to 32 rows in tiles of sixteen.
 
-   int8.c goes through panels and groups; avx512_int8.c and amx_int8.c have the kernels. */
+   int8.c goes through panels and groups; avx512_panels.c makes panels; avx512_int8.c and amx_int8.c multiply. */
 #ifndef SDQUANT_INT8_H
 #define SDQUANT_INT8_H
 
@@ -45,6 +45,13 @@ typedef struct {
     const float *bias; /* or NULL */
 } Target;
 
+/* Panels: where the first is, the bytes of each, and whether codes are signed. */
+typedef struct {
+    const uint8_t *at;
+    int64_t bytes;
+    int is_signed;
+} Panels;
+
 /* What the results of one group and panel have in common: of the panel's rows `count` are real. */
 typedef struct {
     const float *row_scale, *scale;
@@ -57,11 +64,12 @@ typedef struct {
 typedef struct {
     int tall;   /* rows of a group at most, which is at most TALLEST */
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
-    int unit;   /* columns of activations are padded to a multiple of this, */
-    int odd;    /* and, if so, to an odd one: rows that are read side by side are in different sets of the cache then */
+    int unit;   /* columns of activations are padded to a multiple of this */
+    int rows;   /* whether panels are rows; those that are made are an odd number of lines apart, so that rows which are
+                   read side by side are in different sets of the cache */
     int block;  /* bytes of activations that stay in the second cache */
     int beside; /* bytes of panels that a group is multiplied with before the next one is, so that results lie together */
-    /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [padded columns] is
+    /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [line_bytes] is
        spare. */
     void (*quantize)(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
                      int32_t *sum);
@@ -69,23 +77,27 @@ typedef struct {
     void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
     /* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
     void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
-    /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel. `spare`: see int8.c. */
+    /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are
+       taken as they lie. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
     /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `sums`
        [m, PANEL], at least two groups of it, is spare. `ahead`: memory that will be wanted. */
-    void (*multiply)(const uint8_t *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+    void (*multiply)(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                      const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes);
 } Int8;
 
 extern const Int8 avx512_int8, amx_int8;
 
-/* avx512_int8.c: what amx_int8.c shares with it. */
+/* avx512_int8.c: what others share with it. */
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
 void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
-void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
 /* Sums [rows, PANEL] to where they belong, as results. */
 void results512(const int32_t *sums, int rows, const Place *place);
+
+/* avx512_panels.c: `panel` for VNNI and for AMX. */
+void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+void rows512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
 
 /* avx512_taps.c: bytes [in, 9] as [9, in], for as many of the inputs as it says. */
 int64_t nine_taps512(const uint8_t *from, int64_t in, uint8_t *to);
@@ -103,12 +115,17 @@ int64_t padded(int64_t columns);
 int64_t panel_bytes(int64_t columns);
 int64_t spare_bytes(int64_t columns);
 
-/* Rows of the weight start .. stop (multiples of PANEL, but for the last) as panels at `panels`. */
+/* Whether panels are rows of the weight itself: whole tiles of it, at whole lines, and not so far apart that they share
+   sets of the first cache. */
+int lies_right(const Weight *weight);
+
+/* Rows of the weight start .. stop (multiples of PANEL, but for the last) as panels at `panels`, which is not used where
+   it lies right. */
 void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, float *scale, int32_t *minus,
            char *spare);
 
-/* Rows of activations start .. stop times a weight that is staged: all columns. */
-void multiply_rows(const Source *from, int64_t start, int64_t stop, const uint8_t *panels, int64_t weights,
+/* Rows of activations start .. stop times a weight that is staged: all of its rows. */
+void multiply_rows(const Weight *weight, const Source *from, int64_t start, int64_t stop, const uint8_t *panels,
                    const float *scale, const int32_t *minus, const Target *to, char *spare);
 
 /* All m rows of activations, at most `most_rows` and quantized already, times rows start .. stop of a weight that is not.

@@ -31,12 +31,13 @@ _CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Sizes:
     """Columns with what they are padded with; bytes of a panel and of the spare memory of a thread; rows of activations
-    up to which panels of the weight are made where they are used."""
+    up to which panels of the weight are made where they are used, and in a group."""
 
     wide: int
     panel: int
     spare: int
     most: int
+    tall: int
 
 
 @lru_cache(maxsize=256)
@@ -146,34 +147,35 @@ def _run(
     assert size is not None
     made, call = plan(form, parts), _c()
     weight = (*addresses(form, parts), again, taps)
-    wide = size.wide
     if m <= size.most:
-        codes = scratch((m * wide + size.spare,), torch.int8, _CPU)
+        room = -(-m // size.tall) * size.tall * size.wide  # groups may be stored whole
+        codes = scratch((room + size.spare,), torch.int8, _CPU)
         scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)
         held = (codes.data_ptr(), scale.data_ptr(), total.data_ptr())
-        call.int8_quantize(_packed((*source, m, *held, codes.data_ptr() + m * wide)))
+        call.int8_quantize(_packed((*source, m, *held, codes.data_ptr() + room)))
 
         def panels(start: int, stop: int) -> None:
-            spare = torch.empty(size.spare, dtype=torch.int8) if start else codes[m * wide :]
+            spare = torch.empty(size.spare, dtype=torch.int8) if start else codes[room:]
             call.int8_panels(made, _packed((*weight, *target[0], start, stop, m, *held, spare.data_ptr())))
 
         over_rows(form.rows, form.columns * m, panels)
         return
     count = -(-form.rows // _PANEL)
-    staged = scratch((count * size.panel + size.spare,), torch.int8, _CPU)
+    room = 0 if call.int8_lies_right(made, _packed(weight)) else count * size.panel
+    staged = scratch((room + size.spare,), torch.int8, _CPU)
     scale, minus_all = torch.empty(count * _PANEL), torch.empty(count * _PANEL, dtype=torch.int32)
 
     def stage(start: int, stop: int) -> None:
-        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[count * size.panel :]
+        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[room:]
         where = (staged.data_ptr(), scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
         call.int8_stage(made, _packed((*weight, start, stop, *where)))
 
     over_rows(form.rows, form.columns, stage)
 
     def rows(start: int, stop: int) -> None:
-        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[count * size.panel :]
-        held = (staged.data_ptr(), form.rows, scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
-        call.int8_rows(_packed((*source, *target[0], start, stop, *held)))
+        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[room:]
+        held = (staged.data_ptr(), scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
+        call.int8_rows(made, _packed((*weight, *source, *target[0], start, stop, *held)))
 
     over_rows(m, form.columns * form.rows, rows)
 

@@ -48,8 +48,19 @@ PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
     (void)module;
     if (PyErr_Occurred()) return NULL;
     if (!int8_kernels()) Py_RETURN_NONE;
-    return Py_BuildValue("LLLL", (long long)padded(wanted), (long long)panel_bytes(wanted),
-                         (long long)spare_bytes(wanted), (long long)most_rows(wanted));
+    return Py_BuildValue("LLLLi", (long long)padded(wanted), (long long)panel_bytes(wanted),
+                         (long long)spare_bytes(wanted), (long long)most_rows(wanted), int8_kernels()->tall);
+}
+
+PyObject *py_int8_lies_right(PyObject *module, PyObject *args) {
+    PyObject *capsule, *bytes;
+    Weight weight;
+    Parts parts;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, WEIGHTS);
+    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
+    return PyBool_FromLong(lies_right(&weight));
 }
 
 PyObject *py_int8_stage(PyObject *module, PyObject *args) {
@@ -99,15 +110,19 @@ PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
-PyObject *py_int8_rows(PyObject *module, PyObject *bytes) {
-    const int64_t *n = numbers(bytes, SOURCES + TARGETS + 7);
+PyObject *py_int8_rows(PyObject *module, PyObject *args) {
+    PyObject *capsule, *bytes;
+    Weight weight;
+    Parts parts;
     (void)module;
-    if (!n) return NULL;
-    const Source from = source_of(n);
-    const Target to = target_of(n + SOURCES);
-    n += SOURCES + TARGETS;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, WEIGHTS + SOURCES + TARGETS + 6);
+    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
+    const Source from = source_of(n + WEIGHTS);
+    const Target to = target_of(n + WEIGHTS + SOURCES);
+    n += WEIGHTS + SOURCES + TARGETS;
     Py_BEGIN_ALLOW_THREADS
-    multiply_rows(&from, n[0], n[1], address(n[2]), n[3], address(n[4]), address(n[5]), &to, address(n[6]));
+    multiply_rows(&weight, &from, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), &to, address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -3,6 +3,7 @@
 #define SDQUANT_MODULE_INT8_H
 
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns);
+PyObject *py_int8_lies_right(PyObject *module, PyObject *args);
 PyObject *py_int8_stage(PyObject *module, PyObject *args);
 PyObject *py_int8_largest(PyObject *module, PyObject *bytes);
 PyObject *py_int8_last(PyObject *module, PyObject *bytes);
@@ -14,12 +15,14 @@ PyObject *py_patches(PyObject *module, PyObject *bytes);
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
      "int8_sizes(columns)\n--\n\nPadded columns, bytes of a panel and of the spare memory of a thread, rows of\n" \
-     "a block; None where this machine has no such kernels."},                                                    \
+     "a block and of a group; None where this machine has no such kernels."},                                                    \
+    {"int8_lies_right", py_int8_lies_right, METH_VARARGS,                                                 \
+     "int8_lies_right(form, numbers)\n--\n\nSee int8.h."},                                               \
     {"int8_stage", py_int8_stage, METH_VARARGS, "int8_stage(form, numbers)\n--\n\nSee int8.h."},          \
     {"int8_largest", py_int8_largest, METH_O, "int8_largest(numbers)\n--\n\nSee int8.h."},                \
     {"int8_last", py_int8_last, METH_O, "int8_last(numbers)\n--\n\nSee int8.h."},                      \
     {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
-    {"int8_rows", py_int8_rows, METH_O, "int8_rows(numbers)\n--\n\nSee int8.h."},                         \
+    {"int8_rows", py_int8_rows, METH_VARARGS, "int8_rows(form, numbers)\n--\n\nSee int8.h."},                         \
     {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."},   \
     {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."}
 

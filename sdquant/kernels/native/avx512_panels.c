@@ -1,0 +1,116 @@
+/* Rows of weights as panels, of codes: see int8.h for what lies where. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+#endif
+#include <immintrin.h>
+#include <string.h>
+
+#include "int8.h"
+#include "scales.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
+#include "avx512_transpose.h"
+
+/* Bytes [in, taps] as [taps, in]. */
+static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *to) {
+    const int64_t in = columns / taps;
+    const int can = kernels() != &avx2_kernels && kernels() != &portable_kernels; /* this file asks for less than they */
+    const int64_t done = taps == 9 && can ? nine_taps512(from, in, to) : 0;
+    for (int64_t t = 0; t < taps; t++)
+        for (int64_t c = done; c < in; c++) to[t * in + c] = from[c * taps + t];
+}
+
+static int count_of(const Weight *weight, int64_t start) {
+    const int64_t left = weight->form->rows - start;
+    return (int)(left < PANEL ? left : PANEL);
+}
+
+/* Scales of a panel's rows, and what is to be subtracted from their codes; `more` of it for all. Rows that are quantized
+   again get their scales then. */
+static void scales_of(const Weight *weight, int64_t start, int more, float *scale, int32_t *minus) {
+    const Form *form = weight->form;
+    const int64_t shared = form->group / form->columns; /* rows with one scale */
+    const int count = count_of(weight, start);
+    for (int i = 0; i < PANEL; i++) {
+        const int codes = i < count && !weight->again; /* taken as they are */
+        const int64_t group = codes ? (start + i) / shared : 0;
+        scale[i] = codes ? scale_of(form, weight->parts, group) * form->factor : 0.0f;
+        minus[i] = (codes ? (int)zero_of(form, weight->parts, group) : 0) + more;
+    }
+}
+
+/* Codes of a panel's rows, `stride` bytes apart, columns in the order of the activations'. `floats` [columns] is spare. */
+static void codes_of(const Weight *weight, int64_t start, uint8_t *to, int64_t stride, float *scale, float *floats) {
+    const int64_t columns = weight->form->columns;
+    const int count = count_of(weight, start);
+    Decode *decode = kernels()->decoder(weight->form);
+    for (int i = 0; i < count; i++, to += stride) {
+        const uint8_t *from = weight->parts->codes + (start + i) * columns;
+        if (weight->again) {
+            const Source row = {.type = F32, .x = floats, .columns = columns, .stride = columns};
+            int8_t *made = weight->taps > 1 ? (int8_t *)floats : (int8_t *)to; /* where their floats were, or at once */
+            int32_t sum;
+            decode(weight->form, weight->parts, (start + i) * columns, columns, F32, floats);
+            quantize_line512(&row, 0, made, scale + i, &sum);
+            from = (const uint8_t *)made;
+        }
+        if (weight->taps > 1) by_tap(from, columns, weight->taps, to);
+        else if (from != to) memcpy(to, from, columns);
+    }
+}
+
+/* Sixteen rows of 64 bytes, `stride` apart, as sixteen vectors of four bytes of each; to `to`, `step` bytes apart. */
+INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, __m512i flip, uint8_t *to, int64_t step,
+                 int64_t fours) {
+    __m512i a[16];
+    EACH(i, 16)
+    a[i] = i < rows ? _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, from + i * stride), flip) : _mm512_setzero_si512();
+    transpose(a);
+    EACH(i, 16) if (i < fours) _mm512_storeu_si512(to + i * step, a[i]);
+}
+
+void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
+    const int64_t columns = weight->form->columns;
+    const int count = count_of(weight, start);
+    const int flip = weight->again || weight->form->packing == SIGNED_BYTES ? 0x80 : 0; /* so that codes begin at 0 */
+    const int direct = !weight->again && weight->taps == 1;
+    const uint8_t *rows = weight->parts->codes + start * columns;
+    int64_t stride = columns;
+    scales_of(weight, start, flip, scale, minus);
+    if (!direct) {
+        uint8_t *bytes = (uint8_t *)spare + (columns * 4 + 63) / 64 * 64;
+        stride = (columns + 63) / 64 * 64;
+        codes_of(weight, start, bytes, stride, scale, spare);
+        rows = bytes;
+    }
+    const __m512i xor = _mm512_set1_epi8((char)flip);
+    const uint8_t *next = rows + (start + 2 * PANEL <= weight->form->rows ? PANEL * stride : 0);
+    for (int64_t at = 0; at < columns; at += 64) {
+        if (direct)
+            for (int i = 0; i < count; i++) _mm_prefetch((const char *)next + i * stride + at, _MM_HINT_T1);
+        const int64_t left = columns - at, fours = left < 64 ? (left + 3) / 4 : 16;
+        const __mmask64 mask = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
+        for (int half = 0; half < 2; half++) {
+            const int here = count - 16 * half;
+            if (here >= 16)
+                turn(rows + 16 * half * stride + at, stride, 16, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
+                     fours);
+            else
+                turn(rows + 16 * half * stride + at, stride, here, mask, xor, panel + at * PANEL + 64 * half, PANEL * 4,
+                     fours);
+        }
+    }
+}
+
+void rows512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
+    scales_of(weight, start, 0, scale, minus);
+    if (panel) codes_of(weight, start, panel, panel_bytes(weight->form->columns) / PANEL, scale, spare);
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif
