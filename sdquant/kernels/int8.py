@@ -19,6 +19,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,11 +157,16 @@ def convolve_by_steps(
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
+@lru_cache(maxsize=4096)
+def _of_any_size(form: Form) -> Form:
+    return replace(form, rows=0)
+
+
 def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> bool:
     """Whether the C kernels multiply such a weight: they are held against torch when they first meet its kind."""
     if not native.reads(form, packed.parts):
         return False
-    key = (replace(form, rows=0), dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
+    key = (_of_any_size(form), dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
         _verdicts[key] = _right(backend, packed, dtype)
     return _verdicts[key]

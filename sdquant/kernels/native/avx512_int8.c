@@ -317,14 +317,13 @@ TILE(11, ELEVEN)
 TILE(12, TWELVE)
 
 static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                        const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes) {
+                        const Place *place, const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
                                  float (*)[PANEL]) = {tile1, tile2, tile3, tile4,  tile5,  tile6,
                                                       tile7, tile8, tile9, tile10, tile11, tile12};
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m);
     const int64_t wide = padded(columns), fours = wide / 4, step = ahead_bytes / (groups * count * fours);
     float kept[TALLEST][PANEL];
-    (void)sums;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
         for (int64_t p = 0; p < count; p++) {

@@ -30,8 +30,6 @@ int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 /* Rows of activations that are quantized before they are laid out. */
 static int64_t line_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
 
-static int64_t sums_bytes(int64_t columns) { return (most_rows(columns) + TALLEST) * PANEL * 4; }
-
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
    sums of a block. */
 static int64_t again_bytes(int64_t columns) { return up(columns * 4, LINE) + up(PANEL * up(columns, 64), LINE); }
@@ -39,7 +37,7 @@ static int64_t again_bytes(int64_t columns) { return up(columns * 4, LINE) + up(
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
     return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
-           (rows + TALLEST) * padded(columns) + sums_bytes(columns) + line_bytes(columns) + 16 * LINE;
+           (rows + TALLEST) * padded(columns) + line_bytes(columns) + 16 * LINE;
 }
 
 typedef struct {
@@ -49,7 +47,7 @@ typedef struct {
     int32_t *minus;
     int8_t *codes, *line;
     float *row_scale;
-    int32_t *row_sum, *sums;
+    int32_t *row_sum;
 } Spare;
 
 static void *part(char **from, int64_t bytes) {
@@ -69,7 +67,6 @@ static Spare split(char *spare, int64_t columns) {
     made.line = part(&spare, line_bytes(columns));
     made.row_scale = part(&spare, rows * 4);
     made.row_sum = part(&spare, rows * 4);
-    made.sums = part(&spare, sums_bytes(columns));
     return made;
 }
 
@@ -138,7 +135,7 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
             const Panels panels = {all.at + column / PANEL * all.bytes, all.bytes, all.is_signed};
             const char *ahead = column + wide < weights ? (const char *)panels.at + bytes : 0;
             const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, 0};
-            int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, have.sums, ahead, ahead ? bytes : 0);
+            int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
         }
     }
 }
@@ -158,6 +155,6 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
         const char *ahead = 0;
         if (!weight->again && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
-        int8_kernels()->multiply(&panels, here, codes, m, columns, &place, have.sums, ahead, ahead ? wide * columns : 0);
+        int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
     }
 }

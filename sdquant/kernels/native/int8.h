@@ -43,6 +43,7 @@ typedef struct {
     void *out;
     int64_t row_step, column_step, image, image_step;
     const float *bias; /* or NULL */
+    int64_t bytes;     /* of all results */
 } Target;
 
 /* Panels: where the first is, the bytes of each, and whether codes are signed. */
@@ -80,10 +81,10 @@ typedef struct {
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are
        taken as they lie. `spare`: see int8.c. */
     void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
-    /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `sums`
-       [m, PANEL], at least two groups of it, is spare. `ahead`: memory that will be wanted. */
+    /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both.
+       `ahead`: memory that will be wanted. */
     void (*multiply)(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                     const Place *place, int32_t *sums, const char *ahead, int64_t ahead_bytes);
+                     const Place *place, const char *ahead, int64_t ahead_bytes);
 } Int8;
 
 extern const Int8 avx512_int8, amx_int8;

@@ -127,7 +127,8 @@ def _target(out: Tensor, steps: tuple[int, int, int, int], bias: Tensor | None) 
     """Numbers of a target, and what has to live as long as they do."""
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
     kept = [out] if floats is None else [out, floats]
-    return (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr()), kept
+    of_bias = 0 if floats is None else floats.data_ptr()
+    return (TYPES[out.dtype], out.data_ptr(), *steps, of_bias, out.nbytes), kept
 
 
 def _run(
@@ -148,15 +149,17 @@ def _run(
     made, call = plan(form, parts), _c()
     weight = (*addresses(form, parts), again, taps)
     if m <= size.most:
-        room = -(-m // size.tall) * size.tall * size.wide  # groups may be stored whole
-        codes = scratch((room + size.spare,), torch.int8, _CPU)
-        scale, total = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.int32)
-        held = (codes.data_ptr(), scale.data_ptr(), total.data_ptr())
-        call.int8_quantize(_packed((*source, m, *held, codes.data_ptr() + room)))
+        most = -(-m // size.tall) * size.tall  # groups may be stored whole
+        room = most * (size.wide + 8)  # codes, scales and sums
+        memory = scratch((room + size.spare,), torch.int8, _CPU)
+        at = memory.data_ptr()
+        held = (at, at + most * size.wide, at + most * (size.wide + 4))
+        call.int8_quantize(_packed((*source, m, *held, at + room)))
 
         def panels(start: int, stop: int) -> None:
-            spare = torch.empty(size.spare, dtype=torch.int8) if start else codes[room:]
-            call.int8_panels(made, _packed((*weight, *target[0], start, stop, m, *held, spare.data_ptr())))
+            spare = torch.empty(size.spare, dtype=torch.int8) if start else None
+            to = at + room if spare is None else spare.data_ptr()
+            call.int8_panels(made, _packed((*weight, *target[0], start, stop, m, *held, to)))
 
         over_rows(form.rows, form.columns * m, panels)
         return

@@ -23,7 +23,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 20, TARGETS = 7 };
+enum { WEIGHTS = 7, SOURCES = 20, TARGETS = 8 };
 
 static int weight_of(PyObject *capsule, const int64_t *n, Weight *weight, Parts *parts) {
     const Form *form = PyCapsule_GetPointer(capsule, FORM);
@@ -40,7 +40,7 @@ static Source source_of(const int64_t *n) {
 }
 
 static Target target_of(const int64_t *n) {
-    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6])};
+    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7]};
 }
 
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
