@@ -54,6 +54,10 @@ typedef struct {
     __m512i pairs[PAIRS];
 } Results;
 
+#define FOUR_TIMES(x) x, x, x, x
+#define NOTHING FOUR_TIMES(-0.0f), FOUR_TIMES(-0.0f)
+static const float NO_BIAS[PANEL] = {FOUR_TIMES(NOTHING)}; /* it changes no number that it is added to */
+
 static __mmask16 first_of(int count) { return count >= TILE_ROWS ? 0xffff : (__mmask16)((1u << count) - 1); }
 
 /* The next to compute. */
@@ -61,12 +65,12 @@ static void begin(Results *some, const Place *place, const int32_t *sums, int ro
     const Target *to = place->to;
     some->place = *place, some->sums = sums, some->rows = rows;
     some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
-    some->bias = some->kept;
     some->less = 0;
     for (int i = 0; i < PANEL; i++) some->less |= place->minus[i];
-    if (to->bias && place->count == PANEL) some->bias = to->bias + place->column;
-    else /* -0.0f changes no number that it is added to */
-        for (int i = 0; i < PANEL; i++) some->kept[i] = to->bias && i < place->count ? to->bias[place->column + i] : -0.0f;
+    some->bias = to->bias ? to->bias + place->column : NO_BIAS;
+    if (!to->bias || place->count == PANEL) return;
+    some->bias = memcpy(some->kept, NO_BIAS, sizeof NO_BIAS);
+    memcpy(some->kept, to->bias + place->column, place->count * sizeof(float));
 }
 
 INLINE __m512 value(const Results *some, const int32_t *sums, int n, __m512i row_sum, __m512 row_scale) {

@@ -21,6 +21,13 @@ static const float LEAST = 7.888609052210118e-31f; /* 2^-100 */
 
 INLINE __mmask16 first_of(int64_t count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
 
+INLINE __m512 whole_at(Type type, const void *from, int64_t at) {
+    if (type == F32) return _mm512_loadu_ps((const float *)from + at);
+    const __m256i words = _mm256_loadu_si256((const __m256i *)((const uint16_t *)from + at));
+    if (type == F16) return _mm512_cvtph_ps(words);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
 /* Up to sixteen floats; zeros after `count`. */
 INLINE __m512 floats_at(Type type, const void *from, int64_t at, int64_t count) {
     const __mmask16 mask = first_of(count);
@@ -41,10 +48,17 @@ INLINE float largest_in(Type type, const void *from, int64_t count) {
         return of_bits(_mm512_reduce_max_epu32(most));
     }
     const __m512i size = _mm512_set1_epi16(0x7fff);
-    for (int64_t i = 0; i < count; i += 32) {
+    const uint16_t *words = from;
+    int64_t i = 0;
+    for (__m512i other = most; i + 64 <= count; i += 64) {
+        other = _mm512_max_epu16(other, _mm512_and_si512(size, _mm512_loadu_si512(words + i)));
+        most = _mm512_max_epu16(most, _mm512_and_si512(size, _mm512_loadu_si512(words + i + 32)));
+        if (i + 128 > count) most = _mm512_max_epu16(most, other);
+    }
+    for (; i < count; i += 32) {
         const __mmask32 mask = count - i >= 32 ? 0xffffffffu : (__mmask32)((1u << (count - i)) - 1);
         most = _mm512_max_epu16(most,
-                                _mm512_and_si512(size, _mm512_maskz_loadu_epi16(mask, (const uint16_t *)from + i)));
+                                _mm512_and_si512(size, _mm512_maskz_loadu_epi16(mask, words + i)));
     }
     const __m512i low = _mm512_and_si512(most, _mm512_set1_epi32(0xffff)), high = _mm512_srli_epi32(most, 16);
     const uint32_t found = _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
@@ -68,7 +82,17 @@ INLINE float step_of(float largest) { return largest < LEAST ? 0.0f : largest / 
 /* `count` codes at `to`, and their sum. */
 INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum) {
     const __m512 by = _mm512_set1_ps(factor);
-    for (int64_t i = 0; i < count; i += 16) {
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    int64_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        __m512i found[4];
+        EACH(j, 4) found[j] = _mm512_cvtps_epi32(_mm512_mul_ps(whole_at(type, from, i + 16 * j), by));
+        const __m512i low = _mm512_packs_epi32(found[0], found[1]), high = _mm512_packs_epi32(found[2], found[3]);
+        const __m512i bytes = _mm512_permutexvar_epi32(in_order, _mm512_packs_epi16(low, high));
+        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes);
+        _mm512_storeu_si512(to + i, bytes);
+    }
+    for (; i < count; i += 16) {
         const __m512i found = _mm512_cvtps_epi32(_mm512_mul_ps(floats_at(type, from, i, count - i), by));
         sum = _mm512_add_epi32(sum, found);
         const __m128i bytes = _mm512_cvtsepi32_epi8(found);
