@@ -70,7 +70,7 @@ class Opened:
         """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
         row = backends.scheme(scheme)
         compute = self.settings["compute"] or "float"
-        runtime = "plain" if plain_only else self.settings["runtime"] or ("plain" if compute == "int8" else "default")
+        runtime = "plain" if plain_only else self.settings["runtime"] or ("default" if compute == "float" else "plain")
         if runtime != "default" and runtime not in row.runtimes:
             return None
         query = Query(

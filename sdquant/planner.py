@@ -41,7 +41,7 @@ class ComponentPlan:
         name: in the pipeline ("unet"); "model" where the component stands alone.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
-        compute: "int8" where products with the quantized weights are in integers; None as the scheme stores them.
+        compute: "int8" or "fp8" where products with the quantized weights are in those; None as the scheme stores them.
         weights: the quantized weights.
         kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
@@ -245,7 +245,7 @@ def _component(
         bytes=total - saved,
         bytes_bf16=as_bf16,
         spec=spec,
-        compute=_in_integers(request, runtime),
+        compute=_computed_in(request, runtime),
     )
 
 
@@ -305,17 +305,17 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
         kept={},
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
-        compute=_in_integers(request, runtime),
+        compute=_computed_in(request, runtime),
     )
 
 
-def _in_integers(request: Request, runtime: str) -> str | None:
-    return request.compute if request.compute == "int8" and runtime == "plain" else None
+def _computed_in(request: Request, runtime: str) -> str | None:
+    return request.eight_bit if runtime == "plain" else None
 
 
 def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
     """Raise ConflictError if rules say how products are computed, and compute= says it too."""
-    if compute != "int8" or not isinstance(spec, RulesSpec):
+    if compute in (None, "float") or not isinstance(spec, RulesSpec):
         return
     said = next((row for row in spec.rules if row.act_qtype is not None), None)
     if said is not None:
@@ -357,8 +357,8 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         for part in parts
         if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
     ]
-    if request.compute == "int8" and not any(part.weights and part.compute for part in parts):
-        lines.append("compute='int8' has no effect: no quantized weights run in plain layers")
+    if request.eight_bit is not None and not any(part.weights and part.compute for part in parts):
+        lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
         lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
     kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]

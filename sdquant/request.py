@@ -25,7 +25,7 @@ AUTO = "auto"  # the fastest that fits; see `automatic`
 OFFLOADS = (*(row.name for row in MODES), AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
-COMPUTES = ("float", "int8")
+COMPUTES = ("float", "int8", "fp8")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 RULES = "rules"
@@ -95,8 +95,8 @@ class Request:
     compute: str | None = field(
         default=None,
         metadata=_about(
-            "what products with quantized weights are computed in: float (the default), or int8, which is faster from "
-            "tens of rows and quantizes activations as well",
+            "what products with quantized weights are computed in: float (the default), or, with activations quantized "
+            "as well, int8, which is faster from tens of rows, or fp8, for cards that multiply 8-bit floats",
             COMPUTES,
         ),
     )
@@ -231,7 +231,12 @@ class Request:
     @property
     def plain_runtime(self) -> str | None:
         """The runtime that was asked for: by name, or by what only sdquant's plain layers can do."""
-        return "plain" if self.runtime is None and self.compute == "int8" else self.runtime
+        return "plain" if self.runtime is None and self.eight_bit is not None else self.runtime
+
+    @property
+    def eight_bit(self) -> str | None:
+        """What products are computed in, if not in floats as wide as the activations."""
+        return None if self.compute == "float" else self.compute
 
     @property
     def budget_bytes(self) -> int | None:

@@ -1,4 +1,4 @@
-"""compute="int8": asked for, planned, refused, and what it changes and leaves alone."""
+"""compute="int8" and "fp8": asked for, planned, refused, and what the first changes and leaves alone."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sdquant.integrations.config import Config
 from sdquant.kernels import int8
 from sdquant.layers.quantized import QuantizedLayer
 
+from .compat.machines import EVERYTHING
 from .offload.conftest import draw
 
 
@@ -89,10 +90,39 @@ def test_the_librarys_modules_are_refused(sd: Path) -> None:
 def test_no_such_compute(sd: Path) -> None:
     with pytest.raises(SettingsError, match="'int8'"):
         sdquant.plan(sd, "int8", compute="int9")
-    with pytest.raises(SettingsError, match="float, int8"):
-        sdquant.check("int8", compute="fp8")
-    with pytest.raises(SettingsError, match="float, int8"):
-        Config("int8", compute="fp8")
+    with pytest.raises(SettingsError, match="float, int8, fp8"):
+        sdquant.check("int8", compute="fp4")
+    with pytest.raises(SettingsError, match="float, int8, fp8"):
+        Config("int8", compute="fp4")
+
+
+def test_8_bit_floats_are_for_cards(sd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for device in ("cpu", "mps"):
+        with pytest.raises(IncompatibleError, match='Use compute="int8"'):
+            sdquant.check("nf4", compute="fp8", device=device, machine=EVERYTHING)
+    with pytest.raises(IncompatibleError, match='runtime="plain"'):
+        sdquant.check("nf4", runtime="library", compute="fp8", device="cuda", machine=EVERYTHING)
+    with pytest.warns(compat.UntestedWarning, match="nobody has run it on a card"):
+        sdquant.check("nf4", compute="fp8", device="cuda", machine=EVERYTHING)
+    assert cli.main(["plan", str(sd), "--quant", "nf4", "--compute", "fp8", "--device", "cpu"]) == 2
+    assert "products of 8-bit floats need a card" in capsys.readouterr().err
+
+
+def test_on_a_cpu_they_have_no_effect(sd: Path) -> None:
+    with pytest.warns(compat.IncompatibleWarning, match="8-bit floats"):
+        made = sdquant.load_model(sd, "nf4", compute="fp8", device="cpu", allow_incompatible=True, progress=False)
+    exact = sdquant.load_model(sd, "nf4", runtime="plain", progress=False)
+    assert all(layer.compute == "fp8" for layer in layers(made))
+    assert torch.equal(step(made), step(exact))
+
+
+def test_rules_that_say_how_they_compute_in_floats(sd: Path) -> None:
+    with pytest.raises(ConflictError, match="act_qtype"):
+        sdquant.quantize(
+            torch.nn.Sequential(torch.nn.Linear(64, 64)),
+            rules=[{"weight_qtype": "int8", "act_qtype": "int8"}],
+            compute="fp8",
+        )
 
 
 def test_rules_that_say_how_they_compute(sd: Path) -> None:

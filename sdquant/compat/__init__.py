@@ -153,7 +153,7 @@ def check(
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
         machine: what is installed; None for this machine.
         source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
-        compute: float | int8; None is "float".
+        compute: float | int8 | fp8; None is "float".
         allow_incompatible: warn instead of refusing. A package that is missing or too old is refused all the same.
 
     Raises:

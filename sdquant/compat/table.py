@@ -42,13 +42,13 @@ ROWS: tuple[Row, ...] = (
         'such as quant="int8" or quant="nf4"',
         seen=CELLS,
     ),
-    # Products in integers.
+    # Products of 8-bit numbers.
     Row(
-        compute="int8",
+        compute=any_of("int8", "fp8"),
         runtime=any_of("library", "openvino"),
         verdict="breaks",
-        why="libraries compute as they do, and only sdquant's plain layers multiply in integers when asked to",
-        fix='Use runtime="plain", or leave the runtime out: compute="int8" chooses plain layers',
+        why="libraries compute as they do, and only sdquant's plain layers multiply 8-bit numbers when asked to",
+        fix='Use runtime="plain", or leave the runtime out: compute= chooses plain layers',
         seen="tests/test_compute.py::test_the_librarys_modules_are_refused",
     ),
     Row(
@@ -65,6 +65,23 @@ ROWS: tuple[Row, ...] = (
         why='compute="int8" has no fast product of integers there, and computes with the float weights',
         fix='Leave out compute="int8", which has no effect on this device',
         seen="sdquant/kernels/int8.py",
+    ),
+    Row(
+        compute="fp8",
+        device=any_of("cpu", "xpu", "mps", "directml"),
+        verdict="breaks",
+        why="products of 8-bit floats need a card that has them, such as NVIDIA's of compute capability 8.9 and later; "
+        "on a CPU torch's take ten times as long as bf16's",
+        fix='Use compute="int8", or leave compute out',
+        seen="tests/test_compute.py::test_8_bit_floats_are_for_cards",
+    ),
+    Row(
+        compute="fp8",
+        device=any_of("cuda", "rocm"),
+        verdict="untested",
+        why="its product is torch's own, and nobody has run it on a card",
+        fix="A card without products of 8-bit floats computes with the float weights, and the log says so",
+        seen="nobody has run it",
     ),
     # Combinations that the libraries' modules cannot do, on any device and in any version.
     Row(

@@ -42,7 +42,7 @@ class Config:
             in it, and names no file.
         component: name of the model in the pipeline that was calibrated, whose ranges are meant ("text_encoder"). "" is
             the UNet or transformer.
-        compute: "int8" for products in 8-bit integers, as for `load_model`. A model that is saved does not keep it.
+        compute: "int8" or "fp8" for products of 8-bit numbers, as for `load_model`. A saved model does not keep it.
 
     Raises:
         UnknownQuantError, SettingsError: no such scheme or option, or rules that are none.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..rows import take
-from . import int8
+from . import fp8, int8
 from .patches import few_patches, outputs
 from .scratch import scratch
 
@@ -155,16 +155,23 @@ def linear(
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype. Keeps nothing for a gradient.
 
     Args:
-        compute: "int8" for products in integers where that pays.
+        compute: "int8" for products in integers, "fp8" for those in 8-bit floats, where that pays.
     """
     if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8.linear(backend, packed, form, x, bias)
+    if compute == fp8.NAME and fp8.pays(packed, form, x):
+        return fp8.linear(packed, form, None if fp8.direct(form) else _decoded(backend, packed, form, x), x, bias)
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
+    return F.linear(x, _decoded(backend, packed, form, x), bias)
+
+
+def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> Tensor:
+    """The float weight in the dtype of x, in the scratch buffer."""
     weight = scratch(packed.spec.shape, x.dtype, x.device)
     decode_into(backend, packed, form, weight)
-    return F.linear(x, weight, bias)
+    return weight
 
 
 def convolve(
@@ -182,8 +189,7 @@ def convolve(
         if rows is not None:
             y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), form.rows)
             return y.movedim(-1, 1).contiguous()
-    weight = scratch(packed.spec.shape, x.dtype, x.device)
-    decode_into(backend, packed, form, weight)
+    weight = _decoded(backend, packed, form, x)
     done: Tensor = CONVOLUTIONS[len(how.stride) - 1](x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
     return done
 

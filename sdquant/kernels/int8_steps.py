@@ -64,10 +64,10 @@ def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
         zero = torch.full((rows,), form.zero, dtype=torch.int32, device=codes.device)
     else:
         zero = packed.parts[form.zero].flatten().to(torch.int32)
-    return _spread(scale, rows), _spread(zero, rows)
+    return spread(scale, rows), spread(zero, rows)
 
 
-def _spread(each: Tensor, rows: int) -> Tensor:
+def spread(each: Tensor, rows: int) -> Tensor:
     """One number for each row, of one for each so many rows."""
     return each if len(each) == rows else each.repeat_interleave(rows // len(each))
 

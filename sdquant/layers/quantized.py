@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
-from ..kernels import choice, int8, ops
+from ..kernels import choice, ops
 from ..kernels.scratch import scratch
 from ..rows import take
 from .packed_tensor import LayerWeight
@@ -58,7 +58,8 @@ class QuantizedLayer(nn.Module):
     _backend: Backend
     _form: Form | None  # how the packed weight lies in memory, for the kernels
     _text: str  # all about it but its tensors, for compiled graphs
-    # "int8": products are in integers where that pays (`kernels.int8`); None: with the float weight. See `set_compute`.
+    # "int8", "fp8": what products are in where that pays (`kernels.int8`, `kernels.fp8`); None: with the float weight.
+    # See `set_compute`.
     compute: str | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -372,13 +373,13 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
 
 
 def set_compute(model: nn.Module, compute: str | None) -> None:
-    """Have the quantized layers of a model compute as asked: "int8", or None or "float" for as they are stored.
+    """Have the quantized layers of a model compute as asked: "int8", "fp8", or None or "float" for as they are stored.
 
     Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings.
     """
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
-            layer.compute = int8.NAME if compute == int8.NAME else None
+            layer.compute = None if compute == "float" else compute
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:

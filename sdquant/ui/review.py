@@ -147,7 +147,7 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
     compute = values["compute"] or "float"
-    runtime = values["runtime"] or ("plain" if compute == "int8" else "default")
+    runtime = values["runtime"] or ("default" if compute == "float" else "plain")
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")

@@ -1,0 +1,130 @@
+"""Products in 8-bit floats with packed weights of any scheme: what `compute="fp8"` does, on cards that have them.
+
+The rows of activations are quantized to float8 e4m3 as they come, each with a scale of its own, and so is each row of
+the weight:
+
+    y[m, n] = sum_k x_code[m, k] * w_code[n, k] * x_scale[m] * w_scale[n] + bias[n]
+
+A code is value * (448 / largest), rounded to the nearest e4m3, ties to even; its scale largest / 448, where `largest`
+is the largest size in the row. The product is `torch._scaled_mm`, in bfloat16 on a card. Weights that are e4m3 already,
+with one scale for a row, are taken as they are; all others are decoded and quantized again at every call, as in `int8`.
+Convolutions, few rows, and sizes that are no multiples of 16 are left to the exact product.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .int8_steps import LEAST as LEAST_SIZE
+from .int8_steps import spread
+from .scratch import scratch
+from .triton import library
+
+if TYPE_CHECKING:
+    from ..backends.base import Packed
+    from .forms import Form
+
+log = logging.getLogger(__name__)
+
+NAME = "fp8"
+LARGEST = 448.0  # of e4m3
+MULTIPLE = 16  # of both sides of a weight, for `torch._scaled_mm`
+# From how many rows of activations it is used: where a card is no longer busy with reading weights alone. Reckoned from
+# the bandwidth and the arithmetic of an H100, not measured.
+ROWS, ROWS_AGAIN = 64, 256
+_CODES = torch.float8_e4m3fn
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def direct(form: Form | None) -> bool:
+    """Whether the codes of a weight are multiplied as they are."""
+    return (
+        form is not None
+        and form.by_row
+        and form.packing == "float8_e4m3fn"
+        and bool(form.scale)
+        and form.zero == 0
+        and not (form.table or form.nested or form.shift)
+    )
+
+
+def pays(packed: Packed, form: Form | None, x: Tensor) -> bool:
+    """Whether the product of activations x [..., in] with such a weight is computed in 8-bit floats."""
+    if x.device.type != "cuda" or not computes(packed, x):
+        return False
+    least = ROWS if direct(form) else ROWS_AGAIN
+    return x.numel() >= least * x.shape[-1] and works_on(x.device)
+
+
+def computes(packed: Packed, x: Tensor) -> bool:
+    """Whether `linear` can: of the dtype and the sizes."""
+    sizes = packed.spec.shape
+    return x.dtype in _FLOATS and len(sizes) == 2 and not any(size % MULTIPLE for size in sizes)
+
+
+@cache
+def works_on(device: torch.device) -> bool:
+    """Whether a device multiplies 8-bit floats, and rightly; asked once, and the reason against it is logged."""
+    x = torch.linspace(-3, 3, 32 * 64, device=device).sin().view(32, 64)
+    why = "it computes other numbers"
+    try:
+        codes, scale = quantized_rows(x)
+        found = product(codes, scale, codes, scale.view(-1), torch.bfloat16).float()
+        wide = codes.float() * scale
+        if torch.allclose(found, wide @ wide.T, rtol=2**-7, atol=1e-3):
+            return True
+    except Exception as error:  # what a device without them raises is not the same everywhere
+        why = f"{type(error).__name__}: {error}"
+    log.warning('compute="fp8" has no effect on %s: %s. Products are computed with the float weights.', device, why)
+    return False
+
+
+def linear(packed: Packed, form: Form | None, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype.
+
+    Args:
+        weight: the float weight [out, in]; None where the codes are taken as they are.
+    """
+    rows, columns = packed.spec.shape
+    flat = x.reshape(-1, columns)
+    x_codes, x_scale = quantized_rows(flat)
+    if weight is None:
+        assert form is not None
+        codes = packed.parts[form.codes].view(_CODES).view(rows, columns)
+        scale = spread(packed.parts[form.scale].flatten().float() * form.factor, rows)
+    else:
+        codes, of_rows = quantized_rows(weight, scratch((rows, columns), _CODES, x.device))
+        scale = of_rows.view(-1)
+    # With a scale for each row, cards put out bfloat16 alone.
+    y = product(x_codes, x_scale, codes, scale, torch.bfloat16 if x.is_cuda else x.dtype).to(x.dtype)
+    return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], rows)
+
+
+def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The codes, e4m3 [m, k], and scales, float32 [m, 1], of rows x [m, k] of any float dtype; see the module.
+
+    A row that is not finite has a scale that is not.
+    """
+    codes = torch.empty(x.shape, dtype=_CODES, device=x.device) if out is None else out
+    kernels = library.eight(x.device) if x.is_cuda else None
+    if kernels is not None:
+        scale, sums = (torch.empty(len(x), 1, dtype=kind, device=x.device) for kind in (torch.float32, torch.int32))
+        kernels.quantization(x.contiguous(), codes, scale, sums)(x.device)
+        return codes, scale
+    values = x.to(torch.float32)
+    largest = values.abs().amax(1, keepdim=True)
+    zero = largest < LEAST_SIZE
+    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
+    codes.copy_(values.mul(factor))
+    return codes, (largest / LARGEST).masked_fill_(zero, 0.0)
+
+
+def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes x [m, k] times the transpose of weight [n, k], and the scales [m, 1] and [n]: [m, n] of `dtype`."""
+    done: Tensor = torch._scaled_mm(x, weight.T, scale_a=x_scale, scale_b=scale.view(1, -1), out_dtype=dtype)
+    return done

@@ -1,0 +1,155 @@
+"""Products in 8-bit floats: by the real `torch._scaled_mm`, which a CPU has too, slowly."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdquant import backends
+from sdquant.kernels import fp8
+from sdquant.layers import quantized_layer
+from sdquant.layers.quantized import QuantizedLayer, set_compute
+
+SCHEMES = ("nf4", "fp8", "int8", "int4", "qint8", "qint4", "qfloat8", "sdnq-uint4", "q8_0", "q4_k")
+BY_ROW = ("qfloat8",)  # e4m3 with one scale for a row
+
+
+def layer_in(text: str, module: nn.Module) -> QuantizedLayer:
+    spec = backends.parse(text)
+    weight: Any = module.weight
+    layer = quantized_layer(module, backends.get(spec.scheme.backend).encode(weight.data, spec)).eval()
+    set_compute(layer, "fp8")
+    return layer
+
+
+def decibels(got: Tensor, wanted: Tensor) -> float:
+    error = (got.double() - wanted.double()).square().sum()
+    return float(10 * torch.log10(wanted.double().square().sum() / error))
+
+
+def by_formula(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes as float64, and scales, of rows."""
+    scale = x.float().abs().amax(1, keepdim=True) / 448
+    factor = torch.where(scale > 0, torch.tensor(448.0) / x.float().abs().amax(1, keepdim=True), 0.0)
+    return (x.float() * factor).to(torch.float8_e4m3fn).double(), scale
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a CPU's products were worth it."""
+    monkeypatch.setattr(fp8, "pays", lambda packed, form, x: fp8.computes(packed, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
+    x = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[3] = 0
+    x[4] *= 1000
+    codes, scale = fp8.quantized_rows(x)
+    wanted, scales = by_formula(x)
+    assert codes.dtype == torch.float8_e4m3fn
+    assert torch.equal(codes.double(), wanted) and torch.equal(scale, scales)
+    assert codes.double().abs().amax(1).tolist() == [448.0] * 3 + [0.0] + [448.0] * 5
+
+
+def test_rows_that_are_not_finite_stay_so(everywhere: None) -> None:
+    x = torch.ones(3, 64)
+    x[0, 5], x[1, 6] = torch.nan, torch.inf
+    with torch.no_grad():
+        assert layer_in("nf4", nn.Linear(64, 16))(x).isfinite().all(1).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("text", SCHEMES)
+def test_a_linear_is_the_product_of_codes(text: str, dtype: torch.dtype, everywhere: None) -> None:
+    torch.manual_seed(1)
+    module = nn.Linear(256, 48).to(dtype)
+    layer = layer_in(text, module)
+    assert fp8.direct(layer._form) == (text in BY_ROW)
+    x = torch.randn(2, 19, 256).to(dtype)
+    with torch.no_grad():
+        got = layer(x)
+        set_compute(layer, None)
+        exact = layer(x)
+    assert got.dtype == dtype and got.shape == exact.shape
+    a, a_scale = by_formula(x.view(-1, 256))
+    b, b_scale = by_formula(layer.dequantize(dtype))
+    if text in BY_ROW:
+        b, b_scale = layer.dequantize(torch.float32).double(), torch.ones(48, 1)
+    wanted = (a * a_scale) @ (b * b_scale).T + module.bias.detach().double()
+    # bfloat16 rounds to 8 bits twice: before the bias is added, and after it.
+    assert decibels(got.view(-1, 48), wanted) > (90 if dtype == torch.float32 else 45)
+    assert 24 < decibels(got, exact) < 60
+
+
+def test_what_it_is_not_for() -> None:
+    layer = layer_in("nf4", nn.Linear(64, 48))
+    x = torch.randn(300, 64)
+    assert fp8.computes(layer.packed, x)
+    assert not fp8.pays(layer.packed, layer._form, x)  # a CPU is slower with it
+    assert not fp8.computes(layer.packed, x.double())
+    assert not fp8.computes(layer_in("nf4", nn.Linear(64, 40)).packed, x)
+    conv = layer_in("nf4", nn.Conv2d(64, 48, 3))
+    image = torch.randn(1, 64, 8, 8)
+    assert not fp8.computes(conv.packed, image)
+    with torch.no_grad():
+        set_compute(exact := copy.deepcopy(conv), None)
+        assert torch.equal(conv(image), exact(image))
+
+
+def test_a_compiled_layer_computes_alike(everywhere: None) -> None:
+    layer, x = layer_in("int4", nn.Linear(128, 64)), torch.randn(32, 128)
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), layer(x))
+
+
+def test_gradients_are_those_of_the_float_weight(everywhere: None) -> None:
+    layer = layer_in("int4", nn.Linear(128, 64))
+    x, other = (torch.ones(32, 128, requires_grad=True) for _ in range(2))
+    layer(x).sum().backward()
+    torch.nn.functional.linear(other, layer.dequantize(torch.float32), None).sum().backward()
+    assert x.grad is not None and other.grad is not None
+    torch.testing.assert_close(x.grad, other.grad)
+
+
+def test_a_device_without_them_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    cpu = torch.device("cpu")
+    fp8.works_on.cache_clear()
+    assert fp8.works_on(cpu)
+    fp8.works_on.cache_clear()
+
+    def refuses(*args: Any) -> Tensor:
+        raise RuntimeError("torch._scaled_mm is only supported on devices of capability 8.9")
+
+    monkeypatch.setattr(fp8, "product", refuses)
+    with caplog.at_level(logging.WARNING):
+        assert not fp8.works_on(cpu) and not fp8.works_on(cpu)
+    assert [record.message for record in caplog.records] == [
+        'compute="fp8" has no effect on cpu: RuntimeError: torch._scaled_mm is only supported on devices of capability '
+        "8.9. Products are computed with the float weights."
+    ]
+    fp8.works_on.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("text", SCHEMES)
+def test_on_a_card(text: str) -> None:
+    device = torch.device("cuda")
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("this card has no products of 8-bit floats")
+    assert fp8.works_on(device)
+    torch.manual_seed(1)
+    layer = layer_in(text, nn.Linear(512, 256, dtype=torch.bfloat16)).to(device)
+    x = torch.randn(1024, 512, dtype=torch.bfloat16, device=device)
+    assert fp8.pays(layer.packed, layer._form, x)
+    with torch.no_grad():
+        got = layer(x)
+        set_compute(layer, None)
+        assert 24 < decibels(got, layer(x)) < 60
