@@ -1,4 +1,4 @@
-"""Running a component that is larger than its budget: some blocks stay, the others take turns in one or two buffers."""
+"""Running a component that is larger than its budget: some blocks stay, the others take turns in what is left of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..memory import flat_buffer
+from .arena import Arena
 from .transfer import Ticket, transfer
 
 if TYPE_CHECKING:
@@ -23,7 +26,8 @@ class StreamPlan:
     Attributes:
         resident: units that stay.
         streamed: blocks that come and go.
-        buffers: how many blocks can be on the device at the same time: two, where there is room to fetch one ahead.
+        buffers: how many of the largest blocks can be on the device at the same time: two, where there is room to
+            fetch one ahead. Of smaller ones as many as fit into the same memory.
         buffer_bytes: size of each.
     """
 
@@ -74,12 +78,11 @@ def plan(component: Component, budget: int) -> StreamPlan:
 
 
 class Streamer:
-    """The buffers of one component, and which block is in which.
+    """The memory for the streamed blocks of one component, and where in it they are.
 
     The order of blocks is learned while they run: each one is expected to be followed by what followed it last time.
-    Every buffer that is free has a block on its way into it: from the moment the component is called, while a block
-    runs, and after the last one, when the first of the next step is fetched. So the reader rests only when nothing is
-    free to be read into.
+    As many are on their way as there is room for: from the moment the component is called, while a block runs, and
+    after the last one, when the first of the next step is fetched. So the reader rests only when there is no room.
     """
 
     def __init__(self, component: Component, plan: StreamPlan, residency: Residency) -> None:
@@ -87,8 +90,8 @@ class Streamer:
         self._component, self._residency = component, residency
         self._counters = residency.counters
         self._transfer = transfer(residency.device)
-        self._free: list[Tensor] = []
-        self._in: dict[str, Tensor] = {}  # buffer of each block on the device
+        self._arena: Arena | None = None
+        self._in: dict[str, tuple[Tensor, int]] = {}  # of each block on the device: its part, and bytes beyond it
         self._coming: deque[tuple[Unit, Ticket, Tensor]] = deque()  # in the order in which they are expected
         self._next = dict(zip(plan.streamed, (*plan.streamed[1:], plan.streamed[0]), strict=True))
         self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
@@ -97,20 +100,20 @@ class Streamer:
         self._first: Unit | None = None
         self._last: Unit | None = None
         self._held = 0
+        self._nothing = torch.empty(0, dtype=torch.uint8, device=residency.device)
 
     @property
     def missing(self) -> int:
-        """Bytes that `begin` will take for buffers."""
+        """Bytes that `begin` will take."""
         return 0 if self._held else self.plan.buffers * self.plan.buffer_bytes
 
     def begin(self, method: str) -> None:
         """A method of the component starts."""
         self._method, self._first, self._last = method, None, None
-        if not self._held:
-            self._held = self.plan.buffers * self.plan.buffer_bytes
+        if self._arena is None:
+            self._held = self.missing
             self._counters.hold(self._held)
-            for _ in range(self.plan.buffers):
-                self._free.append(flat_buffer(self.plan.buffer_bytes, self._residency.device))
+            self._arena = Arena(flat_buffer(self._held, self._residency.device))
         self._fetch_ahead()  # what is outside blocks may compute before the first one
 
     def end(self) -> None:
@@ -124,14 +127,14 @@ class Streamer:
         if unit.resident:
             return
         if self._coming and self._coming[0][0] is unit:
-            _, ticket, buffer = self._coming.popleft()
+            _, ticket, part = self._coming.popleft()
             self._counters.prefetched += 1
             self._counters.waited += not ticket.done()
-            self._arrive(unit, ticket, buffer)
+            self._arrive(unit, ticket, part)
         else:
             self._discard()
-            buffer = self._free.pop()
-            self._arrive(unit, self._transfer.start(unit, buffer), buffer)
+            part = self._take(unit)
+            self._arrive(unit, self._transfer.start(unit, part), part)
         if self._last is not None:
             self._after.setdefault(self._method, {})[self._last] = unit
         self._first = self._first or unit
@@ -142,13 +145,15 @@ class Streamer:
         """It has run."""
         if unit.name in self._in:
             unit.drop(self._residency.store)
-            self._free.append(self._in.pop(unit.name))
+            part, beyond = self._in.pop(unit.name)
+            self._give(part)
+            self._counters.hold(-beyond)
             self._fetch_ahead()
 
     def release(self) -> None:
-        """Give the buffers up."""
+        """Give the memory up."""
         self._discard(expected=True)
-        self._free.clear()
+        self._arena = None
         self._counters.hold(-self._held)
         self._held = 0
 
@@ -157,26 +162,37 @@ class Streamer:
         self.release()
         self._transfer.close()
 
-    def _arrive(self, unit: Unit, ticket: Ticket, buffer: Tensor) -> None:
+    def _take(self, unit: Unit) -> Tensor:
+        """Room for a block that is wanted now: none of the arena if it outgrew that (its library repacked it)."""
+        assert self._arena is not None
+        part = self._arena.take(unit.nbytes)
+        return self._nothing if part is None else part
+
+    def _give(self, part: Tensor) -> None:
+        if part.numel() and self._arena is not None:
+            self._arena.give(part)
+
+    def _arrive(self, unit: Unit, ticket: Ticket, part: Tensor) -> None:
         try:
             flat = ticket.wait()
         except BaseException:
-            self._free.append(buffer)
+            self._give(part)
             raise
         unit.place(flat, held=False)
-        # A block that outgrew the buffer (its library repacked it) brought a larger one, which is used from now on.
-        self._in[unit.name] = flat
-        self._counters.hold(flat.numel() - buffer.numel())
-        self._held += flat.numel() - buffer.numel()
+        beyond = 0 if flat.data_ptr() == part.data_ptr() else flat.numel()
+        self._in[unit.name] = part, beyond
+        self._counters.hold(beyond)
 
     def _fetch_ahead(self) -> None:
-        """Start reading what is expected next into every buffer that is free; on a mere guess, one block alone."""
-        while self._free and (not self._coming or self._method in self._start):
+        """Start reading what is expected next while there is room for it; on a mere guess, one block alone."""
+        while self._arena is not None and (not self._coming or self._method in self._start):
             unit = self._expected()
             if unit.resident or any(unit is coming for coming, _, _ in self._coming):
                 return
-            buffer = self._free.pop()
-            self._coming.append((unit, self._transfer.start(unit, buffer), buffer))
+            part = self._arena.take(unit.nbytes)
+            if part is None:
+                return
+            self._coming.append((unit, self._transfer.start(unit, part), part))
 
     def _expected(self) -> Unit:
         """The block that will be called after those that are on their way."""
@@ -186,13 +202,13 @@ class Streamer:
         return self._after.get(self._method, {}).get(last, self._next[last])
 
     def _discard(self, expected: bool = False) -> None:
-        """Take the buffers of blocks back that were fetched ahead in vain, when nothing writes to them any more.
+        """Take the room of blocks back that were fetched ahead in vain, when nothing writes to it any more.
 
         Args:
             expected: whether they are not wrong, only no longer wanted.
         """
         while self._coming:
-            _, ticket, buffer = self._coming.popleft()
-            self._free.append(buffer)
+            _, ticket, part = self._coming.popleft()
             self._counters.mispredicted += not expected
             ticket.abandon()
+            self._give(part)

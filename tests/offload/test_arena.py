@@ -1,0 +1,74 @@
+"""Parts of one piece of memory, and streamed blocks in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sdquant import offload
+from sdquant.offload.arena import ALIGN, Arena
+from sdquant.offload.stream import Streamer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def offset(part: Tensor | None, flat: Tensor) -> int:
+    assert part is not None
+    return part.data_ptr() - flat.data_ptr()
+
+
+def test_parts_are_apart_and_come_back() -> None:
+    flat = torch.empty(8 * ALIGN, dtype=torch.uint8)
+    arena = Arena(flat)
+    one, two, three = (arena.take(size) for size in (2 * ALIGN, ALIGN + 1, 3 * ALIGN))
+    assert [offset(part, flat) for part in (one, two, three)] == [0, 2 * ALIGN, 4 * ALIGN]
+    assert [part.numel() for part in (one, two, three) if part is not None] == [2 * ALIGN, ALIGN + 1, 3 * ALIGN]
+    assert arena.take(2 * ALIGN) is None
+    assert two is not None and one is not None
+    arena.give(two)
+    assert offset(arena.take(2 * ALIGN), flat) == 2 * ALIGN  # the first gap that is large enough
+    arena.give(one)
+    assert offset(arena.take(ALIGN), flat) == 0
+    assert arena.take(9 * ALIGN) is None
+
+
+class Net(nn.Module):
+    """One large block and small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(256, 256 if i else 1024, bias=False) for i in range(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)[..., :256]
+        return x
+
+
+def test_small_blocks_share_the_room_of_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, x = Net().requires_grad_(False), torch.randn(2, 256)
+    wanted = net(x)
+    ahead, beyond = [], []
+    arrive = Streamer._arrive
+
+    def counted(self: Streamer, *args: object) -> None:
+        arrive(self, *args)  # type: ignore[arg-type]
+        ahead.append(len(self._coming))
+        beyond.append(max(more for _, more in self._in.values()))
+
+    monkeypatch.setattr(Streamer, "_arrive", counted)
+    room = 2 * 4 * 256 * 1024  # two of the large one
+    handle = offload.apply(net, "balanced", device="cpu", budget=room, folder=tmp_path)
+    try:
+        for _ in range(3):
+            assert torch.equal(net(x), wanted)
+        assert handle.report()["peak"] <= room
+    finally:
+        handle.remove()
+    assert max(ahead) >= 5 and not any(beyond)
