@@ -11,7 +11,8 @@
 
 enum {
     TILE = TILE_ROWS * TILE_BYTES,
-    SQUARE = TILE_ROWS * TILE_ROWS, /* sums of a tile; a group and a panel have four: by half of the panel, then of the group */
+    SQUARE = TILE_ROWS * TILE_ROWS, /* sums of a tile; a group and a panel have four, by half of the panel, then of the
+                                       group */
     PAIRS = PANEL / 2,
     AT_ONCE = 4, /* pairs of rows of the weight that are computed at once */
     PIECES = PAIRS / AT_ONCE + 1,
@@ -241,7 +242,8 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     _tile_release();
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, last512, rows512, multiply_amx};
+const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, last512, rows512,
+                       multiply_amx};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

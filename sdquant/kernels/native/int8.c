@@ -4,7 +4,12 @@
 /* Panels of the weight are made where they are used for so many blocks of activations: for more, more often than once,
    they would have to be made again, or to be kept, and reading all activations for each panel still costs less (measured
    on Zen5). */
-enum { LINE = 64, BLOCKS = 2, LINES = 16, FAR = 32 * LINE };
+enum {
+    BLOCKS = 2,
+    LINE = 64,
+    LINES = 16,      /* rows of activations that are quantized before they are laid out */
+    FAR = 32 * LINE, /* rows that are multiples of it apart are in two of the 64 sets of the first cache */
+};
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -27,7 +32,6 @@ int64_t block_rows(int64_t columns) {
 
 int64_t most_rows(int64_t columns) { return BLOCKS * block_rows(columns); }
 
-/* Rows of activations that are quantized before they are laid out. */
 static int64_t line_bytes(int64_t columns) { return LINES * (up(columns, LINE) + LINE); }
 
 /* A panel; floats and codes of PANEL rows for quantizing again; scales and numbers of a panel; the codes, scales and
