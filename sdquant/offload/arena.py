@@ -11,24 +11,36 @@ ALIGN = 256  # bytes: what the allocators of cards align to
 
 
 class Arena:
-    """Parts of `flat` (uint8 [n]), each from the first gap that is large enough."""
+    """Parts of `flat` (uint8 [n * slot]), each within one of n slots: small parts share a slot, and leave the others
+    whole for large ones, which would have to wait for parts beside each other to come back."""
 
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-        self._taken: dict[int, int] = {}  # where a part begins, and where it ends
+    def __init__(self, flat: Tensor, slot: int) -> None:
+        self._flat, self._slot = flat, slot
+        self._taken: list[dict[int, int]] = [{} for _ in range(flat.numel() // slot if slot else 0)]  # begin -> end
 
     def take(self, nbytes: int) -> Tensor | None:
-        """A part of so many bytes, uint8 [nbytes]; None where no gap is as large."""
-        begin = 0
-        for start, stop in sorted(self._taken.items()):
-            if begin + nbytes <= start:
-                break
-            begin = -(-stop // ALIGN) * ALIGN
-        if begin + nbytes > self._flat.numel():
+        """A part of so many bytes, uint8 [nbytes]: of the smallest gap that is as large, in a slot in use where there is
+        one; None where there is none."""
+        gaps = [
+            (not taken, stop - start, number, start)
+            for number, taken in enumerate(self._taken)
+            for start, stop in _gaps(taken, self._slot)
+            if stop - start >= nbytes
+        ]
+        if not gaps:
             return None
-        self._taken[begin] = begin + nbytes
+        _, _, number, start = min(gaps)
+        self._taken[number][start] = start + nbytes
+        begin = number * self._slot + start
         return self._flat[begin : begin + nbytes]
 
     def give(self, part: Tensor) -> None:
         """Take a part back."""
-        del self._taken[part.data_ptr() - self._flat.data_ptr()]
+        number, start = divmod(part.data_ptr() - self._flat.data_ptr(), self._slot)
+        del self._taken[number][start]
+
+
+def _gaps(taken: dict[int, int], size: int) -> list[tuple[int, int]]:
+    """What is free of a slot: where each gap begins, at a whole multiple of ALIGN, and where it ends."""
+    begins = [0, *(-(-stop // ALIGN) * ALIGN for _, stop in sorted(taken.items()))]
+    return list(zip(begins, [*sorted(taken), size], strict=True))

@@ -27,7 +27,7 @@ class StreamPlan:
         resident: units that stay.
         streamed: blocks that come and go.
         buffers: how many of the largest blocks can be on the device at the same time: two, where there is room to
-            fetch one ahead. Of smaller ones as many as fit into the same memory.
+            fetch one ahead. Smaller ones share the room of one.
         buffer_bytes: size of each.
     """
 
@@ -113,7 +113,7 @@ class Streamer:
         if self._arena is None:
             self._held = self.missing
             self._counters.hold(self._held)
-            self._arena = Arena(flat_buffer(self._held, self._residency.device))
+            self._arena = Arena(flat_buffer(self._held, self._residency.device), self.plan.buffer_bytes)
         self._fetch_ahead()  # what is outside blocks may compute before the first one
 
     def end(self) -> None:
