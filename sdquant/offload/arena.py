@@ -19,8 +19,8 @@ class Arena:
         self._taken: list[dict[int, int]] = [{} for _ in range(flat.numel() // slot if slot else 0)]  # begin -> end
 
     def take(self, nbytes: int) -> Tensor | None:
-        """A part of so many bytes, uint8 [nbytes]: of the smallest gap that is as large, in a slot in use where there is
-        one; None where there is none."""
+        """A part of so many bytes, uint8 [nbytes], from the smallest gap that is as large, in a slot in use where there
+        is one; None where there is none."""
         gaps = [
             (not taken, stop - start, number, start)
             for number, taken in enumerate(self._taken)
