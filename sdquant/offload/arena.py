@@ -15,7 +15,7 @@ class Arena:
     whole for large ones, which would have to wait for parts beside each other to come back."""
 
     def __init__(self, flat: Tensor, slot: int) -> None:
-        self._flat, self.slot = flat, slot
+        self._flat, self._slot = flat, slot
         self._taken: list[dict[int, int]] = [{} for _ in range(flat.numel() // slot if slot else 0)]  # begin -> end
 
     def take(self, nbytes: int) -> Tensor | None:
@@ -24,19 +24,19 @@ class Arena:
         gaps = [
             (not taken, stop - start, number, start)
             for number, taken in enumerate(self._taken)
-            for start, stop in _gaps(taken, self.slot)
+            for start, stop in _gaps(taken, self._slot)
             if stop - start >= nbytes
         ]
         if not gaps:
             return None
         _, _, number, start = min(gaps)
         self._taken[number][start] = start + nbytes
-        begin = number * self.slot + start
+        begin = number * self._slot + start
         return self._flat[begin : begin + nbytes]
 
     def give(self, part: Tensor) -> None:
         """Take a part back."""
-        number, start = divmod(part.data_ptr() - self._flat.data_ptr(), self.slot)
+        number, start = divmod(part.data_ptr() - self._flat.data_ptr(), self._slot)
         del self._taken[number][start]
 
 

@@ -91,7 +91,6 @@ class Streamer:
         self._counters = residency.counters
         self._transfer = transfer(residency.device)
         self._arena: Arena | None = None
-        self._slot = plan.buffer_bytes  # of the arena
         self._in: dict[str, tuple[Tensor, int]] = {}  # of each block on the device: its part, and bytes beyond it
         self._coming: deque[tuple[Unit, Ticket, Tensor]] = deque()  # in the order in which they are expected
         self._next = dict(zip(plan.streamed, (*plan.streamed[1:], plan.streamed[0]), strict=True))
@@ -106,17 +105,15 @@ class Streamer:
     @property
     def missing(self) -> int:
         """Bytes that `begin` will take."""
-        return 0 if self._held else self.plan.buffers * self._slot
+        return 0 if self._held else self.plan.buffers * self.plan.buffer_bytes
 
     def begin(self, method: str) -> None:
         """A method of the component starts."""
         self._method, self._first, self._last = method, None, None
-        if self._arena is not None and self._arena.slot < self._slot and not self._in:
-            self.release()  # a block has outgrown it
         if self._arena is None:
             self._held = self.missing
             self._counters.hold(self._held)
-            self._arena = Arena(flat_buffer(self._held, self._residency.device), self._slot)
+            self._arena = Arena(flat_buffer(self._held, self._residency.device), self.plan.buffer_bytes)
         self._fetch_ahead()  # what is outside blocks may compute before the first one
 
     def end(self) -> None:
@@ -136,8 +133,7 @@ class Streamer:
             self._arrive(unit, ticket, part)
         else:
             self._discard()
-            room = self._take(unit)
-            part = self._nothing if room is None else room
+            part = self._take(unit)
             self._arrive(unit, self._transfer.start(unit, part), part)
         if self._last is not None:
             self._after.setdefault(self._method, {})[self._last] = unit
@@ -166,13 +162,11 @@ class Streamer:
         self.release()
         self._transfer.close()
 
-    def _take(self, unit: Unit) -> Tensor | None:
-        """Room for a block, if there is. One that outgrew the arena (its library repacked it) has it from the next call
-        of the component on."""
+    def _take(self, unit: Unit) -> Tensor:
+        """Room for a block that is wanted now: none of the arena if it outgrew that (its library repacked it)."""
         assert self._arena is not None
-        nbytes = unit.nbytes
-        self._slot = max(self._slot, nbytes)
-        return self._arena.take(nbytes)
+        part = self._arena.take(unit.nbytes)
+        return self._nothing if part is None else part
 
     def _give(self, part: Tensor) -> None:
         if part.numel() and self._arena is not None:
@@ -195,7 +189,7 @@ class Streamer:
             unit = self._expected()
             if unit.resident or any(unit is coming for coming, _, _ in self._coming):
                 return
-            part = self._take(unit)
+            part = self._arena.take(unit.nbytes)
             if part is None:
                 return
             self._coming.append((unit, self._transfer.start(unit, part), part))
