@@ -24,9 +24,9 @@ from .scratch import scratch
 if TYPE_CHECKING:
     from ..backends.base import Backend, Geometry, Packed
     from .forms import Form
-    from .reader import Reader
+    from .reader import Prepared, Reader
 
-__all__ = ["Way", "convolve", "decode_into", "linear", "readers", "way"]
+__all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,21 @@ def linear(
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     return F.linear(x, _decoded(backend, packed, form, x), bias)
+
+
+def prepared(
+    backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
+) -> Prepared | None:
+    """`linear` for few rows of activations of `dtype`, as far as it can be prepared; see `Reader.prepared`."""
+    chosen = way(backend, packed, form, dtype)
+    few = chosen.few
+    if compute == int8.NAME:
+        few = min(few, int8.least(packed, form, dtype) - 1)
+    elif compute is not None:
+        few = 0
+    if not few or form is None or chosen.reader is None:
+        return None
+    return chosen.reader.prepared(form, packed.parts, dtype, few, prefix)
 
 
 def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> Tensor:

@@ -75,22 +75,27 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
     return BY_AMX if isa() == "amx" and dtype == torch.bfloat16 else BY_C
 
 
+def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
+    """Rows of activations of `dtype` from which on integers pay."""
+    found = _least(packed, form, dtype)
+    return found.rows if steps.direct(form) else found.again
+
+
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     """Whether the product of so many rows of activations like `x` is computed in integers."""
     if x.dtype not in _FLOATS or x.device.type not in _DEVICES:
         return False
-    least = _least(packed, form, x.dtype)
-    if rows < (least.rows if steps.direct(form) else least.again):
+    if rows < least(packed, form, x.dtype):
         return False
-    return least is not BY_TORCH or integers.fast(x.device)
+    return native.reads(form, packed.parts) or integers.fast(x.device)
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
     """The same for a convolution of x [b, in, ...]."""
-    shape, least = packed.spec.shape, _least(packed, form, x.dtype)
+    shape, of_sizes = packed.spec.shape, _least(packed, form, x.dtype)
     if geometry.groups != 1 or isinstance(geometry.padding, str):
         return False
-    if shape[0] < least.channels or math.prod(shape[1:]) < least.columns:
+    if shape[0] < of_sizes.channels or math.prod(shape[1:]) < of_sizes.columns:
         return False
     return pays(packed, form, x, x.shape[0] * math.prod(outputs(x.shape[2:], shape[2:], geometry)))
 

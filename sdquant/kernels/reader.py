@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .forms import Form
 
 Parts = Mapping[str, "Tensor"]
+# Of activations [..., columns] and a layer's parameters: the product [..., rows], or None where it cannot.
+Prepared = Callable[["Tensor", "Mapping[str, Tensor | None]"], "Tensor | None"]
 
 
 class Reader(ABC):
@@ -43,3 +45,12 @@ class Reader(ABC):
         The weight is what `decode_into` gives for the dtype of x: both are the same numbers.
         """
         raise NotImplementedError(self.name)
+
+    def prepared(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> Prepared | None:
+        """`product` for the layers that hold such a weight, with all that can be looked up before: of up to `few` rows.
+        None where there is no such thing.
+
+        Args:
+            prefix: what stands before the names of the parts among a layer's parameters.
+        """
+        return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .. import backends
@@ -18,6 +19,7 @@ from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
     from ..kernels.forms import Form
+    from ..kernels.reader import Prepared
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
 # A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
@@ -61,6 +63,9 @@ class QuantizedLayer(nn.Module):
     # "int8", "fp8": what products are in where that pays (`kernels.int8`, `kernels.fp8`); None: with the float weight.
     # See `set_compute`.
     compute: str | None = None
+    # Products of few rows of that dtype with all looked up that can be.
+    _prepared: Prepared | None = None
+    _prepared_for: torch.dtype | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -175,15 +180,27 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if not is_compiling():
+            prepared = self._prepared
+            if prepared is not None and type(x) is Tensor:
+                y = prepared(x, self._parameters)
+                if y is not None:
+                    return y
         x = _autocast(x)
         if not self._backend.computes(self.spec):
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 text = self.compute or ""
                 return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
             if _gradient_of(x):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
+            if x.is_cpu and x.dtype is not self._prepared_for:
+                self._prepare(x.dtype)
             return self._linear(x, self._bias(x))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        self._prepared_for = dtype
+        self._prepared = choice.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return choice.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
@@ -239,7 +256,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
-    if not computes and torch.compiler.is_compiling():
+    if not computes and is_compiling():
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x):
         return _convolve(layer, x, layer._bias(x), geometry)
@@ -380,6 +397,7 @@ def set_compute(model: nn.Module, compute: str | None) -> None:
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
             layer.compute = None if compute == "float" else compute
+            layer._prepared = layer._prepared_for = None
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:

@@ -128,7 +128,9 @@ def test_every_code_with_scales_of_both_signs(text: str, isa: str) -> None:
 ODD = (1e-44, 3e-39, 1e-37, 2.0**-80, 3e38, torch.inf, torch.nan, 0.0, -0.0, -1e-39)
 
 
-@pytest.mark.parametrize("text", ["nf4", "fp4", "fp8", "bnb-int8", "qint8", "qint3", "sdnq-uint4", "sdnq-fp8"])
+@pytest.mark.parametrize(
+    "text", ["nf4", "fp4", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "int4", "int4_sym", "sdnq-uint4", "sdnq-fp8"]
+)
 def test_odd_scales_decode_as_the_form_says(text: str, isa: str) -> None:
     # Not the backend's bits: bitsandbytes' own kernel for nf4 takes subnormal numbers for zero.
     reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
@@ -147,14 +149,17 @@ def test_odd_scales_decode_as_the_form_says(text: str, isa: str) -> None:
         wanted = floats.to(dtype)
         assert torch.equal(out.isnan(), wanted.isnan()), dtype
         assert torch.equal(out.nan_to_num(7), wanted.nan_to_num(7)), dtype
-    x = torch.ones(2, form.columns)
-    y = torch.empty(2, form.rows)
-    reader.product(form, packed.parts, x, None, y)
-    exact = floats.double().sum(1)
-    finite = exact.abs() < 1e30
-    assert int(finite.sum()) >= 6
-    assert torch.equal(y.isfinite().all(0) | ~finite, torch.ones(len(ODD), dtype=torch.bool))
-    assert torch.allclose(y[1][finite].double(), exact[finite], rtol=1e-4, atol=1e-3)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(2, form.columns, dtype=dtype)
+        for m in (1, 2):
+            y = torch.empty(m, form.rows, dtype=dtype)
+            reader.product(form, packed.parts, x[:m], None, y)
+            exact = floats.to(dtype).double().sum(1)
+            finite = exact.abs() < 1e30
+            assert int(finite.sum()) >= (6 if scale.dtype != torch.float16 else 5)
+            assert torch.equal(y.isfinite().all(0) | ~finite, torch.ones(len(ODD), dtype=torch.bool))
+            rtol = torch.finfo(dtype).eps + 1e-4
+            assert torch.allclose(y[-1][finite].double(), exact[finite], rtol=rtol, atol=1e-3), (dtype, m)
 
 
 @pytest.mark.parametrize("text", ["nf4", "qint4", "q4_k"])

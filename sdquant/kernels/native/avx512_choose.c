@@ -6,9 +6,8 @@
 #include "avx512_parts.h"
 #include "avx512_sink.h"
 
-/* How codes come: one to a byte, or two; the last two for products with activations that are turned as the codes are
-   that one instruction takes from each byte of many: see `evens_first`. */
-enum { BYTE_EACH, LOW_FIRST, HIGH_FIRST, LOW_TURNED, HIGH_TURNED };
+/* How codes come: one to a byte, or two. */
+enum { BYTE_EACH, LOW_FIRST, HIGH_FIRST };
 
 /* Bytes (in elements of twice an index's width) become two indices each; only their low bits count. */
 INLINE __m512i pairs16(__m512i bytes, int order) {
@@ -25,16 +24,6 @@ INLINE __m512i pairs32(__m512i bytes, int order) {
 INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t count, int64_t ahead, Sink *sink, int m,
                      Type type) {
     int64_t i = 0;
-    if (order >= LOW_TURNED) { /* whole groups of 64 */
-        for (; i < count; i += 64) {
-            const __m512i low = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + i / 2)));
-            const __m512i high = _mm512_srli_epi16(low, 4); /* of an index five bits count, of which one changes nothing */
-            _mm_prefetch((const char *)codes + i / 2 + ahead, _MM_HINT_T1);
-            take(sink, m, type, i, 32, 0, _mm512_permutexvar_epi16(order == LOW_TURNED ? low : high, values));
-            take(sink, m, type, i + 32, 32, 1, _mm512_permutexvar_epi16(order == LOW_TURNED ? high : low, values));
-        }
-        return;
-    }
 #define TAKE(k)                                                                                              \
     {                                                                                                        \
         const uint8_t *from = codes + (order == BYTE_EACH ? i + 32 * k : i / 2 + 16 * k);                    \
@@ -129,8 +118,7 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
             if (rules.plain) strip(&rules, 1, 0, type, order, &groups, of_codes, codes, form->group, into, run, ahead, &sink, m);
             else strip(&rules, 0, own_zero, type, order, &groups, of_codes, codes, form->group, into, run, ahead, &sink, m);
         } else {
-            if (order >= LOW_TURNED) take_plain_turned(&sink, m, form, parts, first, run, type);
-            else take_plain(&sink, m, form, parts, first, run, type);
+            take_plain(&sink, m, form, parts, first, run, type);
             move(&sink, m, type, run);
         }
         first += run;
@@ -142,26 +130,8 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
 SINK_FUNCTIONS(BYTE_EACH)
 SINK_FUNCTIONS(LOW_FIRST)
 SINK_FUNCTIONS(HIGH_FIRST)
-SINK_FUNCTION(LOW_TURNED, BF16, 1)
-SINK_FUNCTION(LOW_TURNED, BF16, 2)
-SINK_FUNCTION(LOW_TURNED, F16, 1)
-SINK_FUNCTION(LOW_TURNED, F16, 2)
-SINK_FUNCTION(HIGH_TURNED, BF16, 1)
-SINK_FUNCTION(HIGH_TURNED, BF16, 2)
-SINK_FUNCTION(HIGH_TURNED, F16, 1)
-SINK_FUNCTION(HIGH_TURNED, F16, 2)
-
-int turned512(const Form *form, Type type) {
-    const int nibbles = form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH;
-    return nibbles && type != F32 && form->columns % 64 == 0 && form->group % 64 == 0;
-}
 
 static Sunk *function_of(const Form *form, int64_t first, Type type, int m) {
-    static Sunk *const turned[2][2][FEW] = {
-        {{sink_LOW_TURNED_BF16_1, sink_LOW_TURNED_BF16_2}, {sink_LOW_TURNED_F16_1, sink_LOW_TURNED_F16_2}},
-        {{sink_HIGH_TURNED_BF16_1, sink_HIGH_TURNED_BF16_2}, {sink_HIGH_TURNED_F16_1, sink_HIGH_TURNED_F16_2}},
-    };
-    if (m && turned512(form, type)) return turned[form->packing == NIBBLES_HIGH][type == F16][m - 1];
     const int even = first % 2 == 0 && form->group % 2 == 0;
     if (even && form->packing == NIBBLES_LOW) return functions_LOW_FIRST[type][m];
     if (even && form->packing == NIBBLES_HIGH) return functions_HIGH_FIRST[type][m];
@@ -174,7 +144,8 @@ void choose512(const Form *form, const Parts *parts, int64_t first, int64_t coun
 
 void choose_and_dot512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                        int64_t stride, int m, float *sums) {
-    function_of(form, first, type, m)(form, parts, first, count, 0, x, stride, sums);
+    if (whole512(form, type)) nibbles_and_dot512(form, parts, first, count, type, x, stride, m, sums);
+    else function_of(form, first, type, m)(form, parts, first, count, 0, x, stride, sums);
 }
 #ifdef __clang__
 #pragma clang attribute pop

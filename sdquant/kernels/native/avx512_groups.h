@@ -14,15 +14,16 @@ typedef struct {
 typedef struct {
     Type arithmetic;
     int fused, shifted, multiplied;
+    int once;  /* the last operation is rounded where weights are, with them */
     int plain; /* one product, rounded once, and a common zero */
     float factor;
 } Rules;
 
 /* For weights that are wanted as `type`: what is rounded to that type twice is rounded once. */
 INLINE Rules rules_of(const Form *form, Type type) {
-    Rules rules = {form->arithmetic, form->fused, form->shift != NONE, form->factor != 1.0f, 0, form->factor};
-    const int once = rules.arithmetic == F32 || rules.arithmetic == type;
-    rules.plain = once && !rules.fused && !rules.shifted && !rules.multiplied && form->zeros < 0;
+    Rules rules = {form->arithmetic, form->fused, form->shift != NONE, form->factor != 1.0f, 0, 0, form->factor};
+    rules.once = rules.arithmetic == F32 || rules.arithmetic == type;
+    rules.plain = rules.once && !rules.fused && !rules.shifted && !rules.multiplied && form->zeros < 0;
     return rules;
 }
 
@@ -54,12 +55,17 @@ INLINE __m512 nested_at(const Form *form, const Parts *parts, int64_t first, __m
     return _mm512_add_ps(_mm512_mul_ps(inner, outer), _mm512_set1_ps(form->offset));
 }
 
-/* Asks for scales that will be needed after these weights; see Parts. */
+/* Asks for what groups have in common that will be needed after these weights; see Parts. */
 INLINE void ask_scales(const Form *form, const Parts *parts, int64_t first, int64_t count) {
-    if (!parts->ahead || form->scale == NONE || form->group > 256) return;
-    const int size = form->scale == F32 ? 4 : form->scale == NESTED ? 1 : 2;
-    const char *scale = (const char *)parts->scale + (first + parts->ahead) / form->group * size;
-    for (int64_t i = 0; i < count / form->group * size; i += 64) _mm_prefetch(scale + i, _MM_HINT_T1);
+    if (!parts->ahead || form->group > 256) return;
+    const int64_t group = (first + parts->ahead) / form->group, groups = count / form->group;
+#define ASK(part, bits)                                                               \
+    for (int64_t i = 0; i < groups * (bits) / 8; i += 64)                             \
+        _mm_prefetch((const char *)(part) + group * (bits) / 8 + i, _MM_HINT_T1);
+    if (form->scale != NONE) ASK(parts->scale, form->scale == F32 ? 32 : form->scale == NESTED ? 8 : 16)
+    if (form->shift != NONE) ASK(parts->shift, form->shift == F32 ? 32 : 16)
+    if (form->zeros >= 0) ASK(parts->zeros, form->zeros == NIBBLES_LOW ? 4 : 8)
+#undef ASK
 }
 
 /* Asks for codes too, all at once: where codes are used as they lie it is better done a line at a time, as they are
@@ -69,6 +75,21 @@ INLINE void ask(const Form *form, const Parts *parts, int64_t first, int64_t cou
     const char *codes = (const char *)parts->codes + (first + parts->ahead) * bits / 8;
     for (int64_t i = 0; i < count * bits / 8; i += 64) _mm_prefetch(codes + i, _MM_HINT_T1);
     ask_scales(form, parts, first, count);
+}
+
+/* Zero points of as many groups as are valid, at most 16, from `first` on, which is even. */
+INLINE __m512 zeros_at(const Form *form, const Parts *parts, int64_t first, int64_t count) {
+    const __mmask16 valid = first_of(count);
+    if (form->zeros == SIGNED_BYTES)
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(valid, parts->zeros + first)));
+    __m128i bytes = _mm_maskz_loadu_epi8(form->zeros == BYTES ? valid : first_of((count + 1) / 2),
+                                         parts->zeros + (form->zeros == BYTES ? first : first / 2));
+    if (form->zeros == NIBBLES_LOW) {
+        const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+        const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+        bytes = _mm_unpacklo_epi8(low, high);
+    }
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
 
 /* Those of groups first .. first + count; 0 if they are not tame. */
@@ -87,8 +108,10 @@ INLINE int groups_at(const Form *form, const Parts *parts, int64_t first, int64_
         fits &= tame(shift, valid);
         _mm512_mask_storeu_ps(out->shift + i, valid, shift);
     }
-    if (form->zeros >= 0)
-        for (int64_t i = 0; i < count; i++) out->zero[i] = zero_of(form, parts, first + i);
+    if (form->zeros < 0) return fits == 0xffff;
+    int64_t i = first & 1; /* so that two to a byte begin at one */
+    if (i) out->zero[0] = zero_of(form, parts, first);
+    for (; i < count; i += 16) _mm512_mask_storeu_ps(out->zero + i, first_of(count - i), zeros_at(form, parts, first + i, count - i));
     return fits == 0xffff;
 }
 
@@ -104,13 +127,15 @@ INLINE __m512 scaled(const Rules *rules, int plain, int own_zero, __m512 number,
     const __m512 scale = _mm512_set1_ps(groups->scale[group]);
     if (plain) return _mm512_mul_ps(number, scale);
     if (own_zero) number = _mm512_sub_ps(number, _mm512_set1_ps(groups->zero[group]));
+    const Type arithmetic = rules->arithmetic, last = rules->once ? F32 : arithmetic;
     if (rules->fused) {
         const __m512 shift = _mm512_set1_ps(groups->shift[group]);
-        return round512(_mm512_fmadd_ps(number, scale, shift), rules->arithmetic);
+        return round512(_mm512_fmadd_ps(number, scale, shift), last);
     }
-    number = round512(_mm512_mul_ps(number, scale), rules->arithmetic);
-    if (rules->multiplied) number = round512(_mm512_mul_ps(number, _mm512_set1_ps(rules->factor)), rules->arithmetic);
-    if (rules->shifted) number = round512(_mm512_add_ps(number, _mm512_set1_ps(groups->shift[group])), rules->arithmetic);
+    number = round512(_mm512_mul_ps(number, scale), rules->multiplied || rules->shifted ? arithmetic : last);
+    if (rules->multiplied)
+        number = round512(_mm512_mul_ps(number, _mm512_set1_ps(rules->factor)), rules->shifted ? arithmetic : last);
+    if (rules->shifted) number = round512(_mm512_add_ps(number, _mm512_set1_ps(groups->shift[group])), last);
     return number;
 }
 

@@ -9,7 +9,9 @@ Decode bytes512;        /* avx512_bytes.c: those of more */
 Decode turns512;        /* avx512_turns.c: those of groups with several scales */
 Decode decode_plain512; /* avx512.c: any, slowly, to the last bit */
 DecodeAndDot choose_and_dot512, bytes_and_dot512;
-int turned512(const Form *form, Type type); /* avx512_choose.c */
+DecodeAndDot nibbles_and_dot512; /* avx512_nibbles.c: for m > 0, where */
+int whole512(const Form *form, Type type);
+int turned512(const Form *form, Type type);
 Dots dots512;           /* avx512_dots.c */
 Product product_amx;    /* amx.c */
 

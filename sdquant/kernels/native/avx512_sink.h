@@ -9,7 +9,7 @@ typedef struct {
     char *out;         /* of the weight at hand, or */
     const char *x;     /* the first row's activation for the weight at hand, */
     int64_t stride;    /* bytes between rows, */
-    __m512 a0, a1, b0, b1; /* and the sums of the first row and the second; two, so that one need not wait for the other */
+    __m512 a0, a1, b0, b1; /* and sums: two of each row, or four of one, since a product of bf16 takes eight cycles */
 } Sink;
 
 INLINE __m512 wide(__m512i halves, int upper) {
@@ -25,13 +25,13 @@ INLINE __m512 product512(Type type, __m512 sum, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
 }
 
-/* The product with row `j` of activations, `some` of them, to the sum that has its turn. */
+/* The product with row `j` of activations, `some` of them, to the sum that has its turn: 0, 1, or to 3 of one row. */
 INLINE void add_to(Sink *sink, Type type, int j, int turn, __m512i weights, __m512i some) {
-    if (j) {
-        if (turn) sink->b1 = product512(type, sink->b1, weights, some);
+    if (j || turn > 1) {
+        if (turn & 1) sink->b1 = product512(type, sink->b1, weights, some);
         else sink->b0 = product512(type, sink->b0, weights, some);
     } else {
-        if (turn) sink->a1 = product512(type, sink->a1, weights, some);
+        if (turn & 1) sink->a1 = product512(type, sink->a1, weights, some);
         else sink->a0 = product512(type, sink->a0, weights, some);
     }
 }
@@ -81,8 +81,9 @@ INLINE void take_plain_turned(Sink *sink, int m, const Form *form, const Parts *
 }
 
 INLINE void finish(const Sink *sink, int m, float *sums) {
-    sums[0] += _mm512_reduce_add_ps(_mm512_add_ps(sink->a0, sink->a1));
-    if (m > 1) sums[1] += _mm512_reduce_add_ps(_mm512_add_ps(sink->b0, sink->b1));
+    const __m512 a = _mm512_add_ps(sink->a0, sink->a1), b = _mm512_add_ps(sink->b0, sink->b1);
+    sums[0] += _mm512_reduce_add_ps(m > 1 ? a : _mm512_add_ps(a, b));
+    if (m > 1) sums[1] += _mm512_reduce_add_ps(b);
 }
 
 /* Sums in registers of their own, in loops that call nothing: else GCC keeps them in memory there too, since calls
@@ -93,8 +94,6 @@ INLINE Sink held(const Sink *sink, int m) {
     if (m > 0) {
         MOVED(a0);
         MOVED(a1);
-    }
-    if (m > 1) {
         MOVED(b0);
         MOVED(b1);
     }

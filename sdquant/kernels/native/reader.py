@@ -8,6 +8,7 @@ from ..reader import Parts, Reader
 from . import extension
 from .blocks import by_block, is_blocks
 from .few import few_rows
+from .prepared import Prepared
 from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
@@ -45,6 +46,9 @@ class Native(Reader):
         common = (plan(form, parts), TYPES[x.dtype], *addresses(form, parts))
         to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
+
+    def prepared(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> Prepared:
+        return Prepared(form, parts, dtype, few, prefix)
 
 
 def native() -> Native | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 _LARGE = 1 << 20  # weights a thread: below, starting it costs more than it saves
+ALONE = 2 * _LARGE  # so many are left to one thread
 _STEP = 32  # rows: so that no two threads write into one cache line, and panels are full
 
 

@@ -1,0 +1,149 @@
+"""A layer's prepared products are those of the way that looks everything up, and are used where they are right alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdquant import backends
+from sdquant.kernels.native import extension
+from sdquant.kernels.native.prepared import Prepared
+from sdquant.layers import QuantizedLayer, quantized_layer
+from sdquant.layers.quantized import set_compute
+
+from .test_forms import SPECS
+
+if extension() is None:
+    pytest.skip("the C extension is not built", allow_module_level=True)
+
+COLUMNS, ROWS = 384, 48
+PLAIN = (*SPECS, "q8_0", "q4_k", "iq4_xs")
+
+
+def made(text: str, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> QuantizedLayer:
+    spec = backends.parse(text)
+    columns = 512 if text in ("q4_k", "iq4_xs") else COLUMNS
+    torch.manual_seed(3)
+    floats = nn.Linear(columns, ROWS, bias=bias, dtype=dtype)
+    packed = backends.get(spec.scheme.backend).encode(floats.weight.data, spec)
+    return quantized_layer(floats.requires_grad_(False), packed).eval()
+
+
+def inputs(layer: QuantizedLayer, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*sizes, layer.spec.shape[1], generator=torch.Generator().manual_seed(4)).to(dtype)
+
+
+def looked_up(layer: QuantizedLayer, x: Tensor) -> Tensor:
+    """What the layer gives without what is prepared."""
+    return layer._linear(x, layer._bias(x))  # type: ignore[attr-defined, no-any-return]
+
+
+def served(layer: QuantizedLayer, x: Tensor) -> Tensor | None:
+    prepared = layer._prepared
+    assert prepared is not None
+    return prepared(x, layer._parameters)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_they_are_the_same_bits(text: str) -> None:
+    for bias in (True, False):
+        layer = made(text, bias)
+        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+            if bias:
+                layer.to(dtype)
+            for sizes in ((1,), (2, 3), ()):
+                x = inputs(layer, *sizes, dtype=dtype)
+                first, again = layer(x), layer(x)
+                if layer._prepared is None:  # no kernel multiplies few rows of this dtype here
+                    continue
+                prepared = served(layer, x)
+                assert prepared is not None
+                assert torch.equal(first, again) and torch.equal(again, prepared) and prepared.shape == first.shape
+                assert torch.equal(prepared, looked_up(layer, x))
+    layer = made(text)
+    layer(inputs(layer, 1))
+    assert layer._prepared is not None
+
+
+OTHERS: dict[str, Callable[[QuantizedLayer, Tensor], Tensor]] = {
+    "another dtype": lambda layer, x: x.float(),
+    "a gradient": lambda layer, x: x.requires_grad_(),
+    "not contiguous": lambda layer, x: torch.stack([x, x], -1)[..., 0],
+    "more rows": lambda layer, x: x.repeat(1 + layer._prepared.most // x.numel(), 1),  # type: ignore[union-attr]
+    "none": lambda layer, x: x[:0],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_inputs_are_left_to_the_other_way(name: str) -> None:
+    layer = made("nf4")
+    x = inputs(layer, 3)
+    layer(x)
+    other = OTHERS[name](layer, x)
+    assert served(layer, other) is None
+    y = layer(other)
+    assert torch.equal(y, looked_up(layer, other)) and y.requires_grad == other.requires_grad
+
+
+def test_a_wrong_width_is_an_error() -> None:
+    layer = made("nf4")
+    x = inputs(layer, 2)
+    layer(x)
+    assert served(layer, x.view(4, -1)) is None
+    with pytest.raises(RuntimeError):
+        layer(x.view(4, -1))
+
+
+def test_autocast_decides_the_dtype() -> None:
+    layer = made("nf4", dtype=torch.float32)
+    x = inputs(layer, 3, dtype=torch.float32)
+    assert layer(x).dtype == torch.float32 and layer._prepared is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_parts_may_be_replaced_and_moved() -> None:
+    layer, other = made("int4"), made("int4")
+    x = inputs(layer, 1)
+    before = layer(x)
+    layer.set_part("scale", other.packed.parts["scale"] * 2)
+    twice = layer(x)
+    assert served(layer, x) is not None and torch.equal(twice, looked_up(layer, x)) and not torch.equal(twice, before)
+    layer.set_part("scale", other.packed.parts["scale"].float())  # another dtype than the kernel was prepared for
+    assert served(layer, x) is None and torch.equal(layer(x), before)
+    layer.to("meta")
+    assert served(layer, x) is None
+
+
+def test_integers_have_their_rows() -> None:
+    layer = made("int8_sym")
+    few, many = inputs(layer, 2), inputs(layer, 40)
+    layer(few)
+    assert served(layer, many) is not None
+    set_compute(layer, "int8")
+    assert layer._prepared is None
+    exact, integers = layer(few), layer(many)
+    assert served(layer, few) is not None and served(layer, many) is None
+    set_compute(layer, None)
+    assert torch.equal(layer(few), exact) and not torch.equal(layer(many), integers)
+
+
+def test_copies_and_pickles_work() -> None:
+    layer = made("qint4")
+    x = inputs(layer, 1)
+    y = layer(x)
+    assert isinstance(layer._prepared, Prepared)
+    twin = copy.deepcopy(layer)
+    twin.set_part("scale", twin.packed.parts["scale"] * 2)
+    assert torch.equal(layer(x), y) and not torch.equal(twin(x), y)
+    assert pickle.loads(pickle.dumps(layer._prepared)) is None
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), y)
