@@ -40,21 +40,24 @@ INLINE int values_at(const Form *form, const Parts *parts, Type type, int64_t fi
     const Rules rules = rules_of(form, type);
     const int own_zero = form->zeros >= 0;
     /* Rules that the compiler is to know: one rounded product, a sum after it, both in one; else any. */
-#define KNOWN(how, is_fused, is_shifted)                                                               \
-    if (rules.arithmetic == how && rules.fused == is_fused && rules.shifted == is_shifted && !rules.multiplied) {  \
-        const Rules known = {                                                                            \
-            .arithmetic = how, .fused = is_fused, .shifted = is_shifted, .once = type == how, .factor = 1.0f};  \
-        if (own_zero) each_group(&known, 0, 1, type, count, numbers, &groups, out);                             \
-        else each_group(&known, 0, 0, type, count, numbers, &groups, out);                                      \
-        return 1;                                                                                               \
+#define KNOWN(how, is_normal, is_fused, is_shifted)                                                                  \
+    if (rules.arithmetic == how && rules.fused == is_fused && rules.shifted == is_shifted && !rules.multiplied &&    \
+        (!is_normal || normal)) {                                                                                    \
+        const Rules known = {.arithmetic = how, .normal = is_normal, .fused = is_fused, .shifted = is_shifted,       \
+                             .once = type == how, .factor = 1.0f};                                                   \
+        if (own_zero) each_group(&known, 0, 1, type, count, numbers, &groups, out);                                  \
+        else each_group(&known, 0, 0, type, count, numbers, &groups, out);                                           \
+        return 1;                                                                                                    \
     }
     if (rules.plain) {
         each_group(&rules, 1, 0, type, count, numbers, &groups, out);
         return 1;
     }
-    KNOWN(F16, 0, 0)
-    KNOWN(BF16, 0, 1)
-    KNOWN(BF16, 1, 1)
+    const int normal = form->scale == F16 && !form->looked_up && all_normal(&groups, count);
+    KNOWN(F16, 1, 0, 0)
+    KNOWN(F16, 0, 0, 0)
+    KNOWN(BF16, 0, 0, 1)
+    KNOWN(BF16, 0, 1, 1)
 #undef KNOWN
     each_group(&rules, 0, own_zero, type, count, numbers, &groups, out);
     return 1;
@@ -134,8 +137,8 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
     const int64_t ahead = parts->ahead / (order < LOW_PLANE ? 2 : 4); /* bytes; planes are read twice, row by row */
     while (count > 0) {
         const int64_t run = count < LONG ? count : LONG;
-        const int64_t group = first / form->group, into = first - group * form->group;
-        const int64_t groups = (into + run - 1) / form->group + 1;
+        const int64_t group = groups_in(form, first), into = first - group * form->group;
+        const int64_t groups = groups_in(form, into + run - 1) + 1;
         ask_scales(form, parts, first, run);
         if (type == BF16 ? values_bf16(form, parts, group, groups, &values)
                          : values_f16(form, parts, group, groups, &values))

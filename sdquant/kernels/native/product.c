@@ -11,6 +11,7 @@ enum {
 };
 
 int64_t row_at(const Form *form, int planes, int64_t i) {
+    if (planes == 1) return i;
     const int64_t part = form->rows / planes;
     return i < part * planes ? i % planes * part + i / planes : i;
 }
