@@ -84,7 +84,9 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("-q", "--quant", action="append", help="only this scheme (repeat)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--side", type=int, help="pixels (default: the model's in bench.models)")
+    parser.add_argument(
+        "--side", type=int, help="pixels (default: the model's in bench.models); it is part of the files' names"
+    )
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu", help="default: %(default)s")
     parser.add_argument(
@@ -105,7 +107,8 @@ def main() -> None:
         for name in args.model or DEFAULT:
             made = measure(name, models, tuple(args.quant or SCHEMES), args.rounds, args.side, **values)
             rows, bench, machine = (made.pop(key) for key in ("rows", "bench", "machine"))
-            file = "-".join(["whole", name, *(f"{key}-{value}" for key, value in sorted(more.items()))])
+            size = [] if args.side is None else [f"side-{args.side}"]
+            file = "-".join(["whole", name, *(f"{key}-{value}" for key, value in sorted(more.items())), *size])
             _results.write(args.out / f"{file}.json", bench, rows, machine=machine, **made)
             if not args.keep and name in MODELS:
                 shutil.rmtree(models / f"sdquant-bench-{name}", ignore_errors=True)

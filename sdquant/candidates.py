@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends, machine, planner, preparation
 from .compat import Query, look_up
 from .compat.packages import require
+from .compat.row import meant
 from .errors import BackendUnavailableError, SdquantError
 from .gathering import whole_of
 from .precision import snr
@@ -70,7 +71,7 @@ class Opened:
         """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
         row = backends.scheme(scheme)
         compute = self.settings["compute"] or "float"
-        runtime = "plain" if plain_only else self.settings["runtime"] or ("default" if compute == "float" else "plain")
+        runtime = "plain" if plain_only else meant(self.settings["runtime"], compute) or "default"
         if runtime != "default" and runtime not in row.runtimes:
             return None
         query = Query(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from . import backends, machine
+from .compat.row import COMPUTES, meant
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES, parse_budget, parse_size
 from .rules.spec import with_rules
@@ -25,7 +26,6 @@ AUTO = "auto"  # the fastest that fits; see `automatic`
 OFFLOADS = (*(row.name for row in MODES), AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
-COMPUTES = ("float", "int8", "fp8")
 DTYPES = ("float32", "float16", "bfloat16")
 NOT_QUANTIZED = "none"
 RULES = "rules"
@@ -231,7 +231,7 @@ class Request:
     @property
     def plain_runtime(self) -> str | None:
         """The runtime that was asked for: by name, or by what only sdquant's plain layers can do."""
-        return "plain" if self.runtime is None and self.eight_bit is not None else self.runtime
+        return meant(self.runtime, self.compute)
 
     @property
     def eight_bit(self) -> str | None:

@@ -23,6 +23,12 @@ SOURCES = ("weights", "all-in-one")
 VERDICTS = ("works", "slow", "untested", "breaks")
 REFUSALS = ("combination", "file", "backend")
 
+
+def meant(runtime: str | None, compute: str | None) -> str | None:
+    """The runtime that a call is for: the one it names, else the plain one where only that computes so."""
+    return "plain" if runtime is None and compute not in (None, "float") else runtime
+
+
 # "*", one name, or a set of names.
 Pattern = str | frozenset[str]
 

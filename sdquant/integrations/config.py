@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import backends
+from ..compat.row import COMPUTES
 from ..errors import SettingsError
 from ..planner import refuse_computing
-from ..request import COMPUTES
 from ..rules.rule import to_dict
 from ..rules.spec import with_rules
 from ..rules.text import rules_of

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .int8_steps import LEAST as LEAST_SIZE
-from .int8_steps import spread
+from .int8_steps import scaled_rows, spread
 from .scratch import scratch
 from .triton import library
 
@@ -116,12 +115,8 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
         scale, sums = (torch.empty(len(x), 1, dtype=kind, device=x.device) for kind in (torch.float32, torch.int32))
         kernels.quantization(x.contiguous(), codes, scale, sums)(x.device)
         return codes, scale
-    values = x.to(torch.float32)
-    largest = values.abs().amax(1, keepdim=True)
-    zero = largest < LEAST_SIZE
-    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
-    codes.copy_(values.mul(factor))
-    return codes, (largest / LARGEST).masked_fill_(zero, 0.0)
+    values, scale = scaled_rows(x, LARGEST)
+    return codes.copy_(values), scale
 
 
 def product(x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -43,16 +43,19 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
 
     A row that is not finite has a scale that is not.
     """
+    codes, scale = scaled_rows(x, LARGEST)
+    codes = codes.round_()
+    return (codes.to(torch.int8) if out is None else out.copy_(codes)), scale
+
+
+def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Rows x [m, k] such that the largest size in each is `most`, float32, and what to multiply them by [m, 1]."""
     values = x.to(torch.float32)
     largest = values.abs().amax(1, keepdim=True)
     zero = largest < LEAST
     # A number divided by a tensor would be its reciprocal times the number, rounded twice.
-    factor = largest.new_full((), LARGEST).div(largest).masked_fill_(zero, 0.0)
-    codes = values.mul(factor).round_()
-    scale = (largest / LARGEST).masked_fill_(zero, 0.0)
-    if out is None:
-        return codes.to(torch.int8), scale
-    return out.copy_(codes), scale
+    factor = largest.new_full((), most).div(largest).masked_fill_(zero, 0.0)
+    return values.mul(factor), (largest / most).masked_fill_(zero, 0.0)
 
 
 def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:

@@ -17,16 +17,18 @@ from . import none
 from .entry import announce, wrap
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes
-from .stream import Streamer, least, plan
+from .stream import Streamer, least
 from .units import Component, cut
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import torch
     from torch import nn
 
     from .handle import OffloadHandle
+    from .units import Unit
 
 
 def apply(
@@ -65,20 +67,13 @@ def apply(
 
 def _hook(component: Component, residency: Residency, handle: OffloadHandle, room: int) -> None:
     streamer: Streamer | None = None
-    units = component.units
     row: dict[str, Any] = {"bytes": component.nbytes, "kept": "on the device while there is room"}
     if component.nbytes > room:
-        streamer = Streamer(component, plan(component, room), residency)
+        streamer = Streamer(component, room, residency)
         component.release = streamer.release
         handle.undo.callback(streamer.close)
-        units = list(streamer.plan.resident)
-        row |= {
-            "kept": "in part on the device, in part streamed",
-            "blocks": len(component.blocks),
-            "streamed": len(streamer.plan.streamed),
-            "buffers": streamer.plan.buffers,
-        }
-        for unit in streamer.plan.streamed:
+        row |= {"kept": "in part on the device, in part streamed", "blocks": len(component.blocks)} | _facts(streamer)
+        for unit in component.blocks:
             assert unit.module is not None
             handle.undo.callback(
                 wrap(
@@ -90,14 +85,20 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
             )
     handle.components[component.name] = row
 
+    def kept() -> Sequence[Unit]:
+        return component.units if streamer is None else streamer.plan.resident
+
     def enter(method: str) -> None:
         residency.touch(component)
         if component.depth == 0:
-            missing = sum(unit.nbytes for unit in units if not unit.resident)
+            if streamer is not None:
+                streamer.renew()
+                row.update(_facts(streamer))
+            missing = sum(unit.nbytes for unit in kept() if not unit.resident)
             if streamer is not None:
                 missing += streamer.missing
             residency.make_room(missing, component)
-            residency.fetch(units)
+            residency.fetch(kept())
             if streamer is not None:
                 streamer.begin(method)
         component.depth += 1
@@ -105,11 +106,15 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
     def leave(method: str) -> None:
         component.depth -= 1
         if component.depth == 0:
-            residency.renew(units)
+            residency.renew(kept())
             if streamer is not None:
                 streamer.end()
 
     handle.undo.callback(wrap(component.module, enter, leave))
+
+
+def _facts(streamer: Streamer) -> dict[str, int]:
+    return {"streamed": len(streamer.plan.streamed), "buffers": streamer.plan.buffers}
 
 
 def _held(parts: dict[str, nn.Module], device: torch.device) -> int:

@@ -85,22 +85,37 @@ class Streamer:
     after the last one, when the first of the next step is fetched. So the reader rests only when there is no room.
     """
 
-    def __init__(self, component: Component, plan: StreamPlan, residency: Residency) -> None:
-        self.plan = plan
-        self._component, self._residency = component, residency
+    def __init__(self, component: Component, budget: int, residency: Residency) -> None:
+        """`budget`: as for `plan`."""
+        self._component, self._budget, self._residency = component, budget, residency
+        self._make_plan()
         self._counters = residency.counters
         self._transfer = transfer(residency.device)
         self._arena: Arena | None = None
         self._in: dict[str, tuple[Tensor, int]] = {}  # of each block on the device: its part, and bytes beyond it
         self._coming: deque[tuple[Unit, Ticket, Tensor]] = deque()  # in the order in which they are expected
-        self._next = dict(zip(plan.streamed, (*plan.streamed[1:], plan.streamed[0]), strict=True))
-        self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
-        self._start: dict[str, Unit] = {}  # by method, the first one seen
         self._method = ""
         self._first: Unit | None = None
         self._last: Unit | None = None
         self._held = 0
         self._nothing = torch.empty(0, dtype=torch.uint8, device=residency.device)
+
+    def _make_plan(self) -> None:
+        self.plan = made = plan(self._component, self._budget)
+        self._sizes = [unit.nbytes for unit in self._component.units]
+        self._next = dict(zip(made.streamed, (*made.streamed[1:], made.streamed[0]), strict=True))
+        self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
+        self._start: dict[str, Unit] = {}  # by method, the first one seen
+
+    def renew(self) -> None:
+        """Before a call: plan again if units have another size than before, since their library has repacked them at
+        a first forward. Where they no longer fit the budget the plan stays, and what outgrew its room is read into
+        memory of its own."""
+        if self._sizes == [unit.nbytes for unit in self._component.units] or least(self._component) > self._budget:
+            return
+        self.release()
+        self._make_plan()
+        self._residency.evict(self.plan.streamed)
 
     @property
     def missing(self) -> int:

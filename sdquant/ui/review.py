@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import backends, machine
 from ..compat import look_up
 from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
-from ..compat.row import OFFLOADS, Query
+from ..compat.row import OFFLOADS, Query, meant
 from ..errors import SdquantError
 from ..preparation import prepare
 from ..request import AUTO, NOT_QUANTIZED
@@ -147,7 +147,7 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
     compute = values["compute"] or "float"
-    runtime = values["runtime"] or ("default" if compute == "float" else "plain")
+    runtime = meant(values["runtime"], compute) or "default"
     if runtime != "default" and runtime not in scheme.runtimes:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")

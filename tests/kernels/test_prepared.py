@@ -1,4 +1,4 @@
-"""A layer's prepared products are those of the way that looks everything up, and are used where they are right alone."""
+"""A layer's prepared products are those of the way that looks everything up, and are used only where they are right."""
 
 from __future__ import annotations
 

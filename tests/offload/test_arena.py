@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +14,6 @@ from sdquant.offload.stream import Streamer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def offset(part: Tensor | None, flat: Tensor) -> int:
@@ -42,9 +41,9 @@ def test_parts_are_apart_and_come_back() -> None:
 class Net(nn.Module):
     """One large block and small ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 7) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(256, 256 if i else 1024, bias=False) for i in range(7))
+        self.blocks = nn.ModuleList(nn.Linear(256, 256 if i else 1024, bias=False) for i in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -74,3 +73,42 @@ def test_small_blocks_share_the_room_of_large_ones(tmp_path: Path, monkeypatch: 
     finally:
         handle.remove()
     assert max(ahead) >= 4 and not any(beyond)
+
+
+class Growing(nn.Linear):
+    """What a library does that repacks weights when they first run: another tensor, and more bytes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "more"):
+            self.register_buffer("more", torch.zeros(100_000))
+            self.weight.data = self.weight.data.clone()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("room", [2 * 4 * 256 * 1024 + 1_200_000, 4 * 256 * 1024 + 1000], ids=["fits", "does not fit"])
+def test_a_block_that_grows_is_planned_again(tmp_path: Path, room: int) -> None:
+    torch.manual_seed(0)
+    net, x = Net(17), torch.randn(2, 256)
+    net.blocks[0] = Growing(256, 1024, bias=False)
+    wanted = net.requires_grad_(False)(x)
+    del net.blocks[0].more
+    handle = offload.apply(net, "balanced", device="cpu", budget=room, folder=tmp_path)
+    try:
+        outside = handle.report()["components"]["model"]["streamed"]
+        for _ in range(3):
+            assert torch.equal(net(x), wanted)
+        before = handle.report()
+        for _ in range(2):
+            assert torch.equal(net(x), wanted)
+        after = handle.report()
+        assert after["mispredicted"] == before["mispredicted"]
+        ahead, fetched = (after[name] - before[name] for name in ("prefetched", "fetches"))
+        streamed = after["components"]["model"]["streamed"]
+        if room < 2 * 4 * 256 * 1024:  # one slot, which the large one has outgrown
+            assert streamed == outside == 17 and fetched == 34
+        else:
+            assert streamed > outside and after["components"]["model"]["buffers"] == 2
+            assert ahead == fetched == 2 * streamed
+            assert after["resident"] <= room
+    finally:
+        handle.remove()

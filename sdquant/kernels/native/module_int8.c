@@ -25,13 +25,22 @@ static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
 enum { WEIGHTS = 7, SOURCES = 20, TARGETS = 8 };
 
-static int weight_of(PyObject *capsule, const int64_t *n, Weight *weight, Parts *parts) {
-    const Form *form = PyCapsule_GetPointer(capsule, FORM);
-    if (!form) return 0;
-    *parts = (Parts){.codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]),
-                     .shift = address(n[4])};
-    *weight = (Weight){form, parts, (int)n[5], n[6]};
-    return 1;
+typedef struct {
+    Weight weight;
+    Parts parts;
+} Held;
+
+/* From (capsule of a form, bytes of numbers): the weight, and where the `count` numbers after its own begin. */
+static const int64_t *weight_and(PyObject *args, int count, Held *held) {
+    PyObject *capsule, *bytes;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, WEIGHTS + count);
+    const Form *form = n ? PyCapsule_GetPointer(capsule, FORM) : NULL;
+    if (!form) return NULL;
+    held->parts = (Parts){.codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]),
+                          .shift = address(n[4])};
+    held->weight = (Weight){form, &held->parts, (int)n[5], n[6]};
+    return n + WEIGHTS;
 }
 
 static Source source_of(const int64_t *n) {
@@ -53,27 +62,20 @@ PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
 }
 
 PyObject *py_int8_lies_right(PyObject *module, PyObject *args) {
-    PyObject *capsule, *bytes;
-    Weight weight;
-    Parts parts;
+    Held held;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
-    const int64_t *n = numbers(bytes, WEIGHTS);
-    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
-    return PyBool_FromLong(lies_right(&weight));
+    const int64_t *n = weight_and(args, 0, &held);
+    if (!n) return NULL;
+    return PyBool_FromLong(lies_right(&held.weight));
 }
 
 PyObject *py_int8_stage(PyObject *module, PyObject *args) {
-    PyObject *capsule, *bytes;
-    Weight weight;
-    Parts parts;
+    Held held;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
-    const int64_t *n = numbers(bytes, WEIGHTS + 6);
-    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
-    n += WEIGHTS;
+    const int64_t *n = weight_and(args, 6, &held);
+    if (!n) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    stage(&weight, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), address(n[5]));
+    stage(&held.weight, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -111,34 +113,28 @@ PyObject *py_int8_quantize(PyObject *module, PyObject *bytes) {
 }
 
 PyObject *py_int8_rows(PyObject *module, PyObject *args) {
-    PyObject *capsule, *bytes;
-    Weight weight;
-    Parts parts;
+    Held held;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
-    const int64_t *n = numbers(bytes, WEIGHTS + SOURCES + TARGETS + 6);
-    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
-    const Source from = source_of(n + WEIGHTS);
-    const Target to = target_of(n + WEIGHTS + SOURCES);
-    n += WEIGHTS + SOURCES + TARGETS;
+    const int64_t *n = weight_and(args, SOURCES + TARGETS + 6, &held);
+    if (!n) return NULL;
+    const Source from = source_of(n);
+    const Target to = target_of(n + SOURCES);
+    n += SOURCES + TARGETS;
     Py_BEGIN_ALLOW_THREADS
-    multiply_rows(&weight, &from, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), &to, address(n[5]));
+    multiply_rows(&held.weight, &from, n[0], n[1], address(n[2]), address(n[3]), address(n[4]), &to, address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 PyObject *py_int8_panels(PyObject *module, PyObject *args) {
-    PyObject *capsule, *bytes;
-    Weight weight;
-    Parts parts;
+    Held held;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &capsule, &bytes)) return NULL;
-    const int64_t *n = numbers(bytes, WEIGHTS + TARGETS + 7);
-    if (!n || !weight_of(capsule, n, &weight, &parts)) return NULL;
-    const Target to = target_of(n + WEIGHTS);
-    n += WEIGHTS + TARGETS;
+    const int64_t *n = weight_and(args, TARGETS + 7, &held);
+    if (!n) return NULL;
+    const Target to = target_of(n);
+    n += TARGETS;
     Py_BEGIN_ALLOW_THREADS
-    multiply_panels(&weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
+    multiply_panels(&held.weight, n[0], n[1], n[2], address(n[3]), address(n[4]), address(n[5]), &to, address(n[6]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -30,8 +30,10 @@ class Prepared:
     Copies of a layer share it. It does not go into a pickle, since it holds an object of the extension.
     """
 
-    __slots__ = ("alone", "codes", "columns", "dtype", "grid", "kind", "most", "nested", "plan", "product", "rows", "scale",
-                 "scales", "shift", "shifts", "zero")  # fmt: skip
+    __slots__ = (
+        "alone", "codes", "columns", "dtype", "grid", "kind", "most", "nested", "plan", "product", "rows", "scale",
+        "scales", "shift", "shifts", "zero",
+    )  # fmt: skip
 
     def __init__(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> None:
         """`few`: up to how many rows of x. `prefix`: before the parts' names among the layer's parameters."""

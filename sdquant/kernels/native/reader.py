@@ -8,8 +8,8 @@ from ..reader import Parts, Reader
 from . import extension
 from .blocks import by_block, is_blocks
 from .few import few_rows
-from .prepared import Prepared
 from .plans import TYPES, addresses, plan
+from .prepared import Prepared
 from .threads import over_rows
 
 if TYPE_CHECKING:
