@@ -19,7 +19,7 @@ from torch import nn
 from . import activations, backends, components, loader
 from .errors import SdquantError
 from .memory import default_budget
-from .offload import components_of, group, stream
+from .offload import components_of, group, plans
 from .offload.balanced import refuse_too_small
 from .offload.handle import OffloadHandle
 from .offload.residency import Residency
@@ -205,7 +205,7 @@ def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
 
 
 class _Paper:
-    """A unit of a size, as `Residency` and `stream.plan` see units: it moves by being counted."""
+    """A unit of a size, as `Residency` and `plans.plan` see units: it moves by being counted."""
 
     def __init__(self, name: str, nbytes: int, handle: OffloadHandle) -> None:
         self.name, self.nbytes, self._counters = name, nbytes, handle.counters
@@ -289,7 +289,7 @@ def _run(component: Component, residency: Residency, budget: int) -> None:
     """What happens on the device when the component is called; see `balanced`."""
     units, buffers = component.units, 0
     if component.nbytes > budget:
-        made = stream.plan(component, budget)
+        made = plans.plan(component, budget)
         units, buffers = list(made.resident), 0 if component.release else made.buffers * made.buffer_bytes
     residency.touch(component)
     residency.make_room(sum(unit.nbytes for unit in units if not unit.resident) + buffers, component)

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 ALIGN = 256  # bytes: what the allocators of cards align to
 
 
-class Arena:
-    """Parts of `flat` (uint8 [n * slot]), each within one of n slots: small parts share a slot, and leave the others
-    whole for large ones, which would have to wait for parts beside each other to come back."""
+class Places:
+    """Where parts go: each into one of some slots of so many bytes. Small parts share a slot, and leave others whole
+    for large ones, which would have to wait for parts beside each other to come back."""
 
-    def __init__(self, flat: Tensor, slot: int) -> None:
-        self._flat, self._slot = flat, slot
-        self._taken: list[dict[int, int]] = [{} for _ in range(flat.numel() // slot if slot else 0)]  # begin -> end
+    def __init__(self, slots: int, slot: int) -> None:
+        self._slot = slot
+        self._taken: list[dict[int, int]] = [{} for _ in range(slots)]  # begin -> end
 
-    def take(self, nbytes: int) -> Tensor | None:
-        """A part of so many bytes, uint8 [nbytes], from the smallest gap that is as large, in a slot in use where there
-        is one; None where there is none."""
+    def take(self, nbytes: int) -> int | None:
+        """The beginning of so many bytes, in the smallest gap that is as large, in a slot in use where there is one;
+        None where there is none."""
         gaps = [
             (not taken, stop - start, number, start)
             for number, taken in enumerate(self._taken)
@@ -31,13 +31,29 @@ class Arena:
             return None
         _, _, number, start = min(gaps)
         self._taken[number][start] = start + nbytes
-        begin = number * self._slot + start
-        return self._flat[begin : begin + nbytes]
+        return number * self._slot + start
+
+    def give(self, begin: int) -> None:
+        """Take what begins there back."""
+        number, start = divmod(begin, self._slot)
+        del self._taken[number][start]
+
+
+class Arena:
+    """Parts of `flat` (uint8 [n * slot]), each within one of n slots."""
+
+    def __init__(self, flat: Tensor, slot: int) -> None:
+        self._flat = flat
+        self._places = Places(flat.numel() // slot if slot else 0, slot)
+
+    def take(self, nbytes: int) -> Tensor | None:
+        """A part of so many bytes, uint8 [nbytes]; None where there is no room."""
+        begin = self._places.take(nbytes)
+        return None if begin is None else self._flat[begin : begin + nbytes]
 
     def give(self, part: Tensor) -> None:
         """Take a part back."""
-        number, start = divmod(part.data_ptr() - self._flat.data_ptr(), self._slot)
-        del self._taken[number][start]
+        self._places.give(part.data_ptr() - self._flat.data_ptr())
 
 
 def _gaps(taken: dict[int, int], size: int) -> list[tuple[int, int]]:

@@ -15,9 +15,10 @@ from ..errors import BudgetError
 from ..memory import default_budget
 from . import none
 from .entry import announce, wrap
+from .plans import least
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes
-from .stream import Streamer, least
+from .stream import Streamer
 from .units import Component, cut
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..memory import flat_buffer
 from .arena import Arena
+from .plans import least, plan
 from .transfer import Ticket, transfer
 
 if TYPE_CHECKING:
@@ -17,64 +17,6 @@ if TYPE_CHECKING:
 
     from .residency import Residency
     from .units import Component, Unit
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamPlan:
-    """How a component is kept within a budget.
-
-    Attributes:
-        resident: units that stay.
-        streamed: blocks that come and go.
-        buffers: how many of the largest blocks can be on the device at the same time: two, where there is room to
-            fetch one ahead. Smaller ones share the room of one.
-        buffer_bytes: size of each.
-    """
-
-    resident: tuple[Unit, ...]
-    streamed: tuple[Unit, ...]
-    buffers: int
-    buffer_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device at the most."""
-        return sum(unit.nbytes for unit in self.resident) + self.buffers * self.buffer_bytes
-
-
-def least(component: Component) -> int:
-    """The smallest budget the component runs with: what is outside blocks, and the largest block."""
-    return component.rest.nbytes + max((unit.nbytes for unit in component.blocks), default=0)
-
-
-def plan(component: Component, budget: int) -> StreamPlan:
-    """Keep as many blocks as fit, spread evenly, so that there is time to fetch the next one between two streamed ones.
-
-    `budget` must be at least `least(component)`.
-    """
-    largest = max(unit.nbytes for unit in component.blocks)
-    room = budget - component.rest.nbytes - 2 * largest
-    buffers = 2 if room >= 0 else 1
-    room = max(room, budget - component.rest.nbytes - buffers * largest)
-    share = room / sum(unit.nbytes for unit in component.blocks)
-    kept: set[str] = set()
-    taken = passed = 0
-    for unit in component.blocks:
-        passed += unit.nbytes
-        if taken + unit.nbytes <= min(room, share * passed):
-            kept.add(unit.name)
-            taken += unit.nbytes
-    for unit in component.blocks:  # what is left over by rounding
-        if unit.name not in kept and taken + unit.nbytes <= room:
-            kept.add(unit.name)
-            taken += unit.nbytes
-    streamed = tuple(unit for unit in component.blocks if unit.name not in kept)
-    return StreamPlan(
-        resident=(component.rest, *(unit for unit in component.blocks if unit.name in kept)),
-        streamed=streamed,
-        buffers=min(buffers, len(streamed)),
-        buffer_bytes=max((unit.nbytes for unit in streamed), default=0),
-    )
 
 
 class Streamer:

@@ -14,9 +14,9 @@ from torch import nn
 
 from sdquant import offload
 from sdquant.errors import BadFileError, BudgetError
-from sdquant.offload import store
+from sdquant.offload import plans, store
 from sdquant.offload.handle import Counters
-from sdquant.offload.stream import least, plan
+from sdquant.offload.plans import least, plan
 from sdquant.offload.units import Component, cut, find_blocks
 
 from .conftest import draw, hooked, made
@@ -252,6 +252,35 @@ def test_as_many_blocks_stay_as_fit(room: int) -> None:
 def test_resident_blocks_are_spread() -> None:
     streamed = [unit.name for unit in plan(component(Net(8)), REST + 6 * BLOCK).streamed]
     assert streamed == ["blocks.0", "blocks.2", "blocks.4", "blocks.6"]
+
+
+def of_sizes(*sizes: int) -> Component:
+    net = Net(0)
+    net.blocks.extend(nn.Linear(64, size, bias=False) for size in sizes)
+    return component(net)
+
+
+def test_blocks_of_different_sizes_are_kept_so_that_steps_wait_little() -> None:
+    """As in a Flux transformer of few blocks, whose double ones come first and are more than twice as large."""
+    net = of_sizes(*[152] * 3, *[64] * 18)
+    budget = REST + sum(unit.nbytes for unit in net.blocks) // 2
+    made, plainly = plan(net, budget), next(plans._candidates(net, budget))
+    assert made.nbytes <= budget and plainly.nbytes <= budget
+    assert made.read <= plainly.read and made.buffers > plainly.buffers == 2
+    assert {unit.name for unit in net.blocks[:3]} <= {unit.name for unit in made.resident}
+    worst, before = (max(plans.foreseen(net, one, at / 10) for at in range(5, 21)) for one in (made, plainly))
+    assert worst <= 1.1 < before
+
+
+def test_what_is_foreseen() -> None:
+    """Of blocks of one size, as many computed as read: with one place each waits for its own reading; with two the next
+    one is read meanwhile."""
+    net = of_sizes(*[64] * 8)
+    one, two = (plan(net, REST + places * BLOCK) for places in (1, 2))
+    assert (one.buffers, two.buffers) == (1, 2)
+    assert plans.foreseen(net, one, 1.0) == pytest.approx(2.0)
+    assert plans.foreseen(net, one, 0.5) == pytest.approx(1.5)
+    assert plans.foreseen(net, two, 1.0) == plans.foreseen(net, two, 0.5) == pytest.approx(1.0)
 
 
 def test_least_is_the_rest_and_the_largest_block() -> None:

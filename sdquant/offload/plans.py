@@ -1,0 +1,145 @@
+"""Which blocks of a component stay within a budget, and how much room the others take turns in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .arena import Places
+
+if TYPE_CHECKING:
+    from .units import Component, Unit
+
+# What a plan's step may take by `foreseen`, over the larger of computing and reading. Measured steps took up to 0.07
+# more (bench/offload.py), and 1.15 is the goal.
+GOOD = 1.08
+# Times of reading over those of computing that plans are tried with. Either hides the other where they differ more.
+_BALANCES = (0.7, 1.0, 1.4)
+_SLOTS = (2, 3, 4, 5, 6)
+_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """How a component is kept within a budget.
+
+    Attributes:
+        resident: units that stay.
+        streamed: blocks that come and go.
+        buffers: how many of the largest of these can be on the device at the same time: two or more, where there is
+            room to fetch one ahead. Smaller ones share the room of one.
+        buffer_bytes: size of each.
+    """
+
+    resident: tuple[Unit, ...]
+    streamed: tuple[Unit, ...]
+    buffers: int
+    buffer_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device at the most."""
+        return sum(unit.nbytes for unit in self.resident) + self.buffers * self.buffer_bytes
+
+    @property
+    def read(self) -> int:
+        """Bytes that each step reads."""
+        return sum(unit.nbytes for unit in self.streamed)
+
+
+def least(component: Component) -> int:
+    """The smallest budget the component runs with: what is outside blocks, and the largest block."""
+    return component.rest.nbytes + max((unit.nbytes for unit in component.blocks), default=0)
+
+
+def plan(component: Component, budget: int) -> StreamPlan:
+    """Room for two of the largest block, and what is left keeps blocks; or, where blocks differ in size, a plan that
+    reads no more and waits less: the one that reads least of those that wait for little, else the one that waits least.
+
+    `budget` must be at least `least(component)`. Computing a block is taken to last as long as it is large.
+    """
+    first, *others = _candidates(component, budget)
+    others = sorted((made for made in others if made.read <= first.read), key=lambda made: made.read)
+    if not others:
+        return first
+    found, waits = [*others, first], []
+    for made in found:
+        worst = max(foreseen(component, made, balance) for balance in _BALANCES)
+        if worst <= GOOD:
+            return made
+        waits.append(worst)
+    return found[waits.index(min(waits))]
+
+
+def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
+    """Time of a step over the larger of computing and reading.
+
+    Args:
+        balance: time of reading over that of computing.
+    """
+    streamed = {unit.name for unit in plan.streamed}
+    blocks = [(unit.nbytes, unit.name in streamed) for unit in component.blocks]
+    compute = sum(nbytes for nbytes, _ in blocks)
+    if not streamed or not compute:
+        return 1.0
+    places = Places(plan.buffers, plan.buffer_bytes)
+    waiting: deque[tuple[float, int]] = deque()  # when parts come back, and which
+    slowness = balance * compute / plan.read
+    now = read = 0.0
+    ends = []
+    for _ in range(_STEPS):
+        for nbytes, comes in blocks:
+            if comes:
+                while waiting and waiting[0][0] <= read:
+                    places.give(waiting.popleft()[1])
+                while (begin := places.take(nbytes)) is None:
+                    back, part = waiting.popleft()
+                    places.give(part)
+                    read = max(read, back)
+                read += nbytes * slowness
+                now = max(now, read)
+                waiting.append((now + nbytes, begin))
+            now += nbytes
+        ends.append(now)
+    return (ends[-1] - ends[1]) / (len(ends) - 2) / (compute * max(1.0, balance))
+
+
+def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
+    """All blocks above some size stay, those below are kept as far as there is room, beside some slots for the rest.
+    The first one keeps none for its size."""
+    room = budget - component.rest.nbytes
+    largest = max(unit.nbytes for unit in component.blocks)
+    if 2 * largest > room:
+        yield _spread(component, largest, 1, room - largest)
+    for size in sorted({unit.nbytes for unit in component.blocks}, reverse=True):
+        above = sum(unit.nbytes for unit in component.blocks if unit.nbytes > size)
+        for slots in _SLOTS:
+            if above + slots * size <= room:
+                yield _spread(component, size, slots, room - above - slots * size)
+
+
+def _spread(component: Component, size: int, slots: int, room: int) -> StreamPlan:
+    """Blocks above `size` stay, and of the others as many as `room` holds, spread evenly, so that there is time to
+    fetch the next one between two streamed ones."""
+    blocks = [unit for unit in component.blocks if unit.nbytes <= size]
+    share = room / max(sum(unit.nbytes for unit in blocks), 1)
+    kept = {unit.name for unit in component.blocks if unit.nbytes > size}
+    taken = passed = 0
+    for unit in blocks:
+        passed += unit.nbytes
+        if taken + unit.nbytes <= min(room, share * passed):
+            kept.add(unit.name)
+            taken += unit.nbytes
+    for unit in blocks:  # what is left over by rounding
+        if unit.name not in kept and taken + unit.nbytes <= room:
+            kept.add(unit.name)
+            taken += unit.nbytes
+    streamed = tuple(unit for unit in component.blocks if unit.name not in kept)
+    return StreamPlan(
+        resident=(component.rest, *(unit for unit in component.blocks if unit.name in kept)),
+        streamed=streamed,
+        buffers=min(slots, len(streamed)),
+        buffer_bytes=max((unit.nbytes for unit in streamed), default=0),
+    )
