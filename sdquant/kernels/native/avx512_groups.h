@@ -118,7 +118,8 @@ INLINE int groups_at(const Form *form, const Parts *parts, int64_t first, int64_
     if (form->zeros < 0) return fits == 0xffff;
     int64_t i = first & 1; /* so that two to a byte begin at one */
     if (i) out->zero[0] = zero_of(form, parts, first);
-    for (; i < count; i += 16) _mm512_mask_storeu_ps(out->zero + i, first_of(count - i), zeros_at(form, parts, first + i, count - i));
+    for (; i < count; i += 16)
+        _mm512_mask_storeu_ps(out->zero + i, first_of(count - i), zeros_at(form, parts, first + i, count - i));
     return fits == 0xffff;
 }
 

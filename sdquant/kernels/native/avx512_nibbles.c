@@ -86,8 +86,8 @@ INLINE void strip_plainly(const Form *form, const Parts *parts, int order, Type 
 }
 
 /* 64 weights, by turns; of an index five bits count, and the fifth one changes nothing. */
-INLINE void take_chosen(int order, Type type, const uint8_t *codes, const uint16_t *values, int64_t at, int turn, Sink *sink,
-                        int m) {
+INLINE void take_chosen(int order, Type type, const uint8_t *codes, const uint16_t *values, int64_t at, int turn,
+                        Sink *sink, int m) {
     const __m512i those = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *)values));
     __m512i one = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes)), two;
     if (order < LOW_PLANE) {
@@ -97,9 +97,8 @@ INLINE void take_chosen(int order, Type type, const uint8_t *codes, const uint16
         two = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + UNIT / 2)));
         if (order == HIGH_PLANE) one = _mm512_srli_epi16(one, 4), two = _mm512_srli_epi16(two, 4);
     }
-    if (m > 1) turn = 0;
-    take(sink, m, type, at, 32, 2 * turn, _mm512_permutexvar_epi16(one, those));
-    take(sink, m, type, at + 32, 32, 2 * turn + 1, _mm512_permutexvar_epi16(two, those));
+    take(sink, m, type, at, 32, sum_of(m, turn, 0), _mm512_permutexvar_epi16(one, those));
+    take(sink, m, type, at + 32, 32, sum_of(m, turn, 1), _mm512_permutexvar_epi16(two, those));
 }
 
 /* A strip. `into`: where in its group the first weight is; it and `count` are whole 64s. */
@@ -142,7 +141,8 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
         ask_scales(form, parts, first, run);
         if (type == BF16 ? values_bf16(form, parts, group, groups, &values)
                          : values_f16(form, parts, group, groups, &values))
-            strip(order, type, parts->codes + ((first - start) >> shift), ahead, &values, form->group, into, run, &sink, m);
+            strip(order, type, parts->codes + ((first - start) >> shift), ahead, &values, form->group, into, run, &sink,
+                  m);
         else strip_plainly(form, parts, order, type, first, run, &sink, m);
         first += run;
         count -= run;
@@ -169,7 +169,8 @@ int turned512(const Form *form, Type type) { return form->packing != PLANES4 && 
 void nibbles_and_dot512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const void *x,
                         int64_t stride, int m, float *sums) {
 #define EACH_WAY(how) {{sink_##how##_BF16_1, sink_##how##_BF16_2}, {sink_##how##_F16_1, sink_##how##_F16_2}}
-    static Sunk *const ways[4][2][FEW] = {EACH_WAY(LOW_TURNED), EACH_WAY(HIGH_TURNED), EACH_WAY(LOW_PLANE), EACH_WAY(HIGH_PLANE)};
+    static Sunk *const ways[4][2][FEW] = {EACH_WAY(LOW_TURNED), EACH_WAY(HIGH_TURNED), EACH_WAY(LOW_PLANE),
+                                          EACH_WAY(HIGH_PLANE)};
 #undef EACH_WAY
     const int order = form->packing == NIBBLES_LOW    ? LOW_TURNED
                       : form->packing == NIBBLES_HIGH ? HIGH_TURNED

@@ -36,6 +36,9 @@ INLINE void add_to(Sink *sink, Type type, int j, int turn, __m512i weights, __m5
     }
 }
 
+/* Which sum has its turn, of two, or of four where there is one row. */
+INLINE int sum_of(int m, int turn, int k) { return m > 1 ? k : 2 * turn + k; }
+
 /* A vector of weights, `at` weights from the one at hand, of which `left` count. */
 INLINE void take(Sink *sink, int m, Type type, int64_t at, int64_t left, int turn, __m512i weights) {
     const int size = type == F32 ? 4 : 2, width = 64 / size;

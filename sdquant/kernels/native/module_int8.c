@@ -37,8 +37,8 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
     const int64_t *n = numbers(bytes, WEIGHTS + count);
     const Form *form = n ? PyCapsule_GetPointer(capsule, FORM) : NULL;
     if (!form) return NULL;
-    held->parts = (Parts){.codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]),
-                          .shift = address(n[4])};
+    held->parts = (Parts){
+        .codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]), .shift = address(n[4])};
     held->weight = (Weight){form, &held->parts, (int)n[5], n[6]};
     return n + WEIGHTS;
 }
