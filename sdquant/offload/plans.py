@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # more (bench/offload.py), and 1.15 is the goal.
 GOOD = 1.08
 # Times of reading over those of computing that plans are tried with. Either hides the other where they differ more.
-_BALANCES = (0.7, 1.0, 1.4)
+_BALANCES = (0.7, 0.85, 1.0, 1.2, 1.4)
 _SLOTS = (2, 3, 4, 5, 6)
 _STEPS = 5
 
@@ -61,15 +61,13 @@ def plan(component: Component, budget: int) -> StreamPlan:
     `budget` must be at least `least(component)`. Computing a block is taken to last as long as it is large.
     """
     first, *others = _candidates(component, budget)
-    others = sorted((made for made in others if made.read <= first.read), key=lambda made: made.read)
-    if not others:
+    found = [first, *(made for made in others if made.read <= first.read)]
+    if len(found) == 1:
         return first
-    found, waits = [*others, first], []
-    for made in found:
-        worst = max(foreseen(component, made, balance) for balance in _BALANCES)
-        if worst <= GOOD:
-            return made
-        waits.append(worst)
+    waits = [max(foreseen(component, made, balance) for balance in _BALANCES) for made in found]
+    good = [(made.read, wait) for made, wait in zip(found, waits, strict=True) if wait <= GOOD]
+    if good:
+        return next(made for made, wait in zip(found, waits, strict=True) if (made.read, wait) == min(good))
     return found[waits.index(min(waits))]
 
 
@@ -107,8 +105,9 @@ def foreseen(component: Component, plan: StreamPlan, balance: float) -> float:
 
 
 def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
-    """All blocks above some size stay, those below are kept as far as there is room, beside some slots for the rest.
-    The first one keeps none for its size."""
+    """All blocks above some size stay, those below are kept as far as there is room, beside some slots for the rest:
+    spread evenly, or the last ones, during which the first ones of the next step come. The first plan keeps none for
+    its size."""
     room = budget - component.rest.nbytes
     largest = max(unit.nbytes for unit in component.blocks)
     if 2 * largest > room:
@@ -117,19 +116,21 @@ def _candidates(component: Component, budget: int) -> Iterator[StreamPlan]:
         above = sum(unit.nbytes for unit in component.blocks if unit.nbytes > size)
         for slots in _SLOTS:
             if above + slots * size <= room:
-                yield _spread(component, size, slots, room - above - slots * size)
+                left = room - above - slots * size
+                yield _spread(component, size, slots, left)
+                yield _spread(component, size, slots, left, last=True)
 
 
-def _spread(component: Component, size: int, slots: int, room: int) -> StreamPlan:
-    """Blocks above `size` stay, and of the others as many as `room` holds, spread evenly, so that there is time to
-    fetch the next one between two streamed ones."""
-    blocks = [unit for unit in component.blocks if unit.nbytes <= size]
+def _spread(component: Component, size: int, slots: int, room: int, last: bool = False) -> StreamPlan:
+    """Blocks above `size` stay, and of the others as many as `room` holds: the last ones, or spread evenly, so that
+    there is time to fetch the next one between two streamed ones."""
+    blocks = [unit for unit in component.blocks if unit.nbytes <= size][:: -1 if last else 1]
     share = room / max(sum(unit.nbytes for unit in blocks), 1)
     kept = {unit.name for unit in component.blocks if unit.nbytes > size}
     taken = passed = 0
     for unit in blocks:
         passed += unit.nbytes
-        if taken + unit.nbytes <= min(room, share * passed):
+        if not last and taken + unit.nbytes <= min(room, share * passed):
             kept.add(unit.name)
             taken += unit.nbytes
     for unit in blocks:  # what is left over by rounding

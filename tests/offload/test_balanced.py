@@ -272,6 +272,16 @@ def test_blocks_of_different_sizes_are_kept_so_that_steps_wait_little() -> None:
     assert worst <= 1.1 < before
 
 
+def test_the_last_block_is_kept_where_the_first_ones_are_the_large_ones() -> None:
+    """While it runs, the first one of the next step comes."""
+    net = of_sizes(*[152] * 3, *[64] * 18)
+    budget = REST + sum(unit.nbytes for unit in net.blocks) // 4
+    made, plainly = plan(net, budget), next(plans._candidates(net, budget))
+    assert made.resident == (net.rest, net.blocks[-1])
+    assert made.read == plainly.read
+    assert plans.foreseen(net, made, 1.0) < 1.02 < 1.05 < plans.foreseen(net, plainly, 1.0)
+
+
 def test_what_is_foreseen() -> None:
     """Of blocks of one size, as many computed as read: with one place each waits for its own reading; with two the next
     one is read meanwhile."""
