@@ -115,6 +115,10 @@ class QuantizedLayer(nn.Module):
         choice.decode_into(self._backend, packed, self._form, out)
         return out
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is prepared holds objects of the C extension, and is soon made again."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_prepared")}
+
     def _packed_for(self, x: Tensor) -> Packed:
         """The packed weight where `x` is."""
         return self.packed

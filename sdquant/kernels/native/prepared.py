@@ -25,9 +25,8 @@ class Prepared:
     be asked once. A layer keeps it.
 
     In a model the weights of the layers push Python's and torch's own code out of the caches, so that each step that a
-    call takes costs ten times what it does in a loop: 60 steps took half of the time of a layer with one row.
-
-    Copies of a layer share it. It does not go into a pickle, since it holds an object of the extension.
+    call takes costs ten times what it does in a loop: 60 steps took a quarter of the time of a layer of 3072 x 3072
+    weights in four bits with one row.
     """
 
     __slots__ = (
@@ -51,16 +50,12 @@ class Prepared:
         self.scales = parts[form.scale].dtype if form.scale else None
         self.shifts = parts[form.shift].dtype if form.shift else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
-        return self
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
     def __call__(self, x: Tensor, own: Mapping[str, Tensor | None]) -> Tensor | None:
         """[..., rows], from the parameters of the layer; None where it is not this case."""
         size, shape = x.numel(), x.shape
-        if x.dtype is not self.dtype or not 0 < size <= self.most or shape[-1] != self.columns or not x.is_contiguous():
+        if x.dtype is not self.dtype or not 0 < size <= self.most or not x.is_contiguous():
+            return None
+        if not shape or shape[-1] != self.columns:
             return None
         codes, bias = own[self.codes], own.get("bias")
         if codes is None or not codes.is_cpu or not x.is_cpu or x.requires_grad or is_autocast_enabled("cpu"):
