@@ -60,6 +60,8 @@ def plan(component: Component, budget: int) -> StreamPlan:
 
     `budget` must be at least `least(component)`. Computing a block is taken to last as long as it is large.
     """
+    if component.nbytes <= budget:
+        return StreamPlan(resident=tuple(component.units), streamed=(), buffers=0, buffer_bytes=0)
     first, *others = _candidates(component, budget)
     found = [first, *(made for made in others if made.read <= first.read)]
     if len(found) == 1:

@@ -45,7 +45,7 @@ class Streamer:
     def _make_plan(self) -> None:
         self.plan = made = plan(self._component, self._budget)
         self._sizes = [unit.nbytes for unit in self._component.units]
-        self._next = dict(zip(made.streamed, (*made.streamed[1:], made.streamed[0]), strict=True))
+        self._next = dict(zip(made.streamed, (*made.streamed[1:], *made.streamed[:1]), strict=True))
         self._after: dict[str, dict[Unit, Unit]] = {}  # by method, what was seen to follow what
         self._start: dict[str, Unit] = {}  # by method, the first one seen
 
@@ -142,6 +142,8 @@ class Streamer:
 
     def _fetch_ahead(self) -> None:
         """Start reading what is expected next while there is room for it; on a mere guess, one block alone."""
+        if not self.plan.streamed:  # blocks have shrunk, and all fit now
+            return
         while self._arena is not None and (not self._coming or self._method in self._start):
             unit = self._expected()
             if unit.resident or any(unit is coming for coming, _, _ in self._coming):

@@ -114,3 +114,40 @@ def test_a_block_that_grows_is_planned_again(tmp_path: Path, room: int) -> None:
             assert after["resident"] <= room
     finally:
         handle.remove()
+
+
+class Shrinking(nn.Linear):
+    """A library that needs less after its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__(256, 256, bias=False)
+        self.register_buffer("once", torch.zeros(300_000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "once"):
+            del self.once
+            self.weight.data = self.weight.data.clone()
+        return super().forward(x)
+
+
+def test_what_shrinks_until_it_fits_is_streamed_no_more(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = Net(5).requires_grad_(False), torch.randn(2, 256)
+    net.blocks[4] = Shrinking().requires_grad_(False)
+    wanted = x
+    for block in net.blocks:
+        wanted = nn.functional.linear(wanted, block.weight)[..., :256]
+    room = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values()) - 800_000
+    handle = offload.apply(net, "balanced", device="cpu", budget=room, folder=tmp_path)
+    try:
+        assert handle.report()["components"]["model"]["streamed"] > 0
+        for _ in range(3):
+            assert torch.equal(net(x), wanted)
+        before = handle.report()
+        assert torch.equal(net(x), wanted)
+        after = handle.report()
+        assert after["components"]["model"]["streamed"] == after["fetches"] - before["fetches"] == 0
+        assert after["resident"] <= room
+    finally:
+        handle.remove()
+    assert torch.equal(net(x), wanted)
