@@ -162,6 +162,31 @@ def test_odd_scales_decode_as_the_form_says(text: str, isa: str) -> None:
             assert torch.allclose(y[-1][finite].double(), exact[finite], rtol=rtol, atol=1e-3), (dtype, m)
 
 
+@pytest.mark.parametrize("text", ["int4", "int4_sym", "qint4", "sdnq-uint4", "nf4"])
+def test_products_with_one_element_are_weights_to_the_last_bit(text: str, isa: str) -> None:
+    """Of every mantissa that a scale of 16 bits has, and the exponents at which the fast way of rounding ends."""
+    reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
+    weight = torch.randn(4096, 128, generator=torch.Generator().manual_seed(6))
+    packed = backend.encode(weight.to(torch.bfloat16), backends.parse(text))
+    form = backend.form(packed)
+    assert form is not None
+    scale = packed.parts[form.scale]
+    mantissas = 1 + torch.arange(scale.numel(), dtype=torch.float64) % 1024 / 1024
+    exponents = torch.tensor([-6.0, 6.0, -15.0, 8.0])[torch.arange(scale.numel()) // 1024 % 4]
+    each = (mantissas * 2.0**exponents).to(scale.dtype).view(scale.shape)
+    packed = replace(packed, parts=dict(packed.parts) | {form.scale: each})
+    for dtype in (torch.bfloat16, torch.float16):
+        decoded = torch.empty(form.rows, form.columns, dtype=dtype)
+        reader.decode_into(form, packed.parts, decoded)
+        x, y = torch.zeros(1, form.columns, dtype=dtype), torch.empty(1, form.rows, dtype=dtype)
+        for column in (0, 1, 63, 64, 127):
+            x.zero_()[0, column] = 1
+            reader.product(form, packed.parts, x, None, y)
+            # float16 may be inf here, which times 0 is no number: those rows say nothing.
+            known = decoded.isfinite().all(1)
+            assert int(known.sum()) > 3000 and torch.equal(y[0][known], decoded[known, column]), (dtype, column)
+
+
 @pytest.mark.parametrize("text", ["nf4", "qint4", "q4_k"])
 def test_two_threads_compute_what_one_does(text: str) -> None:
     reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)
