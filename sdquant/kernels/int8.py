@@ -5,10 +5,14 @@ The rows of activations are quantized as they come, each with a scale of its own
 
     y[m, n] = float32(sum_k x_code[m, k] * w_code[n, k]) * x_scale[m] * w_scale[n] + bias[n]
 
-with an exact sum. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale largest / 127,
+with an exact sum, or, where a row of the weight has several scales, each for a run r of its columns,
+
+    y[m, n] = (sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * w_scale[n, r]) * x_scale[m] + bias[n]
+
+with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale largest / 127,
 where `largest` is the largest size in the row; all of it in float32. Weights that are bytes already, with one scale for
-a row, are taken as they are. All others are decoded and quantized again, by row, at every call: what is in memory stays
-what the scheme stores.
+a row or for runs of 64, 128, ... columns, are taken as they are. All others are decoded and quantized again, by row, at
+every call: what is in memory stays what the scheme stores.
 
 Few rows of activations are left to the exact product, which is as fast there.
 """
@@ -29,6 +33,7 @@ from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
 from . import int8_steps as steps
+from .int8_steps import Coding
 from .native import int8 as native
 from .native import isa
 from .patches import outputs, patches
@@ -78,7 +83,7 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
 def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
     """Rows of activations of `dtype` from which on integers pay."""
     found = _least(packed, form, dtype)
-    return found.rows if steps.direct(form) else found.again
+    return found.again if steps.coding(packed, form) is Coding.AGAIN else found.rows
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
@@ -87,7 +92,10 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
         return False
     if rows < least(packed, form, x.dtype):
         return False
-    return native.reads(form, packed.parts) or integers.fast(x.device)
+    if native.reads(form, packed.parts):
+        return True
+    # Sums by run, in torch, are as many passes over the results as there are runs.
+    return integers.fast(x.device) and steps.coding(packed, form) is not Coding.BY_RUN
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
@@ -104,7 +112,7 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])
     if form is not None and _by_c(backend, packed, form, x.dtype):
-        out = native.linear(form, packed.parts, not steps.direct(form), flat, bias)
+        out = native.linear(form, packed.parts, steps.coding(packed, form), flat, bias)
     else:
         out = by_steps(backend, packed, flat, bias)
     return out.view(*x.shape[:-1], packed.spec.shape[0])
@@ -123,7 +131,7 @@ def _convolve_by_c(packed: Packed, form: Form, x: Tensor, bias: Tensor | None, g
     _, _, high, wide = packed.spec.shape
     places = outputs(x.shape[2:], (high, wide), geometry)
     return native.convolve(
-        form, packed.parts, not steps.direct(form), (high, wide), x, bias, geometry, (places[0], places[1])
+        form, packed.parts, steps.coding(packed, form), (high, wide), x, bias, geometry, (places[0], places[1])
     )
 
 
@@ -185,7 +193,7 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     assert form is not None
     x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
     bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
-    found = native.linear(form, packed.parts, not steps.direct(form), x, bias)
+    found = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
     same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))
     if same and len(packed.spec.shape) == 4:
         image = x.view(-1)[: packed.spec.shape[1] * 4].view(1, -1, 2, 2)
@@ -210,9 +218,12 @@ def _multiply(
     chosen = steps.fastest(x) if by is None else by(x.device)
     codes, x_scale, sums = chosen.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
-        weight, scale, added = chosen.weight(backend, part, backend.form(part))
+        form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
+        if form is not None and steps.coding(part, form) is Coding.BY_RUN:
+            chosen.by_run(part, form, codes, x_scale, of_bias, out[:, start:stop])
+            continue
+        weight, scale, added = chosen.weight(backend, part, form)
         total = integers.product(codes, weight)
-        of_bias = None if bias is None else bias[start:stop]
         chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 

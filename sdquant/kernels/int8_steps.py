@@ -6,6 +6,8 @@ All give the same numbers, whose formulas are in `int8`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from enum import IntEnum
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..rules import integers
 from .native import extension
 from .native import integers as c
 from .scratch import scratch
@@ -25,6 +28,25 @@ if TYPE_CHECKING:
 LARGEST = 127.0
 # Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
 LEAST = 2.0**-100
+# Columns of one run are a multiple of this: what AMX multiplies at a time.
+RUN = 64
+
+
+class Coding(IntEnum):
+    """Which codes of a weight are multiplied. The numbers are those of native/int8.h."""
+
+    BY_ROW = 0  # bytes with one scale for a row, as they are
+    AGAIN = 1  # those of the decoded weight, quantized again by row
+    BY_RUN = 2  # bytes as they are, where a row has several scales, each for a run of columns
+
+
+def coding(packed: Packed, form: Form | None) -> Coding:
+    """That of a weight."""
+    if direct(form):
+        return Coding.BY_ROW
+    if form is not None and in_runs(form, math.prod(packed.spec.shape[2:])):
+        return Coding.BY_RUN
+    return Coding.AGAIN
 
 
 def direct(form: Form | None) -> bool:
@@ -35,6 +57,19 @@ def direct(form: Form | None) -> bool:
         and form.packing in ("int8", "uint8")
         and not (form.table or form.nested or form.shift)
         and (isinstance(form.zero, int) or form.zero_packing in ("int8", "uint8"))
+    )
+
+
+def in_runs(form: Form, taps: int) -> bool:
+    """Whether each row has whole runs of columns with one scale, which for a convolution are of one of its `taps`."""
+    return (
+        form.packing == "int8"
+        and form.zero == 0
+        and bool(form.scale)
+        and not (form.table or form.nested or form.shift)
+        and form.taps == taps
+        and form.columns % form.group == 0
+        and form.group // taps % RUN == 0
     )
 
 
@@ -68,6 +103,21 @@ def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
     else:
         zero = packed.parts[form.zero].flatten().to(torch.int32)
     return spread(scale, rows), spread(zero, rows)
+
+
+def runs(packed: Packed, form: Form, codes: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each run of columns, in the order of the sums: the activations' codes [m, n], the weight's [rows, n], and the
+    scales [rows] in float32.
+
+    Tap by tap of a convolution, and within one by channels, as its activations lie in memory.
+    """
+    groups, each = form.columns // form.group, form.group // form.taps
+    x = codes.view(-1, groups, each, form.taps)
+    weight = packed.parts[form.codes].view(form.rows, groups, each, form.taps)
+    scale = packed.parts[form.scale].view(form.rows, groups, form.taps).to(torch.float32) * form.factor
+    for tap in range(form.taps):
+        for group in range(groups):
+            yield x[:, group, :, tap], weight[:, group, :, tap], scale[:, group, tap]
 
 
 def spread(each: Tensor, rows: int) -> Tensor:
@@ -127,6 +177,17 @@ class Steps:
             total += sums * added
         tile = total.to(torch.float32).mul_(row_scale).mul_(scale)
         out.copy_(tile if bias is None else tile.add_(bias))
+
+    def by_run(
+        self, packed: Packed, form: Form, codes: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        """The whole product with a weight that is `in_runs`, of activations of which `rows` gave codes and scales."""
+        total: Tensor | float = 0.0
+        for x, weight, scale in runs(packed, form, codes):
+            total = integers.product(x, weight).to(torch.float32).mul_(scale).add_(total)
+        assert isinstance(total, Tensor)
+        total.mul_(row_scale)
+        out.copy_(total if bias is None else total.add_(bias))
 
 
 class InC(Steps):

@@ -156,6 +156,72 @@ def test_a_linear_is_the_exact_product_of_codes(text: str, dtype: torch.dtype) -
     assert decibels(got, exact) > 33
 
 
+def by_runs(x: Tensor, weight: Array, scale: Array, bias: Tensor) -> Tensor:
+    """The formula of the module for codes [n, runs, columns] and scales [n, runs] of a weight; in x's dtype."""
+    a, a_scale = codes(x.float().numpy())
+    each = weight.shape[2]
+    total = np.zeros((len(a), len(weight)), np.float32)
+    for run in range(weight.shape[1]):
+        sums = a[:, run * each : (run + 1) * each] @ weight[:, run].astype(np.int64).T
+        total += sums.astype(np.float32) * scale[:, run]
+    return torch.from_numpy(total * a_scale + bias.float().numpy()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_codes_with_several_scales_in_a_row_are_taken_as_they_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    module = nn.Linear(768, 50).to(dtype)
+    module.weight.data.normal_()
+    layer = layer_in("sdnq-int8", module)
+    assert layer is not None and layer.packed.parts["scale"].numel() == 50 * 3
+    assert int8_steps.coding(layer.packed, layer._form) is int8_steps.Coding.BY_RUN
+    x = torch.randn(37, 768).to(dtype)
+    bias = module.bias.detach()
+    got = int8.linear(layer._backend, layer.packed, layer._form, x, bias)
+    parts = layer.packed.parts
+    scale = parts["scale"].float().numpy().reshape(50, 3)
+    assert torch.equal(got, by_runs(x, parts["weight"].numpy().reshape(50, 3, 256), scale, bias))
+    exact = F.linear(x.float(), layer.dequantize(torch.float32), bias.float())
+    by_row = product(x, layer.dequantize(torch.float32), bias)
+    assert decibels(got, exact) > decibels(by_row, exact) + 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 3), (1, 3)], ids=str)
+def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int]) -> None:
+    """Each position of the kernel has scales of its own, and sums in the order of its activations in memory."""
+    torch.manual_seed(2)
+    module = nn.Conv2d(512, 40, size)
+    layer = layer_in("sdnq-int8", module)
+    taps = size[0] * size[1]
+    assert layer is not None and layer.packed.parts["scale"].numel() == 40 * 2 * taps
+    image = torch.randn(2, 512, 6, 7)
+    how = Geometry(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
+    bias = module.bias.detach()  # type: ignore[union-attr]
+    got = int8.convolve(layer._backend, layer.packed, layer._form, image, bias, how)
+    seen = F.unfold(image, size).view(2, 512, taps, -1).permute(0, 3, 2, 1).reshape(-1, taps * 512)  # by tap
+    parts = layer.packed.parts
+    weight = parts["weight"].view(40, 2, 256, taps).permute(0, 3, 1, 2).reshape(40, 2 * taps, 256).numpy()
+    scale = parts["scale"].view(40, 2, taps).permute(0, 2, 1).reshape(40, 2 * taps).float().numpy()
+    wanted = by_runs(seen, weight, scale, bias)
+    assert torch.equal(got, wanted.view(2, -1, 40).transpose(1, 2).reshape(got.shape))
+
+
+def test_scales_of_fewer_columns_than_a_run_are_not_taken() -> None:
+    """What the kernels multiply at a time has one scale; other weights are quantized again."""
+    for columns, coding in ((512, "BY_RUN"), (256, "BY_ROW"), (1600, "BY_RUN"), (960, "AGAIN")):
+        layer = layer_in("sdnq-int8", nn.Linear(columns, 8))
+        assert layer is not None
+        assert int8_steps.coding(layer.packed, layer._form).name == coding, columns
+    conv = layer_in("sdnq-int8", nn.Conv2d(96, 64, 3))
+    assert conv is not None and int8_steps.coding(conv.packed, conv._form).name == "AGAIN"
+
+
+def test_by_torch_several_scales_in_a_row_do_not_pay(by: str) -> None:
+    layer = layer_in("sdnq-int8", nn.Linear(512, 64))
+    assert layer is not None
+    assert int8.pays(layer.packed, layer._form, torch.empty(100, 512), 100) == (by == "c")
+
+
 @pytest.mark.parametrize("text", ["int8", "int8_sym", "qint8", "nf4", "q4_0"])
 @pytest.mark.parametrize(
     ("kind", "shape", "more"),
@@ -208,7 +274,7 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4"])
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4", "sdnq-int8"])
 def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -> None:
     """At sizes that leave rests of panels, groups and vectors, at whole ones, and of more than one block."""
     if by != "c":
@@ -216,7 +282,7 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
     torch.manual_seed(7)
     rests = (((70, 512), (1, 5, 13, 77, 3000)), ((33, 768), (29,)), ((48, 96), (40,)))
     # Rows that are multiplied as they lie in the weight, in one go and in several; and rows too far apart for it.
-    whole = (((64, 640), (16, 33, 4000)), ((96, 1088), (1, 77, 2500)), ((64, 2048), (50,)))
+    whole = (((64, 640), (16, 33, 4000)), ((96, 1088), (1, 77, 2500)), ((64, 2048), (50,)), ((32, 768), (17,)))
     large = (((2048, 64), (4100,)),)  # results that do not fit the second cache
     for (n, k), counts in (*rests, *whole, *large):
         layer = layer_in(text, nn.Linear(k, n, dtype=dtype))
@@ -240,13 +306,13 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
         assert torch.equal(last, wanted) and last.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("text", ["int8", "int8_sym"])
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "sdnq-int8"])
 def test_weights_that_begin_inside_a_line(text: str, by: str) -> None:
     """As in files of others, from which weights are mapped."""
     if by != "c":
         pytest.skip("it is about the C kernels")
     torch.manual_seed(9)
-    layer, x = layer_in(text, nn.Linear(640, 64)), torch.randn(50, 640)
+    layer, x = layer_in(text, nn.Linear(1600, 64)), torch.randn(50, 1600)
     assert layer is not None
     with torch.no_grad():
         wanted = layer(x)
@@ -256,7 +322,8 @@ def test_weights_that_begin_inside_a_line(text: str, by: str) -> None:
             at = (off - memory.data_ptr()) % 64
             moved = memory[at : at + codes.numel()].view(codes.shape).copy_(codes)
             parts = {**layer.packed.parts, name: moved}
-            got = native.linear(layer._form, parts, False, x, layer.bias.detach())  # type: ignore[arg-type]
+            coding = int8_steps.coding(layer.packed, layer._form)
+            got = native.linear(layer._form, parts, coding, x, layer.bias.detach())  # type: ignore[arg-type]
             assert torch.equal(got, wanted)
 
 

@@ -13,6 +13,7 @@ enum {
     TILE = TILE_ROWS * TILE_BYTES,
     SQUARE = TILE_ROWS * TILE_ROWS, /* sums of a tile; a group and a panel have four, by half of the panel, then of the
                                        group */
+    ALL_TILES = 4, /* of the sums of a group and a panel */
     PAIRS = PANEL / 2,
     AT_ONCE = 4, /* pairs of rows of the weight that are computed at once */
     PIECES = PAIRS / AT_ONCE + 1,
@@ -47,6 +48,7 @@ static void quantize_amx(const Source *from, int64_t first, int rows, int8_t *li
 typedef struct {
     Place place;
     const int32_t *sums;
+    const float *runs;             /* sums of all runs but the last, by the same order; NULL where there are no runs */
     const float *bias;             /* [PANEL] */
     int at, end;                   /* pieces that are done, and that there are */
     int rows, along, less, beyond; /* of activations; whether results of one row of the weight lie together; whether there
@@ -62,24 +64,29 @@ static const float NO_BIAS[PANEL] = {FOUR_TIMES(NOTHING)}; /* it changes no numb
 static __mmask16 first_of(int count) { return count >= TILE_ROWS ? 0xffff : (__mmask16)((1u << count) - 1); }
 
 /* The next to compute. */
-static void begin(Results *some, const Place *place, const int32_t *sums, int rows) {
+static void begin(Results *some, const Place *place, const int32_t *sums, const float *runs, int rows) {
     const Target *to = place->to;
-    some->place = *place, some->sums = sums, some->rows = rows;
+    some->place = *place, some->sums = sums, some->runs = runs, some->rows = rows;
     some->at = 0, some->end = rows > TILE_ROWS ? 2 * PIECES : PIECES;
     some->less = 0;
-    for (int i = 0; i < PANEL; i++) some->less |= place->minus[i];
+    for (int i = 0; i < PANEL && !runs; i++) some->less |= place->minus[i];
     some->bias = to->bias ? to->bias + place->column : NO_BIAS;
     if (!to->bias || place->count == PANEL) return;
     some->bias = memcpy(some->kept, NO_BIAS, sizeof NO_BIAS);
     memcpy(some->kept, to->bias + place->column, place->count * sizeof(float));
 }
 
-INLINE __m512 value(const Results *some, const int32_t *sums, int n, __m512i row_sum, __m512 row_scale) {
-    __m512i total = _mm512_load_si512(sums);
+/* The one at `at` of the sums, of row n of the weight. */
+INLINE __m512 value(const Results *some, int at, int n, __m512i row_sum, __m512 row_scale) {
+    const __m512 scale = _mm512_set1_ps(some->place.scale[n]), bias = _mm512_set1_ps(some->bias[n]);
+    __m512i total = _mm512_load_si512(some->sums + at);
+    if (some->runs) {
+        const __m512 all = _mm512_add_ps(_mm512_load_ps(some->runs + at), _mm512_mul_ps(_mm512_cvtepi32_ps(total), scale));
+        return _mm512_add_ps(_mm512_mul_ps(all, row_scale), bias);
+    }
     if (some->less)
         total = _mm512_sub_epi32(total, _mm512_mullo_epi32(_mm512_set1_epi32(some->place.minus[n]), row_sum));
-    const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(total), row_scale);
-    return _mm512_add_ps(_mm512_mul_ps(scaled, _mm512_set1_ps(some->place.scale[n])), _mm512_set1_ps(some->bias[n]));
+    return _mm512_add_ps(_mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(total), row_scale), scale), bias);
 }
 
 /* Results of two rows of the weight, which lie together by row of the weight. */
@@ -100,12 +107,12 @@ INLINE void pairs(Results *some, int half, int n) {
     const __mmask16 mask = first_of(some->rows - half * TILE_ROWS);
     const __m512i row_sum = _mm512_maskz_loadu_epi32(mask, some->place.row_sum + half * TILE_ROWS);
     const __m512 row_scale = _mm512_maskz_loadu_ps(mask, some->place.row_scale + half * TILE_ROWS);
-    const int32_t *sums = some->sums + (n / TILE_ROWS * 2 + half) * SQUARE + n % TILE_ROWS * TILE_ROWS;
+    const int first = (n / TILE_ROWS * 2 + half) * SQUARE + n % TILE_ROWS * TILE_ROWS;
     __m512i both[AT_ONCE];
 #pragma GCC unroll 4
     for (int i = 0; i < AT_ONCE; i++) {
-        const __m512 one = value(some, sums + 2 * i * TILE_ROWS, n + 2 * i, row_sum, row_scale);
-        const __m512 other = value(some, sums + (2 * i + 1) * TILE_ROWS, n + 2 * i + 1, row_sum, row_scale);
+        const __m512 one = value(some, first + 2 * i * TILE_ROWS, n + 2 * i, row_sum, row_scale);
+        const __m512 other = value(some, first + (2 * i + 1) * TILE_ROWS, n + 2 * i + 1, row_sum, row_scale);
         both[i] = (__m512i)_mm512_cvtne2ps_pbh(other, one);
     }
     if (some->along) {
@@ -141,17 +148,55 @@ INLINE void compute(Results *some, int count) {
     }
 }
 
-/* Sums by row of the weight to results of any kind. */
+/* Sums by row of the weight, integers or floats, by row of activations. */
+static void turned_sums(const void *sums, void *turned) {
+    for (int tile = 0; tile < 4; tile++) {
+        __m512i a[TILE_ROWS];
+        for (int i = 0; i < TILE_ROWS; i++) a[i] = _mm512_load_si512((const char *)sums + (tile * TILE_ROWS + i) * 64);
+        transpose(a);
+        char *to = (char *)turned + (tile % 2 * TILE_ROWS * PANEL + tile / 2 * TILE_ROWS) * 4;
+        for (int i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + i * PANEL * 4, a[i]);
+    }
+}
+
+/* Results of any kind. */
 static void results(const int32_t *sums, int rows, const Place *place) {
     int32_t turned[TALLEST * PANEL] __attribute__((aligned(64)));
-    for (int tile = 0; tile < 4; tile++, sums += SQUARE) {
-        __m512i a[TILE_ROWS];
-        for (int i = 0; i < TILE_ROWS; i++) a[i] = _mm512_load_si512(sums + i * TILE_ROWS);
-        transpose(a);
-        int32_t *to = turned + tile % 2 * TILE_ROWS * PANEL + tile / 2 * TILE_ROWS;
-        for (int i = 0; i < TILE_ROWS; i++) _mm512_store_si512(to + i * PANEL, a[i]);
-    }
+    turned_sums(sums, turned);
     results512(turned, rows, place);
+}
+
+static void float_results(const float *sums, int rows, const Place *place) {
+    float turned[TALLEST * PANEL] __attribute__((aligned(64)));
+    turned_sums(sums, turned);
+    float_results512(turned, rows, place);
+}
+
+/* Sums of one run that are added, each times its scale, to those of the runs before, while tiles of the next are
+   multiplied. */
+typedef struct {
+    const int32_t *sums;
+    const float *scale; /* [PANEL] */
+    float *to;
+    int at, by, whole; /* the tile that is next, and how many further the one after it is: groups of up to sixteen rows have
+                          half of the tiles; whether there are no runs before */
+} Adding;
+
+INLINE void add_tile(const int32_t *sums, const float *scale, float *to, int whole) {
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_ROWS; i++, sums += TILE_ROWS, to += TILE_ROWS) {
+        const __m512 more = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), _mm512_set1_ps(scale[i]));
+        _mm512_store_ps(to, whole ? more : _mm512_add_ps(_mm512_load_ps(to), more));
+    }
+}
+
+INLINE void add_some(Adding *some, int tiles) {
+    for (; tiles > 0 && some->at < ALL_TILES; tiles--, some->at += some->by) {
+        const int first = some->at * SQUARE;
+        const float *scale = some->scale + some->at / 2 * TILE_ROWS;
+        if (some->whole) add_tile(some->sums + first, scale, some->to + first, 1);
+        else add_tile(some->sums + first, scale, some->to + first, 0);
+    }
 }
 
 /* Memory that is asked for during `steps`: `ahead`, `ahead_step` bytes in each; and lines of results. */
@@ -166,13 +211,15 @@ typedef struct {
         else _tile_dpbusd(sum, of_weight, of_rows);           \
     } while (0)
 
-/* A panel, whose rows are `stride` bytes apart, by a group of sixteen rows or, if `two`, 32, in steps of 64 columns. */
-INLINE void tiles(int two, int is_signed, const uint8_t *panel, int64_t stride, const int8_t *codes, int64_t steps,
-                  int32_t *sums, Results *others, Wanted *wanted) {
+/* Some columns of a panel, whose rows are `stride` bytes apart, by a group of sixteen rows or, if `two`, 32, which are
+   `between` bytes after the first, in steps of 64 columns. `adding`: NULL where there are no runs. */
+INLINE void tiles(int two, int is_signed, const uint8_t *panel, int64_t stride, const int8_t *codes, int64_t between,
+                  int64_t steps, int32_t *sums, Results *others, Adding *adding, Wanted *wanted) {
     const int each = (int)((2 * PIECES + steps - 1) / steps), lines = (int)((TALLEST + steps - 1) / steps);
+    const int adds = (int)((ALL_TILES + steps - 1) / steps);
     const char *ahead = wanted->ahead, *out = wanted->out;
     const uint8_t *lower = panel + TILE_ROWS * stride;
-    const int8_t *second = codes + steps * TILE;
+    const int8_t *second = codes + between;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -192,11 +239,13 @@ INLINE void tiles(int two, int is_signed, const uint8_t *panel, int64_t stride, 
             PRODUCT(3, 5, 7);
         }
         compute(others, each);
+        if (adding) add_some(adding, adds);
         if (wanted->out_step)
             for (int i = 0; i < lines; i++, out += wanted->out_step) __builtin_prefetch(out, 1);
     }
     wanted->ahead = ahead;
     compute(others, 2 * PIECES);
+    if (adding) add_some(adding, ALL_TILES);
     _tile_stored(0, sums, 4 * TILE_ROWS);
     _tile_stored(2, sums + 2 * SQUARE, 4 * TILE_ROWS);
     if (!two) return;
@@ -206,16 +255,37 @@ INLINE void tiles(int two, int is_signed, const uint8_t *panel, int64_t stride, 
 
 static void one_or_two(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t steps,
                        int32_t *sums, Results *others, Wanted *wanted) {
-    const int64_t stride = panels->bytes / PANEL;
-    if (rows > TILE_ROWS && panels->is_signed) tiles(1, 1, panel, stride, codes, steps, sums, others, wanted);
-    else if (rows > TILE_ROWS) tiles(1, 0, panel, stride, codes, steps, sums, others, wanted);
-    else if (panels->is_signed) tiles(0, 1, panel, stride, codes, steps, sums, others, wanted);
-    else tiles(0, 0, panel, stride, codes, steps, sums, others, wanted);
+    const int64_t stride = panels->bytes / PANEL, between = steps * TILE;
+    if (rows > TILE_ROWS && panels->is_signed)
+        tiles(1, 1, panel, stride, codes, between, steps, sums, others, 0, wanted);
+    else if (rows > TILE_ROWS) tiles(1, 0, panel, stride, codes, between, steps, sums, others, 0, wanted);
+    else if (panels->is_signed) tiles(0, 1, panel, stride, codes, between, steps, sums, others, 0, wanted);
+    else tiles(0, 0, panel, stride, codes, between, steps, sums, others, 0, wanted);
+}
+
+/* All runs of a group and a panel, of signed codes. Sums of the last are in sums[which], which is returned; those of the
+   others together in `all`. Results of `others` are computed while the first is multiplied, so that both are free then. */
+static int all_runs(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t steps,
+                    const float *scale, int32_t (*sums)[4 * SQUARE], int which, float *all, Results *others,
+                    Wanted *wanted) {
+    const int64_t stride = panels->bytes / PANEL, between = steps * TILE, span = steps / panels->runs;
+    const int two = rows > TILE_ROWS;
+    Adding adding = {.to = all, .at = ALL_TILES, .by = two ? 1 : 2};
+    for (int64_t r = 0; r < panels->runs; r++, panel += span * TILE_BYTES, codes += span * TILE, scale += PANEL) {
+        which = !which;
+        if (two) tiles(1, 1, panel, stride, codes, between, span, sums[which], others, &adding, wanted);
+        else tiles(0, 1, panel, stride, codes, between, span, sums[which], others, &adding, wanted);
+        adding.sums = sums[which], adding.scale = scale, adding.whole = !r;
+        adding.at = 0;
+        wanted->out_step = 0;
+    }
+    return which;
 }
 
 static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                          const Place *place, const char *ahead, int64_t ahead_bytes) {
     int32_t sums[2][4 * SQUARE] __attribute__((aligned(64))); /* of what is multiplied, and of what is computed */
+    float runs[4 * SQUARE] __attribute__((aligned(64)));
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m), steps = padded(columns) / TILE_BYTES;
     const Target *to = place->to;
     const int together = to->type == BF16 && to->column_step == 1;
@@ -227,15 +297,26 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     int turn = 0;
     _tile_loadconfig(&WHOLE_TILES);
     for (int64_t g = 0; g < groups; g++)
-        for (int64_t p = 0; p < count; p++, turn ^= 1) { /* one panel after another, so that results lie together */
+        for (int64_t p = 0; p < count; p++) { /* one panel after another, so that results lie together */
             const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
-            const Place here = place_of(place, first, p, weights);
+            Place here = place_of(place, panels, first, p, weights);
+            const uint8_t *panel = panels->at + p * panels->bytes;
+            const int8_t *group = codes + g * 2 * steps * TILE;
             wanted.out_step = together && !others.beyond ? to->row_step * 2 : 0;
             wanted.out = (const char *)to->out + here.row * wanted.out_step + here.column * 2;
-            one_or_two(panels, panels->at + p * panels->bytes, codes + g * 2 * steps * TILE, (int)rows, steps, sums[turn],
-                       &others, &wanted);
-            if (together || along) begin(&others, &here, sums[turn], (int)rows);
-            else results(sums[turn], (int)rows, &here);
+            if (panels->runs) {
+                turn = all_runs(panels, panel, group, (int)rows, steps, here.scale, sums, turn, runs, &others, &wanted);
+                here.scale += (panels->runs - 1) * PANEL;
+            } else {
+                turn = !turn;
+                one_or_two(panels, panel, group, (int)rows, steps, sums[turn], &others, &wanted);
+            }
+            if (together || along) begin(&others, &here, sums[turn], panels->runs ? runs : 0, (int)rows);
+            else if (panels->runs) {
+                Adding last = {sums[turn], here.scale, runs, .by = rows > TILE_ROWS ? 1 : 2};
+                add_some(&last, ALL_TILES);
+                float_results(runs, (int)rows, &here);
+            } else results(sums[turn], (int)rows, &here);
         }
     compute(&others, 2 * PIECES);
     if (others.beyond) _mm_sfence();

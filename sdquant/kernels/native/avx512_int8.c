@@ -151,9 +151,9 @@ static void quantize512(const Source *from, int64_t first, int rows, int8_t *lin
     memset(line + from->columns, 0, fours * 4 - from->columns);
     for (int i = 0; i < rows; i++) {
         quantize_line512(from, first + i, line, scale + i, sum + i);
-        int32_t *to = (int32_t *)codes + i;
-        const int32_t *four = (const int32_t *)line;
-        for (int64_t j = 0; j < fours; j++, to += rows) *to = four[j];
+        uint32_t *to = (uint32_t *)codes + i;
+        const uint32_t *four = (const uint32_t *)line, higher = from->shifted ? 0x80808080 : 0;
+        for (int64_t j = 0; j < fours; j++, to += rows) *to = four[j] ^ higher;
     }
 }
 
@@ -221,24 +221,40 @@ INLINE void one_of(Type type, void *out, int64_t at, float y) {
     else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(y) : to_f16(y);
 }
 
-/* Row i: sixteen sums and sixteen more, to where they belong; to `kept` first where rows of results are not together. */
-INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*kept)[PANEL]) {
+/* Row i, but for the bias, to where it belongs; to `kept` first where rows of results are not together. */
+INLINE void put(const Place *at, int i, const __m512 *without, float (*kept)[PANEL]) {
     const Target *to = at->to;
+    __m512 found[2] = {without[0], without[1]};
+    EACH(half, 2) {
+        const __mmask16 mask = first_of(at->count > 16 * half ? at->count - 16 * half : 0);
+        if (to->bias)
+            found[half] = _mm512_add_ps(found[half], _mm512_maskz_loadu_ps(mask, to->bias + at->column + 16 * half));
+    }
+    if (to->column_step != 1) {
+        EACH(half, 2) _mm512_storeu_ps(kept[i] + 16 * half, found[half]);
+    } else store(to->type, to->out, (at->row + i) * to->row_step + at->column, at->count, found);
+}
+
+/* Row i: sixteen sums and sixteen more. */
+INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*kept)[PANEL]) {
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
     const __m512i sum = _mm512_set1_epi32(at->row_sum[i]);
     const __m512i of_half[2] = {low, high};
     __m512 found[2];
     EACH(half, 2) {
-        const __mmask16 mask = first_of(at->count > 16 * half ? at->count - 16 * half : 0);
         const __m512i less = _mm512_mullo_epi32(_mm512_loadu_si512(at->minus + 16 * half), sum);
         const __m512 total = _mm512_cvtepi32_ps(_mm512_sub_epi32(of_half[half], less));
-        __m512 y = _mm512_mul_ps(_mm512_mul_ps(total, of_row), _mm512_loadu_ps(at->scale + 16 * half));
-        if (to->bias) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, to->bias + at->column + 16 * half));
-        found[half] = y;
+        found[half] = _mm512_mul_ps(_mm512_mul_ps(total, of_row), _mm512_loadu_ps(at->scale + 16 * half));
     }
-    if (to->column_step != 1) {
-        EACH(half, 2) _mm512_storeu_ps(kept[i] + 16 * half, found[half]);
-    } else store(to->type, to->out, (at->row + i) * to->row_step + at->column, at->count, found);
+    put(at, i, found, kept);
+}
+
+/* Row i of sums of all runs. */
+INLINE void finish_floats(const Place *at, int i, const float *sums, float (*kept)[PANEL]) {
+    const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
+    __m512 found[2];
+    EACH(half, 2) found[half] = _mm512_mul_ps(_mm512_loadu_ps(sums + 16 * half), of_row);
+    put(at, i, found, kept);
 }
 
 /* Up to sixteen results that lie together. */
@@ -287,6 +303,12 @@ void results512(const int32_t *sums, int rows, const Place *place) {
     by_column(place, rows, kept);
 }
 
+void float_results512(const float *sums, int rows, const Place *place) {
+    float kept[TALLEST][PANEL];
+    for (int i = 0; i < rows; i++, sums += PANEL) finish_floats(place, i, sums, kept);
+    by_column(place, rows, kept);
+}
+
 /* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
 INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(x)); }
 
@@ -314,6 +336,37 @@ INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, 
         EVERY(FINISH)                                                                                          \
     }
 
+/* One run of columns more for such a group: its integers, each sum times its scale, are added to `kept`. Here activations
+   are numbers from 0 to 255 and the weight's codes are signed; `begin` makes up for it. */
+#define DECLARE_RUN(i) __m512i low##i = first, high##i = second;
+#define ADD_RUN(i)                   \
+    memcpy(&four, codes + 4 * i, 4); \
+    x = _mm512_set1_epi32(four);     \
+    add(&low##i, x, a);              \
+    add(&high##i, x, b);
+#define KEEP(i)                              \
+    keep(kept[i], low##i, scale, whole);     \
+    keep(kept[i] + 16, high##i, scale + 16, whole);
+#define RUN(n, EVERY)                                                                                              \
+    static void run##n(const uint8_t *panel, const int8_t *codes, int64_t fours, const int32_t *begin,             \
+                       const float *scale, const char *ahead, int64_t step, int whole, float (*kept)[PANEL]) {     \
+        const __m512i first = _mm512_loadu_si512(begin), second = _mm512_loadu_si512(begin + 16);                  \
+        EVERY(DECLARE_RUN)                                                                                         \
+        for (int64_t j = 0; j < fours; j++, panel += 4 * PANEL, codes += 4 * n, ahead += step) {                   \
+            const __m512i a = _mm512_loadu_si512(panel), b = _mm512_loadu_si512(panel + 64);                       \
+            __m512i x;                                                                                             \
+            int32_t four;                                                                                          \
+            _mm_prefetch(ahead, _MM_HINT_T1);                                                                      \
+            EVERY(ADD_RUN)                                                                                         \
+        }                                                                                                          \
+        EVERY(KEEP)                                                                                                \
+    }
+
+INLINE void keep(float *kept, __m512i sum, const float *scale, int whole) {
+    const __m512 more = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(scale));
+    _mm512_storeu_ps(kept, whole ? more : _mm512_add_ps(_mm512_loadu_ps(kept), more));
+}
+
 #define ONE(X) X(0)
 #define TWO(X) ONE(X) X(1)
 #define THREE(X) TWO(X) X(2)
@@ -340,6 +393,31 @@ TILE(10, TEN)
 TILE(11, ELEVEN)
 TILE(12, TWELVE)
 
+RUN(1, ONE)
+RUN(2, TWO)
+RUN(3, THREE)
+RUN(4, FOUR)
+RUN(5, FIVE)
+RUN(6, SIX)
+RUN(7, SEVEN)
+RUN(8, EIGHT)
+RUN(9, NINE)
+RUN(10, TEN)
+RUN(11, ELEVEN)
+RUN(12, TWELVE)
+
+/* All runs of a group and a panel. */
+static void all_runs(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t fours,
+                     const Place *place, const char *ahead, int64_t step, float (*kept)[PANEL]) {
+    static void (*const each[])(const uint8_t *, const int8_t *, int64_t, const int32_t *, const float *, const char *,
+                                int64_t, int, float (*)[PANEL]) = {run1, run2, run3, run4,  run5,  run6,
+                                                                   run7, run8, run9, run10, run11, run12};
+    const int64_t span = fours / panels->runs;
+    for (int64_t r = 0; r < panels->runs; r++, panel += span * 4 * PANEL, codes += span * 4 * rows, ahead += span * step)
+        each[rows - 1](panel, codes, span, place->minus + r * PANEL, place->scale + r * PANEL, ahead, step, !r, kept);
+    for (int i = 0; i < rows; i++) finish_floats(place, i, kept[i], kept);
+}
+
 static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                         const Place *place, const char *ahead, int64_t ahead_bytes) {
     static void (*const tiles[])(const uint8_t *, const int8_t *, int64_t, const Place *, const char *, int64_t,
@@ -351,9 +429,12 @@ static void multiply512(const Panels *panels, int64_t weights, const int8_t *cod
     for (int64_t g = 0; g < groups; g++) {
         const int64_t first = begin_of(m, groups, g), rows = begin_of(m, groups, g + 1) - first;
         for (int64_t p = 0; p < count; p++) {
-            const Place here = place_of(place, first, p, weights);
+            const Place here = place_of(place, panels, first, p, weights);
+            const uint8_t *panel = panels->at + p * panels->bytes;
             const char *from = ahead ? ahead + (g * count + p) * fours * step : (const char *)panels->at;
-            tiles[rows - 1](panels->at + p * panels->bytes, codes + first * wide, fours, &here, from, ahead ? step : 0, kept);
+            if (panels->runs)
+                all_runs(panels, panel, codes + first * wide, (int)rows, fours, &here, from, ahead ? step : 0, kept);
+            else tiles[rows - 1](panel, codes + first * wide, fours, &here, from, ahead ? step : 0, kept);
             by_column(&here, (int)rows, kept);
         }
     }

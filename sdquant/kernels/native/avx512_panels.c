@@ -29,6 +29,17 @@ static int count_of(const Weight *weight, int64_t start) {
     return (int)(left < PANEL ? left : PANEL);
 }
 
+/* All scales of a panel's rows, by run. */
+static void scales_by_run(const Weight *weight, int64_t start, float *scale) {
+    const Form *form = weight->form;
+    const int64_t runs = scales_in(weight), groups = runs / form->taps;
+    const int count = count_of(weight, start);
+    for (int64_t t = 0; t < form->taps; t++)
+        for (int64_t g = 0; g < groups; g++, scale += PANEL)
+            for (int i = 0; i < PANEL; i++)
+                scale[i] = i < count ? scale_of(form, weight->parts, (start + i) * runs + g * form->taps + t) * form->factor : 0.0f;
+}
+
 /* Scales of a panel's rows, and what is to be subtracted from their codes; `more` of it for all. Rows that are quantized
    again get their scales then. */
 static void scales_of(const Weight *weight, int64_t start, int more, float *scale, int32_t *minus) {
@@ -36,7 +47,7 @@ static void scales_of(const Weight *weight, int64_t start, int more, float *scal
     const int64_t shared = form->group / form->columns; /* rows with one scale */
     const int count = count_of(weight, start);
     for (int i = 0; i < PANEL; i++) {
-        const int codes = i < count && !weight->again; /* taken as they are */
+        const int codes = i < count && weight->coding == BY_ROW; /* taken as they are */
         const int64_t group = codes ? (start + i) / shared : 0;
         scale[i] = codes ? scale_of(form, weight->parts, group) * form->factor : 0.0f;
         minus[i] = (codes ? (int)zero_of(form, weight->parts, group) : 0) + more;
@@ -50,7 +61,7 @@ static void codes_of(const Weight *weight, int64_t start, uint8_t *to, int64_t s
     Decode *decode = kernels()->decoder(weight->form);
     for (int i = 0; i < count; i++, to += stride) {
         const uint8_t *from = weight->parts->codes + (start + i) * columns;
-        if (weight->again) {
+        if (weight->coding == AGAIN) {
             const Source row = {.type = F32, .x = floats, .columns = columns, .stride = columns};
             int8_t *made = weight->taps > 1 ? (int8_t *)floats : (int8_t *)to; /* where their floats were, or at once */
             int32_t sum;
@@ -73,20 +84,37 @@ INLINE void turn(const uint8_t *from, int64_t stride, int rows, __mmask64 mask, 
     EACH(i, 16) if (i < fours) _mm512_storeu_si512(to + i * step, a[i]);
 }
 
+/* What VNNI begins the sums of runs with: activations are 128 too high. The weight's `count` rows are `stride` apart. */
+static void begins_of(const Weight *weight, const uint8_t *rows, int64_t stride, int count, int32_t *begins) {
+    const int64_t runs = scales_in(weight), span = weight->form->columns / runs;
+    for (int64_t r = 0; r < runs; r++, rows += span, begins += PANEL)
+        for (int i = 0; i < PANEL; i++) {
+            __m512i pairs = _mm512_setzero_si512();
+            for (int64_t at = 0; at < span && i < count; at += 64) {
+                const __m512i twos = _mm512_maddubs_epi16(_mm512_set1_epi8(1), _mm512_loadu_si512(rows + i * stride + at));
+                pairs = _mm512_add_epi32(pairs, _mm512_madd_epi16(twos, _mm512_set1_epi16(1)));
+            }
+            begins[i] = -128 * _mm512_reduce_add_epi32(pairs);
+        }
+}
+
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
     const int64_t columns = weight->form->columns;
-    const int count = count_of(weight, start);
-    const int flip = weight->again || weight->form->packing == SIGNED_BYTES ? 0x80 : 0; /* so that codes begin at 0 */
-    const int direct = !weight->again && weight->taps == 1;
+    const int count = count_of(weight, start), by_run = weight->coding == BY_RUN;
+    const int is_signed = weight->coding == AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int flip = is_signed && !by_run ? 0x80 : 0; /* so that codes begin at 0 */
+    const int direct = weight->coding != AGAIN && weight->taps == 1;
     const uint8_t *rows = weight->parts->codes + start * columns;
     int64_t stride = columns;
-    scales_of(weight, start, flip, scale, minus);
+    if (by_run) scales_by_run(weight, start, scale);
+    else scales_of(weight, start, flip, scale, minus);
     if (!direct) {
         uint8_t *bytes = (uint8_t *)spare + (columns * 4 + 63) / 64 * 64;
         stride = (columns + 63) / 64 * 64;
         codes_of(weight, start, bytes, stride, scale, spare);
         rows = bytes;
     }
+    if (by_run) begins_of(weight, rows, stride, count, minus);
     const __m512i xor = _mm512_set1_epi8((char)flip);
     const uint8_t *next = rows + (start + 2 * PANEL <= weight->form->rows ? PANEL * stride : 0);
     for (int64_t at = 0; at < columns; at += 64) {
@@ -107,7 +135,8 @@ void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale,
 }
 
 void rows512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
-    scales_of(weight, start, 0, scale, minus);
+    if (weight->coding == BY_RUN) scales_by_run(weight, start, scale);
+    else scales_of(weight, start, 0, scale, minus);
     if (panel) codes_of(weight, start, panel, panel_bytes(weight->form->columns) / PANEL, scale, spare);
 }
 #ifdef __clang__

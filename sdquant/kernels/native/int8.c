@@ -7,6 +7,7 @@
 enum {
     BLOCKS = 2,
     LINE = 64,
+    LEAST_RUN = 64,  /* columns that have one scale; int8_steps.py sees to it */
     LINES = 16,      /* rows of activations that are quantized before they are laid out */
     FAR = 32 * LINE, /* rows that are multiples of it apart are in two of the 64 sets of the first cache */
 };
@@ -14,6 +15,11 @@ enum {
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
+
+int64_t scales_in(const Weight *weight) {
+    const Form *form = weight->form;
+    return weight->coding == BY_RUN ? form->columns / form->group * form->taps : 1;
+}
 
 int64_t panel_bytes(int64_t columns) {
     return (int8_kernels()->rows ? (up(columns, LINE) / LINE | 1) * LINE : padded(columns)) * PANEL;
@@ -38,9 +44,12 @@ static int64_t line_bytes(int64_t columns) { return LINES * (up(columns, LINE) +
    sums of a block. */
 static int64_t again_bytes(int64_t columns) { return up(columns * 4, LINE) + up(PANEL * up(columns, 64), LINE); }
 
+/* Numbers that panels have for their rows. */
+static int64_t numbers_of(int64_t columns) { return beside(columns) * PANEL * (columns / LEAST_RUN + 1); }
+
 int64_t spare_bytes(int64_t columns) {
     const int64_t rows = block_rows(columns);
-    return beside(columns) * (panel_bytes(columns) + PANEL * 8) + again_bytes(columns) + rows * 8 +
+    return beside(columns) * panel_bytes(columns) + numbers_of(columns) * 8 + again_bytes(columns) + rows * 8 +
            (rows + TALLEST) * padded(columns) + line_bytes(columns) + 16 * LINE;
 }
 
@@ -65,8 +74,8 @@ static Spare split(char *spare, int64_t columns) {
     Spare made;
     made.panel = part(&spare, beside(columns) * panel_bytes(columns));
     made.again = part(&spare, again_bytes(columns));
-    made.scale = part(&spare, beside(columns) * PANEL * 4);
-    made.minus = part(&spare, beside(columns) * PANEL * 4);
+    made.scale = part(&spare, numbers_of(columns) * 4);
+    made.minus = part(&spare, numbers_of(columns) * 4);
     made.codes = part(&spare, (rows + TALLEST) * padded(columns)); /* groups may be stored whole */
     made.line = part(&spare, line_bytes(columns));
     made.row_scale = part(&spare, rows * 4);
@@ -94,31 +103,34 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
 
 int lies_right(const Weight *weight) {
     const int64_t columns = weight->form->columns;
-    return int8_kernels()->rows && !weight->again && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
+    return int8_kernels()->rows && weight->coding != AGAIN && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
            weight->form->rows % PANEL == 0 && (uintptr_t)weight->parts->codes % LINE == 0;
 }
 
 /* Those of a weight: `made`, or its rows from `row`. */
 static Panels panels_of(const Weight *weight, const uint8_t *made, int64_t row) {
     const int64_t columns = weight->form->columns;
-    const int is_signed = weight->again || weight->form->packing == SIGNED_BYTES;
-    if (!lies_right(weight)) return (Panels){made, panel_bytes(columns), is_signed};
-    return (Panels){weight->parts->codes + row * columns, PANEL * columns, is_signed};
+    const int is_signed = weight->coding == AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int64_t runs = weight->coding == BY_RUN ? scales_in(weight) : 0;
+    if (!lies_right(weight)) return (Panels){made, panel_bytes(columns), is_signed, runs};
+    return (Panels){weight->parts->codes + row * columns, PANEL * columns, is_signed, runs};
 }
 
 void stage(const Weight *weight, int64_t start, int64_t stop, uint8_t *panels, float *scale, int32_t *minus,
            char *spare) {
-    const int64_t columns = weight->form->columns, bytes = panel_bytes(columns);
+    const int64_t columns = weight->form->columns, bytes = panel_bytes(columns), each = scales_in(weight);
     const int right = lies_right(weight);
     char *again = part(&spare, again_bytes(columns));
     for (int64_t row = start; row < stop; row += PANEL)
-        int8_kernels()->panel(weight, row, right ? 0 : panels + row / PANEL * bytes, scale + row, minus + row, again);
+        int8_kernels()->panel(weight, row, right ? 0 : panels + row / PANEL * bytes, scale + row * each,
+                              minus + row * each, again);
 }
 
-Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights) {
+Place place_of(const Place *first, const Panels *panels, int64_t row, int64_t panel, int64_t weights) {
     Place here = *first;
     here.row_scale += row, here.row_sum += row, here.row += row;
-    here.scale += panel * PANEL, here.minus += panel * PANEL, here.column += panel * PANEL;
+    const int64_t before = panel * PANEL * (panels->runs ? panels->runs : 1);
+    here.scale += before, here.minus += before, here.column += panel * PANEL;
     here.count = (int)(weights - panel * PANEL < PANEL ? weights - panel * PANEL : PANEL);
     return here;
 }
@@ -128,7 +140,7 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
     const int64_t columns = from->columns, most = block_rows(columns), weights = weight->form->rows;
     const Spare have = split(spare, columns);
     const Panels all = panels_of(weight, made, 0);
-    const int64_t blocks = (stop - start + most - 1) / most;
+    const int64_t blocks = (stop - start + most - 1) / most, scales = scales_in(weight);
     const int64_t wide = beside(columns) * PANEL;
     const int64_t each = up((stop - start + blocks - 1) / blocks, int8_kernels()->tall);
     for (int64_t row = start; row < stop; row += each) {
@@ -136,9 +148,10 @@ void multiply_rows(const Weight *weight, const Source *from, int64_t start, int6
         quantize_block(from, row, m, have.codes, have.row_scale, have.row_sum, (char *)have.line);
         for (int64_t column = 0; column < weights; column += wide) {
             const int64_t here = weights - column < wide ? weights - column : wide, bytes = wide / PANEL * all.bytes;
-            const Panels panels = {all.at + column / PANEL * all.bytes, all.bytes, all.is_signed};
+            const Panels panels = {all.at + column / PANEL * all.bytes, all.bytes, all.is_signed, all.runs};
             const char *ahead = column + wide < weights ? (const char *)panels.at + bytes : 0;
-            const Place place = {have.row_scale, scale + column, have.row_sum, minus + column, to, row, column, 0};
+            const Place place = {.row_scale = have.row_scale, .scale = scale + column * scales, .row_sum = have.row_sum,
+                                 .minus = minus + column * scales, .to = to, .row = row, .column = column};
             int8_kernels()->multiply(&panels, here, have.codes, m, columns, &place, ahead, ahead ? bytes : 0);
         }
     }
@@ -148,16 +161,16 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
                      const float *row_scale, const int32_t *row_sum, const Target *to, char *spare) {
     const int64_t columns = weight->form->columns;
     const Spare have = split(spare, columns);
-    const int64_t wide = beside(columns) * PANEL, bytes = panel_bytes(columns);
+    const int64_t wide = beside(columns) * PANEL, bytes = panel_bytes(columns), scales = scales_in(weight);
     const int right = lies_right(weight);
     for (int64_t row = start; row < stop; row += wide) {
         const int64_t here = stop - row < wide ? stop - row : wide;
         const Panels panels = panels_of(weight, have.panel, row);
         for (int64_t at = 0; at < here; at += PANEL)
-            int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes, have.scale + at,
-                                  have.minus + at, have.again);
+            int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes,
+                                  have.scale + at * scales, have.minus + at * scales, have.again);
         const char *ahead = 0;
-        if (!weight->again && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
+        if (weight->coding != AGAIN && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
         int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
     }

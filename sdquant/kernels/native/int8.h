@@ -3,6 +3,9 @@
    A weight is multiplied in panels of PANEL rows, of whose codes `minus` is to be subtracted; activations are signed
    codes, in groups of rows. Columns of activations are padded with codes of zero.
 
+   Where a row has several scales, columns are in runs that share one: sums of a run are integers, the sum of all runs,
+   each times its scale, is a float. `minus` has then what VNNI begins the sums of a run with.
+
    With VNNI one instruction multiplies and adds sixteen rows and four columns of the weight with four columns of one row
    of activations. A panel has for each four columns PANEL rows of four codes, as numbers from 0 to 255; a group up to
    twelve rows, and for each four columns four codes of each row. With AMX it is sixteen rows and 64 columns of both: a
@@ -16,12 +19,16 @@
 
 enum { PANEL = 32, TALLEST = 32 };
 
+/* What is multiplied: codes that are bytes, as they are, with a scale for a row or with some; or a weight quantized again,
+   by row. Numbers of kernels/int8_steps.py. */
+typedef enum { BY_ROW, AGAIN, BY_RUN } Coding;
+
 /* A weight for such products. */
 typedef struct {
     const Form *form;
     Parts *parts;
-    int again;           /* whether it is quantized again, by row; else codes are bytes by row, taken as they are */
-    int64_t taps;        /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
+    Coding coding;
+    int64_t taps; /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
 } Weight;
 
 /* Where activations come from: rows [m, columns], or the patches of images [b, high, wide, channels]. */
@@ -34,6 +41,7 @@ typedef struct {
     int64_t out_high, out_wide, kernel_high, kernel_wide;
     int64_t step[2], pad[2], spread[2]; /* stride, padding and dilation, vertical and horizontal */
     const float *largest;               /* of the channels of each pixel; NaN where one is */
+    int shifted;                        /* whether VNNI gets its codes 128 higher, as numbers from 0 to 255 */
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.
@@ -46,14 +54,17 @@ typedef struct {
     int64_t bytes;     /* of all results */
 } Target;
 
-/* Panels: where the first is, the bytes of each, and whether codes are signed. */
+/* Panels: where the first is, the bytes of each, whether codes are signed, and runs of columns where there are several
+   scales, else 0. */
 typedef struct {
     const uint8_t *at;
     int64_t bytes;
     int is_signed;
+    int64_t runs;
 } Panels;
 
-/* What the results of one group and panel have in common: of the panel's rows `count` are real. */
+/* What the results of one group and panel have in common: of the panel's rows `count` are real. `scale` and `minus` are
+   [PANEL], or [runs, PANEL]. */
 typedef struct {
     const float *row_scale, *scale;
     const int32_t *row_sum, *minus;
@@ -93,8 +104,9 @@ extern const Int8 avx512_int8, amx_int8;
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
 void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
-/* Sums [rows, PANEL] to where they belong, as results. */
+/* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
+void float_results512(const float *sums, int rows, const Place *place);
 
 /* avx512_panels.c: `panel` for VNNI and for AMX. */
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
@@ -109,7 +121,10 @@ const Int8 *int8_kernels(void);
 /* Groups of m rows, and the first row of one; what the results of a group and a panel have in common. */
 int64_t groups_of(int64_t m);
 int64_t begin_of(int64_t m, int64_t groups, int64_t group);
-Place place_of(const Place *first, int64_t row, int64_t panel, int64_t weights);
+Place place_of(const Place *first, const Panels *panels, int64_t row, int64_t panel, int64_t weights);
+
+/* Scales that a row of the weight has. */
+int64_t scales_in(const Weight *weight);
 
 /* Columns of activations with what they are padded with; bytes of a panel, and of `spare` for one thread. */
 int64_t padded(int64_t columns);

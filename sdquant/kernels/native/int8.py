@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..int8_steps import Coding
 from ..scratch import scratch
 from . import extension
 from .integers import recodes
@@ -57,24 +58,24 @@ def reads(form: Form | None, parts: Parts) -> bool:
     return all(part.device.type == "cpu" and part.is_contiguous() for part in parts.values()) and recodes(form, parts)
 
 
-def linear(form: Form, parts: Parts, again: bool, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | None) -> Tensor:
     """x [m, columns] times the transposed weight, and the bias: [m, rows] in x's dtype.
 
     Args:
-        again: whether the weight is quantized again, by row; else its codes are taken as they are.
+        coding: which codes of the weight are multiplied.
     """
     x = x.contiguous()
     out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
-    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 16)
+    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 15, coding is Coding.BY_RUN)
     target = _target(out, (form.rows, 1, max(len(x), 1), 0), bias)
-    _run(form, parts, again, 1, len(x), source, target)
+    _run(form, parts, coding, 1, len(x), source, target)
     return out
 
 
 def convolve(
     form: Form,
     parts: Parts,
-    again: bool,
+    coding: Coding,
     kernel: tuple[int, int],
     x: Tensor,
     bias: Tensor | None,
@@ -96,13 +97,13 @@ def convolve(
     assert not isinstance(how.padding, str)
     source = (
         TYPES[x.dtype], x.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), 0,
+        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), coding is Coding.BY_RUN,
     )  # fmt: skip
     order = torch.channels_last if last else torch.contiguous_format
     out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
-    _run(form, parts, again, math.prod(kernel), batch * here, source, _target(out, steps, bias))
+    _run(form, parts, coding, math.prod(kernel), batch * here, source, _target(out, steps, bias))
     return out
 
 
@@ -134,7 +135,7 @@ def _target(out: Tensor, steps: tuple[int, int, int, int], bias: Tensor | None) 
 def _run(
     form: Form,
     parts: Parts,
-    again: bool,
+    coding: Coding,
     taps: int,
     m: int,
     source: tuple[int, ...],
@@ -147,7 +148,7 @@ def _run(
     size = sizes(form.columns)
     assert size is not None
     made, call = plan(form, parts), _c()
-    weight = (*addresses(form, parts), again, taps)
+    weight = (*addresses(form, parts), coding, taps)
     if m <= size.most:
         most = -(-m // size.tall) * size.tall  # groups may be stored whole
         room = most * (size.wide + 8)  # codes, scales and sums
@@ -166,7 +167,8 @@ def _run(
     count = -(-form.rows // _PANEL)
     room = 0 if call.int8_lies_right(made, _packed(weight)) else count * size.panel
     staged = scratch((room + size.spare,), torch.int8, _CPU)
-    scale, minus_all = torch.empty(count * _PANEL), torch.empty(count * _PANEL, dtype=torch.int32)
+    each = form.columns // form.group * form.taps if coding is Coding.BY_RUN else 1  # scales of a row
+    scale, minus_all = torch.empty(count * _PANEL * each), torch.empty(count * _PANEL * each, dtype=torch.int32)
 
     def stage(start: int, stop: int) -> None:
         spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[room:]

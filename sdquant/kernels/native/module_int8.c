@@ -39,13 +39,13 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
     if (!form) return NULL;
     held->parts = (Parts){
         .codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]), .shift = address(n[4])};
-    held->weight = (Weight){form, &held->parts, (int)n[5], n[6]};
+    held->weight = (Weight){form, &held->parts, (Coding)n[5], n[6]};
     return n + WEIGHTS;
 }
 
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
-                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18])};
+                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19]};
 }
 
 static Target target_of(const int64_t *n) {
