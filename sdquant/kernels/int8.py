@@ -9,10 +9,10 @@ with an exact sum, or, where a row of the weight has several scales, each for a 
 
     y[m, n] = (sum_r float32(sum_(k in r) x_code[m, k] * w_code[n, k]) * w_scale[n, r]) * x_scale[m] + bias[n]
 
-with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale largest / 127,
-where `largest` is the largest size in the row; all of it in float32. Weights that are bytes already, with one scale for
-a row or for runs of 64, 128, ... columns, are taken as they are. All others are decoded and quantized again, by row, at
-every call: what is in memory stays what the scheme stores.
+with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
+largest / 127, where `largest` is the largest size in the row; all of it in float32. Weights that are bytes already,
+with one scale for a row or for runs of 64, 128, ... columns, are taken as they are. All others are decoded and
+quantized again, by row, at every call: what is in memory stays what the scheme stores.
 
 Few rows of activations are left to the exact product, which is as fast there.
 """
@@ -37,6 +37,7 @@ from .int8_steps import Coding
 from .native import int8 as native
 from .native import isa
 from .patches import outputs, patches
+from .triton import library
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Packed
@@ -94,8 +95,9 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
         return False
     if native.reads(form, packed.parts):
         return True
-    # Sums by run, in torch, are as many passes over the results as there are runs.
-    return integers.fast(x.device) and steps.coding(packed, form) is not Coding.BY_RUN
+    if steps.coding(packed, form) is Coding.BY_RUN:  # in torch: as many passes over the results as there are runs
+        return x.is_cuda and library.eight(x.device) is not None
+    return integers.fast(x.device)
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:

@@ -114,10 +114,15 @@ def runs(packed: Packed, form: Form, codes: Tensor) -> Iterator[tuple[Tensor, Te
     groups, each = form.columns // form.group, form.group // form.taps
     x = codes.view(-1, groups, each, form.taps)
     weight = packed.parts[form.codes].view(form.rows, groups, each, form.taps)
-    scale = packed.parts[form.scale].view(form.rows, groups, form.taps).to(torch.float32) * form.factor
+    scale = scales_of_runs(packed, form)
     for tap in range(form.taps):
         for group in range(groups):
             yield x[:, group, :, tap], weight[:, group, :, tap], scale[:, group, tap]
+
+
+def scales_of_runs(packed: Packed, form: Form) -> Tensor:
+    """Of a weight that is `in_runs`: float32 [rows, groups, taps]."""
+    return packed.parts[form.scale].view(form.rows, -1, form.taps).to(torch.float32) * form.factor
 
 
 def spread(each: Tensor, rows: int) -> Tensor:
@@ -235,6 +240,13 @@ class InTriton(Steps):
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         made: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
         return made
+
+    def by_run(
+        self, packed: Packed, form: Form, codes: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        weight = packed.parts[form.codes].view(form.rows, form.columns)
+        launch = self.kernels.product_by_run(codes, weight, scales_of_runs(packed, form), row_scale, bias, out)
+        launch(self.device)
 
     def finish(
         self,

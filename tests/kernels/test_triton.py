@@ -103,6 +103,13 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
     whole, scale = torch.empty(4, 3072, dtype=torch.int32), torch.empty(4, 1)
     compiled(eight.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
     compiled(eight.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
+    for m in (20, 200):
+        x, results = torch.empty(m, 3072, dtype=torch.int8), torch.empty(m, 256, dtype=torch.bfloat16)
+        weight, row_scale = torch.empty(256, 3072, dtype=torch.int8), torch.empty(m, 1)
+        launch = eight.product_by_run(x, weight, torch.empty(256, 12, 1), row_scale, None, results)
+        kernel = compiled(launch, capability)
+        assert "mma" in kernel.asm["ptx"] and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"])
+        assert kernel.metadata.shared <= 96 << 10
 
 
 def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

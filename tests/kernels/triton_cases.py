@@ -238,6 +238,33 @@ def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> s
     return ""
 
 
+def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
+    """What is wrong with products whose weight has several scales in a row; numpy's, run by run."""
+    eight = library.eight(torch.device(device))
+    assert eight is not None
+    random = np.random.default_rng(4)
+    for m, rows, groups, each, taps in ((5, 33, 2, 64, 1), (70, 130, 3, 128, 1), (9, 16, 2, 64, 9)):
+        x, weight = (random.integers(-127, 128, (n, groups, each, taps), dtype=np.int8) for n in (m, rows))
+        scale, row = (random.uniform(1e-3, 1e-2, n).astype(np.float32) for n in ((rows, groups, taps), (m, 1)))
+        bias = torch.from_numpy(random.normal(size=rows).astype(np.float32)).to(dtype) if biased else None
+        total = np.zeros((m, rows), np.float32)
+        for tap in range(taps):
+            for group in range(groups):
+                sums = x[:, group, :, tap].astype(np.int32) @ weight[:, group, :, tap].astype(np.int32).T
+                total += sums.astype(np.float32) * scale[:, group, tap]
+        wanted = total * row if bias is None else total * row + bias.float().numpy()
+        tensors = [torch.from_numpy(array).to(device) for array in (x, weight, scale, row)]
+        tensors[:2] = [tensors[0].view(m, -1), tensors[1].view(rows, -1)]
+        wide = torch.full((m, rows + 3), 7.0, dtype=dtype, device=device)
+        of_bias = None if bias is None else bias.to(device)
+        eight.product_by_run(*tensors, of_bias, wide[:, :rows])(torch.device(device))
+        if not bool((wide[:, rows:] == 7.0).all()):
+            return "it writes beyond the end"
+        if not torch.equal(wide[:, :rows].cpu(), torch.from_numpy(wanted).to(dtype)):
+            return "numbers differ"
+    return ""
+
+
 def wrong_layer(device: str, *, compile: bool) -> str:
     """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked."""
     from sdquant import backends
@@ -286,6 +313,7 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
             looked.append((f"{dtype} as {codes}", wrong_activations(dtype, codes, device)))
         for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
             looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
+        looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
     looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
         seen += 1

@@ -7,6 +7,8 @@ torch the two are some ten launches, each of which reads and writes the activati
     w_codes, w_scale = quantize_weight(form, parts)      or the weight's own codes
     y = finish(torch._int_mm(codes, w_codes.t()), scale, w_scale, bias, x.dtype)
 
+Where a row of the weight has several scales it is one launch, product and all: `product_by_run`.
+
 The numbers are those of `kernels.int8`, bit for bit: codes are round(value * (127 / largest)), ties to even, in
 float32. Reached by `library.eight`, so that nothing imports triton by accident.
 """
@@ -25,6 +27,7 @@ from torch import Tensor
 from .activations import again_kernel, finish_kernel, quantize_kernel
 from .plans import plan_of, pointers
 from .running import EXACT, INTERPRETED, Launch, name_of
+from .runs import runs_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,8 +153,46 @@ def finishing(
     return Launch(finish_kernel, grid, arguments, {"num_warps": 4, **EXACT})
 
 
+def product_by_run(
+    codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+) -> Launch:
+    """The launch of a product with several scales in a row, from codes to results.
+
+    Args:
+        codes, weight: int8 [m, columns] and [rows, columns], contiguous. row_scale: float32 [m, 1], of the codes.
+        scale: float32 [rows, groups, taps], contiguous, of columns [groups, columns / groups / taps, taps].
+        out: [m, rows]; may be some columns of a wider tensor.
+    """
+    (m, columns), (rows, groups, taps) = codes.shape, scale.shape
+    each = columns // groups // taps
+    tall, wide = 64 if m <= 64 else 128, 128
+    arguments = {
+        "x": codes,
+        "weight": weight,
+        "scale": scale,
+        "row_scale": row_scale,
+        "bias": out if bias is None else bias,
+        "out": out,
+        "m_rows": m,
+        "rows": rows,
+        "columns": columns,
+        "out_columns": out.stride(0),
+        "groups": groups,
+        "each": each,
+        "taps": taps,
+        "BIASED": bias is not None,
+        "OUT": name_of(out.dtype),
+        "BITS": INTERPRETED,
+        "BLOCK_M": tall,
+        "BLOCK_N": wide,
+        "BLOCK_K": 64,
+    }
+    grid = (math.ceil(rows / wide), math.ceil(m / tall))
+    return Launch(runs_kernel, grid, arguments, {"num_warps": 8, "num_stages": 3, **EXACT})
+
+
 def sound(device: torch.device) -> bool:
-    """Whether the two give torch's numbers on this device: asked once, before they are used."""
+    """Whether all of it gives torch's numbers on this device: asked once, before they are used."""
     x = torch.linspace(-3, 3, 5 * 96, device=device).view(5, 96).to(torch.bfloat16)
     x[1] = 0
     codes, scale, sums = quantize_rows(x)
@@ -165,6 +206,16 @@ def sound(device: torch.device) -> bool:
     found = finish(product, scale, column, bias, torch.bfloat16, sums, added)
     total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
     by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
+    runs = torch.empty_like(found)
+    of_runs = torch.linspace(0.01, 0.02, 160, device=device).view(80, 2, 1)
+    weight = torch.arange(80 * 128, device=device).view(80, 128).to(torch.int8)
+    left = torch.arange(5 * 128, device=device).view(5, 128).mul(7).to(torch.int8)
+    product_by_run(left, weight, of_runs, scale, bias, runs)(device)
+    # Sums of integers below 2 ** 24 are exact in float32, in whatever order.
+    parts = [left[:, i : i + 64].float() @ weight[:, i : i + 64].float().t() * of_runs[:, i // 64, 0] for i in (0, 64)]
     return bool(
-        torch.equal(codes, wanted) and torch.equal(scale, largest / 127.0) and torch.equal(found, by_torch)
+        torch.equal(runs, (parts[0] + parts[1]).mul(scale).add(bias).to(torch.bfloat16))
+        and torch.equal(codes, wanted)
+        and torch.equal(scale, largest / 127.0)
+        and torch.equal(found, by_torch)
     )  # the sums are right if `found` is
