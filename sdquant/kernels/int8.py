@@ -84,7 +84,7 @@ def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
 def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:
     """Rows of activations of `dtype` from which on integers pay."""
     found = _least(packed, form, dtype)
-    return found.again if steps.coding(packed, form) is Coding.AGAIN else found.rows
+    return found.again if steps.coding(packed, form) & Coding.AGAIN else found.rows
 
 
 def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
@@ -95,7 +95,7 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
         return False
     if native.reads(form, packed.parts):
         return True
-    if steps.coding(packed, form) is Coding.BY_RUN:  # in torch: as many passes over the results as there are runs
+    if steps.coding(packed, form) & Coding.BY_RUN:  # in torch: as many passes over the results as there are runs
         return x.is_cuda and library.eight(x.device) is not None
     return integers.fast(x.device)
 
@@ -221,8 +221,8 @@ def _multiply(
     codes, x_scale, sums = chosen.rows(x)
     for start, stop, part in _tiles(backend, packed, len(x)):
         form, of_bias = backend.form(part), None if bias is None else bias[start:stop]
-        if form is not None and steps.coding(part, form) is Coding.BY_RUN:
-            chosen.by_run(part, form, codes, x_scale, of_bias, out[:, start:stop])
+        if form is not None and steps.coding(part, form) & Coding.BY_RUN:
+            chosen.by_run(codes, *chosen.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
             continue
         weight, scale, added = chosen.weight(backend, part, form)
         total = integers.product(codes, weight)

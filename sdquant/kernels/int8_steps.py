@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from enum import IntEnum
+from dataclasses import replace
+from enum import IntFlag
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..rows import take
 from ..rules import integers
 from .native import extension
 from .native import integers as c
@@ -28,25 +30,40 @@ if TYPE_CHECKING:
 LARGEST = 127.0
 # Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
 LEAST = 2.0**-100
+_CHECKED_ROWS = 16
 # Columns of one run are a multiple of this: what AMX multiplies at a time.
 RUN = 64
+# Those of a run when a weight is quantized again: with as many, 8 bits cost no more than SDNQ's groups.
+AGAIN_RUN = 256
+# Packings of so little error that 8 bits with one scale for a row would cost as much again.
+_FINE = ("q8_0",)
 
 
-class Coding(IntEnum):
+class Coding(IntFlag):
     """Which codes of a weight are multiplied. The numbers are those of native/int8.h."""
 
-    BY_ROW = 0  # bytes with one scale for a row, as they are
-    AGAIN = 1  # those of the decoded weight, quantized again by row
-    BY_RUN = 2  # bytes as they are, where a row has several scales, each for a run of columns
+    BY_ROW = 0  # bytes as they are, with one scale for a row
+    AGAIN = 1  # those of the decoded weight, quantized again
+    BY_RUN = 2  # with several scales for a row, each for a run of columns
 
 
 def coding(packed: Packed, form: Form | None) -> Coding:
     """That of a weight."""
+    taps = math.prod(packed.spec.shape[2:])
     if direct(form):
         return Coding.BY_ROW
-    if form is not None and in_runs(form, math.prod(packed.spec.shape[2:])):
+    if form is not None and in_runs(form, taps):
         return Coding.BY_RUN
-    return Coding.AGAIN
+    fine = form is not None and form.packing in _FINE and taps == 1
+    several = form is not None and form.columns > AGAIN_RUN and form.columns % AGAIN_RUN == 0
+    return Coding.AGAIN | Coding.BY_RUN if fine and several else Coding.AGAIN
+
+
+def scales_in(form: Form, coding: Coding) -> int:
+    """How many scales the codes of a row have."""
+    if not coding & Coding.BY_RUN:
+        return 1
+    return form.columns // AGAIN_RUN if coding & Coding.AGAIN else form.columns // form.group * form.taps
 
 
 def direct(form: Form | None) -> bool:
@@ -105,24 +122,20 @@ def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
     return spread(scale, rows), spread(zero, rows)
 
 
-def runs(packed: Packed, form: Form, codes: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def runs(x: Tensor, weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each run of columns, in the order of the sums: the activations' codes [m, n], the weight's [rows, n], and the
-    scales [rows] in float32.
+    scales [rows].
 
     Tap by tap of a convolution, and within one by channels, as its activations lie in memory.
+
+    Args:
+        x, weight: codes [m, columns] and [rows, columns]. scale: [rows, groups, taps].
     """
-    groups, each = form.columns // form.group, form.group // form.taps
-    x = codes.view(-1, groups, each, form.taps)
-    weight = packed.parts[form.codes].view(form.rows, groups, each, form.taps)
-    scale = scales_of_runs(packed, form)
-    for tap in range(form.taps):
+    rows, groups, taps = scale.shape
+    x, weight = x.view(len(x), groups, -1, taps), weight.view(rows, groups, -1, taps)
+    for tap in range(taps):
         for group in range(groups):
             yield x[:, group, :, tap], weight[:, group, :, tap], scale[:, group, tap]
-
-
-def scales_of_runs(packed: Packed, form: Form) -> Tensor:
-    """Of a weight that is `in_runs`: float32 [rows, groups, taps]."""
-    return packed.parts[form.scale].view(form.rows, -1, form.taps).to(torch.float32) * form.factor
 
 
 def spread(each: Tensor, rows: int) -> Tensor:
@@ -162,8 +175,16 @@ class Steps:
         codes = scratch((packed.spec.shape[0], math.prod(packed.spec.shape[1:])), torch.int8, self.device)
         return codes, self.again(backend, packed, form, codes).view(-1), 0
 
+    def weight_by_run(self, backend: Backend, packed: Packed, form: Form) -> tuple[Tensor, Tensor]:
+        """The same with several scales for a row: codes [rows, columns], scales [rows, groups, taps] in float32."""
+        if coding(packed, form) is Coding.BY_RUN:
+            scale = packed.parts[form.scale].view(form.rows, -1, form.taps).to(torch.float32) * form.factor
+            return packed.parts[form.codes].view(form.rows, form.columns), scale
+        codes = scratch((form.rows, form.columns), torch.int8, self.device)
+        return codes, self.again(backend, packed, form, codes.view(-1, AGAIN_RUN)).view(form.rows, -1, 1)
+
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
-        """A weight quantized by row into `codes`; the scales."""
+        """A weight quantized into `codes`, whose rows may be parts of those of the weight; the scales of these rows."""
         weight = backend.decode(packed, torch.float32).view(codes.shape)
         return quantized_rows(weight, codes)[1]
 
@@ -184,12 +205,12 @@ class Steps:
         out.copy_(tile if bias is None else tile.add_(bias))
 
     def by_run(
-        self, packed: Packed, form: Form, codes: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+        self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        """The whole product with a weight that is `in_runs`, of activations of which `rows` gave codes and scales."""
+        """The whole product of what `rows` and `weight_by_run` gave, into `out` [m, rows]."""
         total: Tensor | float = 0.0
-        for x, weight, scale in runs(packed, form, codes):
-            total = integers.product(x, weight).to(torch.float32).mul_(scale).add_(total)
+        for x, w, of_run in runs(codes, weight, scale):
+            total = integers.product(x, w).to(torch.float32).mul_(of_run).add_(total)
         assert isinstance(total, Tensor)
         total.mul_(row_scale)
         out.copy_(total if bias is None else total.add_(bias))
@@ -208,8 +229,8 @@ class InC(Steps):
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
         if form is None or not c.recodes(form, packed.parts):
             return super().again(backend, packed, form, codes)
-        scale = torch.empty(form.rows)
-        c.recode(form, packed.parts, codes, scale)
+        scale = torch.empty(len(codes))
+        c.recode(_of_width(form, codes.shape[1]), packed.parts, codes, scale)
         return scale
 
     def finish(
@@ -241,12 +262,34 @@ class InTriton(Steps):
         made: tuple[Tensor, Tensor, Tensor] = self.kernels.quantize_rows(x.contiguous())
         return made
 
+    def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
+        if form is None or not self._quantizes(backend, packed, form):
+            return super().again(backend, packed, form, codes)
+        scale = torch.empty(len(codes), device=self.device)
+        self.kernels.requantization(_of_width(form, codes.shape[1]), packed.parts, codes, scale)(self.device)
+        return scale
+
+    def _quantizes(self, backend: Backend, packed: Packed, form: Form) -> bool:
+        """Whether such weights are quantized again by the kernel, held against torch at the first of a kind."""
+        key = (replace(form, rows=0), self.device, *[part.dtype for part in packed.parts.values()])
+        if key not in _quantize:
+            _quantize[key] = self.kernels.quantizes(form) and self._right(backend, packed)
+        return _quantize[key]
+
+    def _right(self, backend: Backend, packed: Packed) -> bool:
+        if backend.by_row(packed):
+            packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device))
+        form = backend.form(packed)
+        assert form is not None
+        codes, wanted = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
+        scale = torch.empty(form.rows, device=self.device)
+        self.kernels.requantization(form, packed.parts, codes, scale)(self.device)
+        return torch.equal(super().again(backend, packed, form, wanted).view(-1), scale) and torch.equal(codes, wanted)
+
     def by_run(
-        self, packed: Packed, form: Form, codes: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
+        self, codes: Tensor, weight: Tensor, scale: Tensor, row_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        weight = packed.parts[form.codes].view(form.rows, form.columns)
-        launch = self.kernels.product_by_run(codes, weight, scales_of_runs(packed, form), row_scale, bias, out)
-        launch(self.device)
+        self.kernels.product_by_run(codes, weight, scale, row_scale, bias, out)(self.device)
 
     def finish(
         self,
@@ -259,6 +302,14 @@ class InTriton(Steps):
         out: Tensor,
     ) -> None:
         self.kernels.finishing(total.contiguous(), row_scale, scale, bias, out, sums, added)(self.device)
+
+
+def _of_width(form: Form, columns: int) -> Form:
+    """A form whose rows are seen as more rows of `columns`."""
+    return form if columns == form.columns else replace(form, rows=form.rows * form.columns // columns, columns=columns)
+
+
+_quantize: dict[tuple[object, ...], bool] = {}
 
 
 def fastest(x: Tensor) -> Steps:

@@ -186,6 +186,23 @@ def test_codes_with_several_scales_in_a_row_are_taken_as_they_are(dtype: torch.d
     assert decibels(got, exact) > decibels(by_row, exact) + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_fine_weights_are_quantized_again_by_run(dtype: torch.dtype) -> None:
+    """By row, 8 bits would cost as much as the format does."""
+    torch.manual_seed(1)
+    module = nn.Linear(768, 50).to(dtype)
+    module.weight.data.normal_()
+    layer = layer_in("q8_0", module)
+    assert layer is not None
+    x = torch.randn(37, 768).to(dtype)
+    bias = module.bias.detach()
+    got = int8.linear(layer._backend, layer.packed, layer._form, x, bias)
+    weight, scale = codes(layer.dequantize(torch.float32).numpy().reshape(-1, 256))
+    assert torch.equal(got, by_runs(x, weight.reshape(50, 3, 256), scale.reshape(50, 3), bias))
+    exact = F.linear(x.float(), layer.dequantize(torch.float32), bias.float())
+    assert decibels(got, exact) > decibels(product(x, layer.dequantize(torch.float32), bias), exact) + 0.3
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (1, 3)], ids=str)
 def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int]) -> None:
     """Each position of the kernel has scales of its own, and sums in the order of its activations in memory."""
@@ -208,12 +225,18 @@ def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int]) -> Non
 
 def test_scales_of_fewer_columns_than_a_run_are_not_taken() -> None:
     """What the kernels multiply at a time has one scale; other weights are quantized again."""
-    for columns, coding in ((512, "BY_RUN"), (256, "BY_ROW"), (1600, "BY_RUN"), (960, "AGAIN")):
-        layer = layer_in("sdnq-int8", nn.Linear(columns, 8))
-        assert layer is not None
-        assert int8_steps.coding(layer.packed, layer._form).name == coding, columns
-    conv = layer_in("sdnq-int8", nn.Conv2d(96, 64, 3))
-    assert conv is not None and int8_steps.coding(conv.packed, conv._form).name == "AGAIN"
+    row, again, run = int8_steps.Coding.BY_ROW, int8_steps.Coding.AGAIN, int8_steps.Coding.BY_RUN
+    sdnq = ((512, run), (256, row), (1600, run), (960, again))
+    q8_0 = ((512, again | run), (256, again), (320, again))
+    for text, cases in (("sdnq-int8", sdnq), ("q8_0", q8_0)):
+        for columns, coding in cases:
+            layer = layer_in(text, nn.Linear(columns, 8))
+            assert layer is not None
+            assert int8_steps.coding(layer.packed, layer._form) is coding, (text, columns)
+    for text, channels in (("sdnq-int8", 96), ("q8_0", 512)):
+        conv = layer_in(text, nn.Conv2d(channels, 64, 3))
+        if conv is not None:  # blocks of q8_0 need 32 columns of a kernel
+            assert int8_steps.coding(conv.packed, conv._form) is again
 
 
 def test_by_torch_several_scales_in_a_row_do_not_pay(by: str) -> None:
@@ -274,7 +297,7 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4", "sdnq-int8"])
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "nf4", "qint4", "qint3", "sdnq-uint4", "sdnq-int8", "q8_0"])
 def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -> None:
     """At sizes that leave rests of panels, groups and vectors, at whole ones, and of more than one block."""
     if by != "c":

@@ -265,6 +265,24 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     return ""
 
 
+def wrong_integers(text: str, columns: int, device: str) -> str:
+    """What is wrong with a layer's product in integers: all steps by Triton, against those in torch."""
+    from sdquant import backends
+    from sdquant.backends.base import Packed
+    from sdquant.kernels import int8, int8_steps
+
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    made = backend.encode(torch.randn(40, columns, generator=torch.Generator().manual_seed(5)), spec)
+    packed = Packed(spec=made.spec, parts={name: part.to(device) for name, part in made.parts.items()})
+    x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
+    bias = torch.linspace(-1, 1, 40, device=device)
+    found = int8.by_steps(backend, packed, x, bias, int8_steps.InTriton)
+    if text != "int8" and not int8_steps.InTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
+        return "it is quantized again in torch"
+    return "" if torch.equal(found, int8.by_steps(backend, packed, x, bias, int8_steps.Steps)) else "numbers differ"
+
+
 def wrong_layer(device: str, *, compile: bool) -> str:
     """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked."""
     from sdquant import backends
@@ -314,6 +332,8 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
         for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
             looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
         looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
+    for text, columns in (("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)):
+        looked.append((f"{text} in integers", wrong_integers(text, columns, device)))
     looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
         seen += 1

@@ -145,6 +145,21 @@ void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scal
     else line_of(F16, from, row, line, scale, sum);
 }
 
+/* One by one they would wait for each other: a loop of unknown length for each is foreseen wrongly at its end. */
+void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step) {
+    const __m512i size = _mm512_set1_epi32(0x7fffffff);
+    for (int64_t r = 0; r < runs; r++, x += AGAIN_RUN, to += AGAIN_RUN, scale += step) {
+        __m512i most[4];
+        EACH(i, 4) most[i] = _mm512_setzero_si512();
+        EACH(i, AGAIN_RUN / 16)
+        most[i % 4] = _mm512_max_epu32(most[i % 4], _mm512_and_si512(size, _mm512_loadu_si512(x + 16 * i)));
+        most[0] = _mm512_max_epu32(_mm512_max_epu32(most[0], most[1]), _mm512_max_epu32(most[2], most[3]));
+        const float largest = of_bits(_mm512_reduce_max_epu32(most[0]));
+        *scale = step_of(largest);
+        codes_of(F32, x, AGAIN_RUN, factor_of(largest), to, size);
+    }
+}
+
 static void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
                         int32_t *sum) {
     const int64_t fours = (from->columns + 3) / 4;

@@ -29,11 +29,11 @@ static int count_of(const Weight *weight, int64_t start) {
     return (int)(left < PANEL ? left : PANEL);
 }
 
-/* All scales of a panel's rows, by run. */
+/* All scales of a panel's rows, by run. Those that are quantized again get them then. */
 static void scales_by_run(const Weight *weight, int64_t start, float *scale) {
     const Form *form = weight->form;
     const int64_t runs = scales_in(weight), groups = runs / form->taps;
-    const int count = count_of(weight, start);
+    const int count = weight->coding & AGAIN ? 0 : count_of(weight, start);
     for (int64_t t = 0; t < form->taps; t++)
         for (int64_t g = 0; g < groups; g++, scale += PANEL)
             for (int i = 0; i < PANEL; i++)
@@ -47,7 +47,7 @@ static void scales_of(const Weight *weight, int64_t start, int more, float *scal
     const int64_t shared = form->group / form->columns; /* rows with one scale */
     const int count = count_of(weight, start);
     for (int i = 0; i < PANEL; i++) {
-        const int codes = i < count && weight->coding == BY_ROW; /* taken as they are */
+        const int codes = i < count && !(weight->coding & AGAIN); /* taken as they are */
         const int64_t group = codes ? (start + i) / shared : 0;
         scale[i] = codes ? scale_of(form, weight->parts, group) * form->factor : 0.0f;
         minus[i] = (codes ? (int)zero_of(form, weight->parts, group) : 0) + more;
@@ -61,12 +61,13 @@ static void codes_of(const Weight *weight, int64_t start, uint8_t *to, int64_t s
     Decode *decode = kernels()->decoder(weight->form);
     for (int i = 0; i < count; i++, to += stride) {
         const uint8_t *from = weight->parts->codes + (start + i) * columns;
-        if (weight->coding == AGAIN) {
+        if (weight->coding & AGAIN) {
             const Source row = {.type = F32, .x = floats, .columns = columns, .stride = columns};
             int8_t *made = weight->taps > 1 ? (int8_t *)floats : (int8_t *)to; /* where their floats were, or at once */
             int32_t sum;
             decode(weight->form, weight->parts, (start + i) * columns, columns, F32, floats);
-            quantize_line512(&row, 0, made, scale + i, &sum);
+            if (weight->coding & BY_RUN) quantize_runs512(floats, scales_in(weight), made, scale + i, PANEL);
+            else quantize_line512(&row, 0, made, scale + i, &sum);
             from = (const uint8_t *)made;
         }
         if (weight->taps > 1) by_tap(from, columns, weight->taps, to);
@@ -100,10 +101,10 @@ static void begins_of(const Weight *weight, const uint8_t *rows, int64_t stride,
 
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
     const int64_t columns = weight->form->columns;
-    const int count = count_of(weight, start), by_run = weight->coding == BY_RUN;
-    const int is_signed = weight->coding == AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int count = count_of(weight, start), by_run = weight->coding & BY_RUN;
+    const int is_signed = weight->coding & AGAIN || weight->form->packing == SIGNED_BYTES;
     const int flip = is_signed && !by_run ? 0x80 : 0; /* so that codes begin at 0 */
-    const int direct = weight->coding != AGAIN && weight->taps == 1;
+    const int direct = !(weight->coding & AGAIN) && weight->taps == 1;
     const uint8_t *rows = weight->parts->codes + start * columns;
     int64_t stride = columns;
     if (by_run) scales_by_run(weight, start, scale);
@@ -135,7 +136,7 @@ void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale,
 }
 
 void rows512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
-    if (weight->coding == BY_RUN) scales_by_run(weight, start, scale);
+    if (weight->coding & BY_RUN) scales_by_run(weight, start, scale);
     else scales_of(weight, start, 0, scale, minus);
     if (panel) codes_of(weight, start, panel, panel_bytes(weight->form->columns) / PANEL, scale, spare);
 }

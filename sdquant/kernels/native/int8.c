@@ -18,7 +18,8 @@ int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
 
 int64_t scales_in(const Weight *weight) {
     const Form *form = weight->form;
-    return weight->coding == BY_RUN ? form->columns / form->group * form->taps : 1;
+    if (!(weight->coding & BY_RUN)) return 1;
+    return weight->coding & AGAIN ? form->columns / AGAIN_RUN : form->columns / form->group * form->taps;
 }
 
 int64_t panel_bytes(int64_t columns) {
@@ -103,15 +104,15 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
 
 int lies_right(const Weight *weight) {
     const int64_t columns = weight->form->columns;
-    return int8_kernels()->rows && weight->coding != AGAIN && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
+    return int8_kernels()->rows && !(weight->coding & AGAIN) && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
            weight->form->rows % PANEL == 0 && (uintptr_t)weight->parts->codes % LINE == 0;
 }
 
 /* Those of a weight: `made`, or its rows from `row`. */
 static Panels panels_of(const Weight *weight, const uint8_t *made, int64_t row) {
     const int64_t columns = weight->form->columns;
-    const int is_signed = weight->coding == AGAIN || weight->form->packing == SIGNED_BYTES;
-    const int64_t runs = weight->coding == BY_RUN ? scales_in(weight) : 0;
+    const int is_signed = weight->coding & AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int64_t runs = weight->coding & BY_RUN ? scales_in(weight) : 0;
     if (!lies_right(weight)) return (Panels){made, panel_bytes(columns), is_signed, runs};
     return (Panels){weight->parts->codes + row * columns, PANEL * columns, is_signed, runs};
 }
@@ -170,7 +171,7 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
             int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes,
                                   have.scale + at * scales, have.minus + at * scales, have.again);
         const char *ahead = 0;
-        if (weight->coding != AGAIN && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
+        if (!(weight->coding & AGAIN) && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
         int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
     }

@@ -17,17 +17,21 @@
 
 #include "form.h"
 
-enum { PANEL = 32, TALLEST = 32 };
+enum {
+    PANEL = 32,
+    TALLEST = 32,
+    AGAIN_RUN = 256, /* columns that get one scale when they are quantized again by run */
+};
 
-/* What is multiplied: codes that are bytes, as they are, with a scale for a row or with some; or a weight quantized again,
-   by row. Numbers of kernels/int8_steps.py. */
-typedef enum { BY_ROW, AGAIN, BY_RUN } Coding;
+/* What is multiplied: codes that are bytes, as they are, or, with AGAIN, a weight quantized again; with a scale for a row
+   or, with BY_RUN, for each run of columns. Numbers of kernels/int8_steps.py. */
+typedef enum { AGAIN = 1, BY_RUN = 2 } Coding;
 
 /* A weight for such products. */
 typedef struct {
     const Form *form;
     Parts *parts;
-    Coding coding;
+    int coding; /* of `Coding` */
     int64_t taps; /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
 } Weight;
 
@@ -102,6 +106,8 @@ extern const Int8 avx512_int8, amx_int8;
 
 /* avx512_int8.c: what others share with it. */
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
+/* Runs of AGAIN_RUN floats as codes, and their scales, `step` apart. */
+void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
 void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
 /* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..int8_steps import Coding
+from ..int8_steps import Coding, scales_in
 from ..scratch import scratch
 from . import extension
 from .integers import recodes
@@ -66,7 +66,7 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
     """
     x = x.contiguous()
     out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
-    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 15, coding is Coding.BY_RUN)
+    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 15, bool(coding & Coding.BY_RUN))
     target = _target(out, (form.rows, 1, max(len(x), 1), 0), bias)
     _run(form, parts, coding, 1, len(x), source, target)
     return out
@@ -97,7 +97,7 @@ def convolve(
     assert not isinstance(how.padding, str)
     source = (
         TYPES[x.dtype], x.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), coding is Coding.BY_RUN,
+        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), bool(coding & Coding.BY_RUN),
     )  # fmt: skip
     order = torch.channels_last if last else torch.contiguous_format
     out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
@@ -167,7 +167,7 @@ def _run(
     count = -(-form.rows // _PANEL)
     room = 0 if call.int8_lies_right(made, _packed(weight)) else count * size.panel
     staged = scratch((room + size.spare,), torch.int8, _CPU)
-    each = form.columns // form.group * form.taps if coding is Coding.BY_RUN else 1  # scales of a row
+    each = scales_in(form, coding)
     scale, minus_all = torch.empty(count * _PANEL * each), torch.empty(count * _PANEL * each, dtype=torch.int32)
 
     def stage(start: int, stop: int) -> None:

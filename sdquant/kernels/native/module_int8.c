@@ -39,7 +39,7 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
     if (!form) return NULL;
     held->parts = (Parts){
         .codes = address(n[0]), .scale = address(n[1]), .nested = address(n[2]), .zeros = address(n[3]), .shift = address(n[4])};
-    held->weight = (Weight){form, &held->parts, (Coding)n[5], n[6]};
+    held->weight = (Weight){form, &held->parts, (int)n[5], n[6]};
     return n + WEIGHTS;
 }
 

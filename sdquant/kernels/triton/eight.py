@@ -25,6 +25,7 @@ import triton
 from torch import Tensor
 
 from .activations import again_kernel, finish_kernel, quantize_kernel
+from .launch import multiplies
 from .plans import plan_of, pointers
 from .running import EXACT, INTERPRETED, Launch, name_of
 from .runs import runs_kernel
@@ -71,13 +72,18 @@ def quantization(x: Tensor, codes: Tensor, scale: Tensor, sums: Tensor) -> Launc
 def quantize_weight(form: Form, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """A packed weight as int8 codes [rows, columns] and scales, float32 [rows]: those of its float32 weight.
 
-    For forms of which `launch.multiplies` says so.
+    For forms of which `quantizes` says so.
     """
     device = parts[form.codes].device
     codes = torch.empty((form.rows, form.columns), dtype=torch.int8, device=device)
     scale = torch.empty(form.rows, dtype=torch.float32, device=device)
     requantization(form, parts, codes, scale)(device)
     return codes, scale
+
+
+def quantizes(form: Form) -> bool:
+    """Whether there is a kernel for such weights."""
+    return multiplies(form)
 
 
 def requantization(form: Form, parts: Mapping[str, Tensor], codes: Tensor, scale: Tensor) -> Launch:

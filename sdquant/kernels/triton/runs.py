@@ -19,8 +19,8 @@ def runs_kernel(
 ):  # fmt: skip
     """out = (the sum over runs of float32(x * weight) * scale) * row_scale + bias, with a rounding after each.
 
-    x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of one
-    group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. Rows of `out` are `out_columns` apart.
+    x, weight: int8 [m_rows, columns] and [rows, columns], columns being [groups, each, taps]; a run is the `each` of
+    one group and tap, a multiple of BLOCK_K. scale: [rows, groups, taps]. Rows of `out` are `out_columns` apart.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
