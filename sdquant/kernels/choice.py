@@ -170,16 +170,19 @@ def linear(
 def prepared(
     backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
-    """`linear` for few rows of activations of `dtype`, as far as it can be prepared; see `Reader.prepared`."""
+    """`linear` for activations of `dtype`, as far as it can be prepared; see `Reader.prepared`."""
     chosen = way(backend, packed, form, dtype)
-    few = chosen.few
-    if compute == int8.NAME:
-        few = min(few, int8.least(packed, form, dtype) - 1)
-    elif compute is not None:
-        few = 0
-    if not few or form is None or chosen.reader is None:
+    if form is None or chosen.reader is None:
         return None
-    return chosen.reader.prepared(form, packed.parts, dtype, few, prefix)
+    few, integers = chosen.few if compute in (None, int8.NAME) else 0, None
+    if compute == int8.NAME:
+        least = int8.least(packed, form, dtype)
+        few, integers = min(few, least - 1), int8.whole(backend, packed, form, dtype)
+    if not few and integers is None:
+        return None
+    return chosen.reader.prepared(
+        form, packed.parts, dtype, few, prefix, None if integers is None else (integers, least)
+    )
 
 
 def _decoded(backend: Backend, packed: Packed, form: Form | None, x: Tensor) -> Tensor:

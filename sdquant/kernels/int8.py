@@ -110,6 +110,11 @@ def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geome
     return pays(packed, form, x, x.shape[0] * math.prod(outputs(x.shape[2:], shape[2:], geometry)))
 
 
+def whole(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> Coding | None:
+    """Which codes of a weight the C kernels multiply; None where the product is not theirs."""
+    return steps.coding(packed, form) if dtype in _FLOATS and _by_c(backend, packed, form, dtype) else None
+
+
 def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype."""
     flat = x.reshape(-1, x.shape[-1])

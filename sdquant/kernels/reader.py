@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .forms import Form
+    from .int8_steps import Coding
 
 Parts = Mapping[str, "Tensor"]
 # Of activations [..., columns] and a layer's parameters: the product [..., rows], or None where it cannot.
@@ -46,11 +47,14 @@ class Reader(ABC):
         """
         raise NotImplementedError(self.name)
 
-    def prepared(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> Prepared | None:
+    def prepared(
+        self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
+    ) -> Prepared | None:
         """`product` for the layers that hold such a weight, with all that can be looked up before: of up to `few` rows.
         None where there is no such thing.
 
         Args:
             prefix: what stands before the names of the parts among a layer's parameters.
+            integers: for products in integers with more rows, which codes are multiplied, and from how many rows on.
         """
         return None

@@ -13,16 +13,26 @@ import torch
 from torch import Tensor
 
 _local = threading.local()
+_CPU = torch.device("cpu")
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An uninitialised tensor that is valid until this thread asks for the next one of the same dtype and device."""
-    buffers: dict[tuple[torch.dtype, torch.device], Tensor] = _local.__dict__.setdefault("buffers", {})
     size = math.prod(shape)
+    return _buffer(size, dtype, device)[:size].view(shape)
+
+
+def address(size: int) -> int:
+    """Of as many bytes of the CPU's memory: those of `scratch` for int8, without a tensor that is made for it."""
+    return _buffer(size, torch.int8, _CPU).data_ptr()
+
+
+def _buffer(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    buffers: dict[tuple[torch.dtype, torch.device], Tensor] = _local.__dict__.setdefault("buffers", {})
     buffer = buffers.get((dtype, device))
     if buffer is None or buffer.numel() < size:
         buffer = buffers[dtype, device] = torch.empty(size, dtype=dtype, device=device)
-    return buffer[:size].view(shape)
+    return buffer
 
 
 def held() -> int:

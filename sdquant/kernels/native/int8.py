@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..int8_steps import Coding, scales_in
-from ..scratch import scratch
+from ..scratch import address
 from . import extension
 from .integers import recodes
 from .plans import TYPES, addresses, plan
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
+_NOT_PATCHES = (0,) * 15
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,33 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
     """
     x = x.contiguous()
     out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
-    source = (TYPES[x.dtype], x.data_ptr(), form.columns, form.columns, *[0] * 15, bool(coding & Coding.BY_RUN))
-    target = _target(out, (form.rows, 1, max(len(x), 1), 0), bias)
-    _run(form, parts, coding, 1, len(x), source, target)
+    floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
+    sizes_of = (form.rows, form.columns, scales_in(form, coding))
+    if len(x):
+        rows_times(plan(form, parts), (*addresses(form, parts), coding, 1), sizes_of, x, len(x), floats, out)
     return out
+
+
+def rows_times(
+    made: Any,
+    weight: tuple[int, ...],
+    sizes_of: tuple[int, int, int],
+    x: Tensor,
+    m: int,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """`linear` of what is there already: x and `out`, contiguous and of m rows, at least one, and the bias in float32.
+
+    Args:
+        made: the plan of the weight's form. weight: addresses of its parts, its coding, and 1.
+        sizes_of: the rows and columns of the weight, and the scales of a row.
+    """
+    rows, columns, _ = sizes_of
+    kind = TYPES[x.dtype]
+    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, weight[-2] > 1)
+    target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes)
+    _run(made, weight, sizes_of, m, source, target)
 
 
 def convolve(
@@ -103,7 +127,12 @@ def convolve(
     out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
-    _run(form, parts, coding, math.prod(kernel), batch * here, source, _target(out, steps, bias))
+    floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
+    target = (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr(), out.nbytes)
+    weight = (*addresses(form, parts), coding, math.prod(kernel))
+    if batch * here:
+        sizes_of = (form.rows, form.columns, scales_in(form, coding))
+        _run(plan(form, parts), weight, sizes_of, batch * here, source, target)
     return out
 
 
@@ -124,65 +153,55 @@ def _channels_last(x: Tensor) -> Tensor:
     return out
 
 
-def _target(out: Tensor, steps: tuple[int, int, int, int], bias: Tensor | None) -> tuple[tuple[int, ...], list[Tensor]]:
-    """Numbers of a target, and what has to live as long as they do."""
-    floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    kept = [out] if floats is None else [out, floats]
-    of_bias = 0 if floats is None else floats.data_ptr()
-    return (TYPES[out.dtype], out.data_ptr(), *steps, of_bias, out.nbytes), kept
-
-
 def _run(
-    form: Form,
-    parts: Parts,
-    coding: Coding,
-    taps: int,
+    made: Any,
+    weight: tuple[int, ...],
+    sizes_of: tuple[int, int, int],
     m: int,
     source: tuple[int, ...],
-    target: tuple[tuple[int, ...], list[Tensor]],
+    target: tuple[int, ...],
 ) -> None:
     """Few activations are quantized once, and panels of the weight are made where they are used; for more, the panels
     are made first, and threads share the rows of activations."""
-    if not m:
-        return
-    size = sizes(form.columns)
+    count, columns, each = sizes_of
+    size = sizes(columns)
     assert size is not None
-    made, call = plan(form, parts), _c()
-    weight = (*addresses(form, parts), coding, taps)
+    call = _c()
     if m <= size.most:
         most = -(-m // size.tall) * size.tall  # groups may be stored whole
         room = most * (size.wide + 8)  # codes, scales and sums
-        memory = scratch((room + size.spare,), torch.int8, _CPU)
-        at = memory.data_ptr()
+        at = address(room + size.spare)
         held = (at, at + most * size.wide, at + most * (size.wide + 4))
         call.int8_quantize(_packed((*source, m, *held, at + room)))
 
         def panels(start: int, stop: int) -> None:
             spare = torch.empty(size.spare, dtype=torch.int8) if start else None
             to = at + room if spare is None else spare.data_ptr()
-            call.int8_panels(made, _packed((*weight, *target[0], start, stop, m, *held, to)))
+            call.int8_panels(made, _packed((*weight, *target, start, stop, m, *held, to)))
 
-        over_rows(form.rows, form.columns * m, panels)
+        over_rows(count, columns * m, panels)
         return
-    count = -(-form.rows // _PANEL)
-    room = 0 if call.int8_lies_right(made, _packed(weight)) else count * size.panel
-    staged = scratch((room + size.spare,), torch.int8, _CPU)
-    each = scales_in(form, coding)
-    scale, minus_all = torch.empty(count * _PANEL * each), torch.empty(count * _PANEL * each, dtype=torch.int32)
+    rows = -(-count // _PANEL)
+    room = 0 if call.int8_lies_right(made, _packed(weight)) else rows * size.panel
+    numbers = 4 * rows * _PANEL * each  # bytes of the scales, and of what is subtracted
+    at = address(room + 2 * numbers + size.spare)
+    held = (at, at + room, at + room + numbers)
+
+    def spare_of(start: int) -> tuple[int, Tensor | None]:
+        """Memory for the thread whose share begins there, and what it belongs to."""
+        own = torch.empty(size.spare, dtype=torch.int8) if start else None
+        return (at + room + 2 * numbers if own is None else own.data_ptr()), own
 
     def stage(start: int, stop: int) -> None:
-        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[room:]
-        where = (staged.data_ptr(), scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
-        call.int8_stage(made, _packed((*weight, start, stop, *where)))
+        spare, _kept = spare_of(start)
+        call.int8_stage(made, _packed((*weight, start, stop, *held, spare)))
 
-    over_rows(form.rows, form.columns, stage)
+    def multiply(start: int, stop: int) -> None:
+        spare, _kept = spare_of(start)
+        call.int8_rows(made, _packed((*weight, *source, *target, start, stop, *held, spare)))
 
-    def rows(start: int, stop: int) -> None:
-        spare = torch.empty(size.spare, dtype=torch.int8) if start else staged[room:]
-        held = (staged.data_ptr(), scale.data_ptr(), minus_all.data_ptr(), spare.data_ptr())
-        call.int8_rows(made, _packed((*weight, *source, *target[0], start, stop, *held)))
-
-    over_rows(m, form.columns * form.rows, rows)
+    over_rows(count, columns, stage)
+    over_rows(m, columns * count, multiply)
 
 
 def _c() -> Any:

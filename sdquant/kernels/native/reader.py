@@ -9,7 +9,7 @@ from . import extension
 from .blocks import by_block, is_blocks
 from .few import few_rows
 from .plans import TYPES, addresses, plan
-from .prepared import Prepared
+from .prepared import Few, Integers
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..forms import Form
+    from ..int8_steps import Coding
+    from ..reader import Prepared
 
 
 class Native(Reader):
@@ -47,8 +49,11 @@ class Native(Reader):
         to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
-    def prepared(self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str) -> Prepared:
-        return Prepared(form, parts, dtype, few, prefix)
+    def prepared(
+        self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
+    ) -> Prepared | None:
+        made = Few(form, parts, dtype, few, prefix) if few else None
+        return made if integers is None else Integers(form, parts, dtype, *integers, made, prefix)
 
 
 def native() -> Native | None:
