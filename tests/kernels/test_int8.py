@@ -204,13 +204,14 @@ def test_fine_weights_are_quantized_again_by_run(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (1, 3)], ids=str)
-def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int]) -> None:
+def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int], by: str) -> None:
     """Each position of the kernel has scales of its own, and sums in the order of its activations in memory."""
     torch.manual_seed(2)
     module = nn.Conv2d(512, 40, size)
     layer = layer_in("sdnq-int8", module)
     taps = size[0] * size[1]
-    assert layer is not None and layer.packed.parts["scale"].numel() == 40 * 2 * taps
+    assert layer is not None and layer.packed.parts["scale"].numel() == 40 * 2 * taps and layer._form is not None
+    assert int8._by_c(layer._backend, layer.packed, layer._form, torch.float32) == (by == "c")
     image = torch.randn(2, 512, 6, 7)
     how = Geometry(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
     bias = module.bias.detach()  # type: ignore[union-attr]
@@ -311,14 +312,15 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
         layer = layer_in(text, nn.Linear(k, n, dtype=dtype))
         if layer is None:
             continue
-        assert native.reads(layer._form, layer.packed.parts)
+        assert layer._form is not None and int8._by_c(layer._backend, layer.packed, layer._form, dtype)
         for m in counts:
             x = torch.randn(m, k).to(dtype)
             wanted = int8.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_steps.Steps)
             with torch.no_grad():
                 assert torch.equal(layer(x), wanted), (n, k, m)
     conv = layer_in(text, nn.Conv2d(64, 40, 3, padding=1, dtype=dtype))
-    assert conv is not None
+    assert conv is not None and conv._form is not None
+    assert int8._by_c(conv._backend, conv.packed, conv._form, dtype)
     for image in (torch.randn(2, 64, 13, 17), torch.randn(1, 64, 40, 40), torch.randn(3, 64, 4, 4)):
         image = image.to(dtype)
         how = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)

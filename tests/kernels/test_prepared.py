@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
+from sdquant.kernels import int8
 from sdquant.kernels.native import extension
-from sdquant.kernels.native.prepared import Few
+from sdquant.kernels.native.int8 import sizes as sizes_of
+from sdquant.kernels.native.prepared import Few, Integers
 from sdquant.layers import QuantizedLayer, quantized_layer
 from sdquant.layers.quantized import set_compute
 
@@ -27,7 +29,7 @@ PLAIN = (*SPECS, "q8_0", "q4_k", "iq4_xs")
 
 def made(text: str, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> QuantizedLayer:
     spec = backends.parse(text)
-    columns = 512 if text in ("q4_k", "iq4_xs") else COLUMNS
+    columns = 512 if text in ("q4_k", "iq4_xs", "q8_0", "sdnq-int8") else COLUMNS
     torch.manual_seed(3)
     floats = nn.Linear(columns, ROWS, bias=bias, dtype=dtype)
     packed = backends.get(spec.scheme.backend).encode(floats.weight.data, spec)
@@ -129,9 +131,38 @@ def test_integers_have_their_rows() -> None:
     set_compute(layer, "int8")
     assert layer._prepared is None
     exact, integers = layer(few), layer(many)
-    assert served(layer, few) is not None and served(layer, many) is not None
+    assert served(layer, few) is not None and (served(layer, many) is not None) == (sizes_of(64) is not None)
     set_compute(layer, None)
     assert torch.equal(layer(few), exact) and not torch.equal(layer(many), integers)
+
+
+@pytest.mark.skipif(sizes_of(64) is None, reason="no C kernels for integers on this processor")
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "qint8", "sdnq-int8", "q8_0", "nf4", "q4_k", "int4"])
+def test_integers_are_the_same_bits(text: str) -> None:
+    for bias, dtype in ((True, torch.bfloat16), (False, torch.float32), (True, torch.float16)):
+        layer = made(text, bias, dtype)
+        set_compute(layer, "int8")
+        for count in (300, 200, 1000):  # the first is what it is prepared for
+            x = inputs(layer, 2, count, dtype=dtype)
+            first, again = layer(x), layer(x)
+            prepared = served(layer, x)
+            assert isinstance(layer._prepared, Integers) and prepared is not None
+            assert torch.equal(first, again) and torch.equal(again, prepared) and prepared.shape == first.shape
+            assert torch.equal(prepared, looked_up(layer, x))
+        assert served(layer, inputs(layer, 300, dtype=torch.float64)) is None
+        assert served(layer, inputs(layer, 0, dtype=dtype)) is None
+        layer.set_part(layer.part_names[0], layer.packed.parts[layer.part_names[0]].clone())
+        assert torch.equal(layer(x), first)
+        layer.to("meta")
+        assert served(layer, x) is None
+
+
+def test_integers_that_are_wrong_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = made("int8_sym"), inputs(made("int8_sym"), 300)
+    set_compute(layer, "int8")
+    monkeypatch.setattr(int8, "_by_c", lambda *args: False)
+    y = layer(x)
+    assert served(layer, x) is None and torch.equal(layer(x), y)
 
 
 def test_copies_and_pickles_work() -> None:

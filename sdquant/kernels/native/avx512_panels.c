@@ -36,8 +36,10 @@ static void scales_by_run(const Weight *weight, int64_t start, float *scale) {
     const int count = weight->coding & AGAIN ? 0 : count_of(weight, start);
     for (int64_t t = 0; t < form->taps; t++)
         for (int64_t g = 0; g < groups; g++, scale += PANEL)
-            for (int i = 0; i < PANEL; i++)
-                scale[i] = i < count ? scale_of(form, weight->parts, (start + i) * runs + g * form->taps + t) * form->factor : 0.0f;
+            for (int i = 0; i < PANEL; i++) {
+                const int64_t at = (start + i) * runs + g * form->taps + t;
+                scale[i] = i < count ? scale_of(form, weight->parts, at) * form->factor : 0.0f;
+            }
 }
 
 /* Scales of a panel's rows, and what is to be subtracted from their codes; `more` of it for all. Rows that are quantized

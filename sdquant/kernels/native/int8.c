@@ -104,7 +104,8 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
 
 int lies_right(const Weight *weight) {
     const int64_t columns = weight->form->columns;
-    return int8_kernels()->rows && !(weight->coding & AGAIN) && weight->taps == 1 && columns % LINE == 0 && columns % FAR &&
+    const int as_they_are = !(weight->coding & AGAIN) && weight->taps == 1;
+    return int8_kernels()->rows && as_they_are && columns % LINE == 0 && columns % FAR &&
            weight->form->rows % PANEL == 0 && (uintptr_t)weight->parts->codes % LINE == 0;
 }
 
@@ -171,8 +172,10 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
             int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes,
                                   have.scale + at * scales, have.minus + at * scales, have.again);
         const char *ahead = 0;
-        if (!(weight->coding & AGAIN) && row + wide < stop) ahead = (const char *)weight->parts->codes + (row + wide) * columns;
-        const Place place = {row_scale, have.scale, row_sum, have.minus, to, 0, row, 0};
+        if (!(weight->coding & AGAIN) && row + wide < stop)
+            ahead = (const char *)weight->parts->codes + (row + wide) * columns;
+        const Place place = {.row_scale = row_scale, .scale = have.scale, .row_sum = row_sum, .minus = have.minus, .to = to,
+                             .column = row};
         int8_kernels()->multiply(&panels, here, codes, m, columns, &place, ahead, ahead ? wide * columns : 0);
     }
 }

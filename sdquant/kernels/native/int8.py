@@ -28,6 +28,7 @@ _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
 _NOT_PATCHES = (0,) * 15
+_BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def rows_times(
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
-    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, weight[-2] > 1)
+    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, weight[-2] >= _BY_RUN)
     target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes)
     _run(made, weight, sizes_of, m, source, target)
 
