@@ -474,3 +474,13 @@ def test_groups_and_other_devices_stay_exact() -> None:
     assert int8.pays(same.packed, same._form, torch.empty(100, 64), 100)
     assert not int8.pays(same.packed, same._form, torch.empty(100, 64, device="meta"), 100)
     assert not int8.pays(same.packed, same._form, torch.empty(100, 64, dtype=torch.float64), 100)
+
+
+def test_large_results_are_written_whole(by: str) -> None:
+    """Of more bytes than `pages` has its own way for."""
+    layer = layer_in("int8_sym", nn.Linear(64, 2048))
+    assert layer is not None
+    x = torch.randn(4200, 64)
+    with torch.no_grad():
+        got = layer(x)
+    assert got.nbytes > 32 << 20 and torch.equal(got[-3:], layer(x[-3:]))

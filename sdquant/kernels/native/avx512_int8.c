@@ -19,6 +19,8 @@
 /* Rows whose largest value is below this count as zeros. */
 static const float LEAST = 7.888609052210118e-31f; /* 2^-100 */
 
+enum { NEXT = 2560 }; /* bytes: how far ahead activations are asked for when they are first read */
+
 INLINE __mmask16 first_of(int64_t count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
 
 INLINE __m512 whole_at(Type type, const void *from, int64_t at) {
@@ -51,6 +53,8 @@ INLINE float largest_in(Type type, const void *from, int64_t count) {
     const uint16_t *words = from;
     int64_t i = 0;
     for (__m512i other = most; i + 64 <= count; i += 64) {
+        _mm_prefetch((const char *)(words + i) + NEXT, _MM_HINT_T0); /* of rows that follow; it may be nobody's memory */
+        _mm_prefetch((const char *)(words + i) + NEXT + 64, _MM_HINT_T0);
         other = _mm512_max_epu16(other, _mm512_and_si512(size, _mm512_loadu_si512(words + i)));
         most = _mm512_max_epu16(most, _mm512_and_si512(size, _mm512_loadu_si512(words + i + 32)));
         if (i + 128 > count) most = _mm512_max_epu16(most, other);

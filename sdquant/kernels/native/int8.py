@@ -16,6 +16,7 @@ from ..int8_steps import Coding, scales_in
 from ..scratch import address
 from . import extension
 from .integers import recodes
+from .pages import in_large_pages
 from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
@@ -67,7 +68,7 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
         coding: which codes of the weight are multiplied.
     """
     x = x.contiguous()
-    out = torch.empty(x.shape[0], form.rows, dtype=x.dtype)
+    out = in_large_pages(torch.empty(x.shape[0], form.rows, dtype=x.dtype))
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
     sizes_of = (form.rows, form.columns, scales_in(form, coding))
     if len(x):
@@ -125,7 +126,7 @@ def convolve(
         *how.stride, *how.padding, *how.dilation, largest.data_ptr(), bool(coding & Coding.BY_RUN),
     )  # fmt: skip
     order = torch.channels_last if last else torch.contiguous_format
-    out = torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order)
+    out = in_large_pages(torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order))
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()

@@ -2,6 +2,10 @@
    integers.py. */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "int8.h"
 #include "module_int8.h"
@@ -148,6 +152,19 @@ PyObject *py_patches(PyObject *module, PyObject *bytes) {
     Py_BEGIN_ALLOW_THREADS
     patches(&from, n[15], n[16], address(n[17]));
     Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* It is advice: where the system has no such pages, or has none left, nothing changes. */
+PyObject *py_large_pages(PyObject *module, PyObject *bytes) {
+    const int64_t *n = numbers(bytes, 2);
+    (void)module;
+    if (!n) return NULL;
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)n[0];
+    const uintptr_t begin = (first + page - 1) / page * page, end = (first + (uintptr_t)n[1]) / page * page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+#endif
     Py_RETURN_NONE;
 }
 

@@ -11,6 +11,7 @@ PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
 PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
 PyObject *py_int8_panels(PyObject *module, PyObject *args);
 PyObject *py_patches(PyObject *module, PyObject *bytes);
+PyObject *py_large_pages(PyObject *module, PyObject *bytes);
 
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
@@ -24,6 +25,8 @@ PyObject *py_patches(PyObject *module, PyObject *bytes);
     {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
     {"int8_rows", py_int8_rows, METH_VARARGS, "int8_rows(form, numbers)\n--\n\nSee int8.h."},                         \
     {"int8_panels", py_int8_panels, METH_VARARGS, "int8_panels(form, numbers)\n--\n\nSee int8.h."},   \
-    {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."}
+    {"patches", py_patches, METH_O, "patches(numbers)\n--\n\nSee patches.h."},                        \
+    {"large_pages", py_large_pages, METH_O,                                                             \
+     "large_pages(numbers)\n--\n\nAsk for pages of 2 MB for memory that is not used yet; see pages.py."}
 
 #endif

@@ -15,6 +15,7 @@ from torch import float32, get_num_threads, is_autocast_enabled
 from ..int8_steps import Coding, scales_in
 from . import extension, int8
 from .blocks import grid
+from .pages import in_large_pages
 from .plans import TYPES, plan
 from .threads import ALONE, over_rows
 
@@ -140,7 +141,7 @@ class Integers(_Held):
             return None
         bias = own.get("bias")
         floats = bias if bias is None or bias.dtype is float32 else bias.to(float32)
-        out = x.new_empty((*x.shape[:-1], self.rows))
+        out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
         int8.rows_times(
             self.plan, (*at, self.coding, 1), (self.rows, self.columns, self.each), x, size // self.columns, floats, out
         )
