@@ -5,6 +5,7 @@ All give the same numbers, whose formulas are in `int8`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,16 +28,19 @@ if TYPE_CHECKING:
     from ..backends.base import Backend, Packed
     from .forms import Form
 
+log = logging.getLogger(__name__)
+
 LARGEST = 127.0
 # Rows whose largest value is below this count as zeros: the quotient 127 / largest would overflow.
 LEAST = 2.0**-100
-_CHECKED_ROWS = 16
 # Columns of one run are a multiple of this: what AMX multiplies at a time.
 RUN = 64
 # Those of a run when a weight is quantized again: with as many, 8 bits cost no more than SDNQ's groups.
 AGAIN_RUN = 256
 # Packings of so little error that 8 bits with one scale for a row would cost as much again.
 _FINE = ("q8_0",)
+# Rows of a weight that a kernel is held against torch with.
+_CHECKED_ROWS = 16
 
 
 class Coding(IntFlag):
@@ -67,7 +71,7 @@ def scales_in(form: Form, coding: Coding) -> int:
 
 
 def direct(form: Form | None) -> bool:
-    """Whether the codes of a weight are multiplied as they are."""
+    """Whether the codes of a weight are multiplied as they are, a row having one scale."""
     return (
         form is not None
         and form.by_row
@@ -86,7 +90,7 @@ def in_runs(form: Form, taps: int) -> bool:
         and not (form.table or form.nested or form.shift)
         and form.taps == taps
         and form.columns % form.group == 0
-        and form.group // taps % RUN == 0
+        and form.group % (taps * RUN) == 0
     )
 
 
@@ -277,6 +281,19 @@ class InTriton(Steps):
         return _quantize[key]
 
     def _right(self, backend: Backend, packed: Packed) -> bool:
+        why = "it makes other codes"
+        try:
+            if self._agrees(backend, packed):
+                return True
+        except Exception as error:  # whatever it is: the kernel does not work here, and torch does
+            why = f"{type(error).__name__}: {error}"
+        log.warning(
+            "The Triton kernel that quantizes %s to int8 is not used on %s: %s. It is done in torch, slower.",
+            packed.spec.scheme, self.device, why,
+        )  # fmt: skip
+        return False
+
+    def _agrees(self, backend: Backend, packed: Packed) -> bool:
         if backend.by_row(packed):
             packed = take(packed, torch.arange(min(packed.spec.shape[0], _CHECKED_ROWS), device=self.device))
         form = backend.form(packed)

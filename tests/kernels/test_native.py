@@ -220,3 +220,12 @@ def test_a_switch_turns_them_off() -> None:
         [sys.executable, "-c", code], env=os.environ | {SWITCH: "0"}, capture_output=True, text=True, check=True
     )
     assert run.stdout.startswith("None None None turned off by SDQUANT_NATIVE=0")
+
+
+@pytest.mark.parametrize(("name", "runs"), [("portable", "portable"), ("sse", extension().isa())])  # type: ignore[union-attr]
+def test_a_switch_names_an_instruction_set(name: str, runs: str) -> None:
+    code = "from sdquant.kernels import native; print(native.isa())"
+    environment = os.environ | {SWITCH: name}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == f"{runs}\n"
+    assert ("SDQUANT_NATIVE=sse has no effect" in run.stderr) == (name == "sse")

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sdquant import backends
 from sdquant.backends.base import Unfit
+from sdquant.kernels import int8_steps
 from sdquant.kernels import triton as package
 from sdquant.kernels.forms import Form
 from sdquant.kernels.triton import library
@@ -186,3 +188,23 @@ def of_backends(device: str) -> Iterator[str]:
 if __name__ == "__main__":
     for line in of_backends("cpu"):
         print(line)
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+def test_a_kernel_that_does_not_quantize_weights_is_left_out(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def launch(form: Form, parts: dict[str, torch.Tensor], codes: torch.Tensor, scale: torch.Tensor) -> object:
+        if fault == "raises":
+            raise RuntimeError("out of resource: shared memory")
+        return lambda device: (codes.zero_(), scale.zero_())
+
+    kernels = SimpleNamespace(quantizes=lambda form: True, requantization=launch)
+    monkeypatch.setattr(library, "eight", lambda device: kernels)
+    monkeypatch.setattr(int8_steps, "_quantize", {})
+    backend, cpu = backends.get("gguf"), torch.device("cpu")
+    packed = backend.encode(torch.randn(20, 512), backends.parse("q8_0"))
+    codes, wanted = torch.empty(2, 20, 512, dtype=torch.int8)
+    scale = int8_steps.InTriton(cpu).again(backend, packed, backend.form(packed), codes)
+    assert torch.equal(scale, int8_steps.Steps(cpu).again(backend, packed, None, wanted)) and torch.equal(codes, wanted)
+    assert ("shared memory" if fault == "raises" else "other codes") in caplog.text

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from typing import Any
 
-SWITCH = "SDQUANT_NATIVE"  # environment: 0 turns the kernels off
+log = logging.getLogger(__name__)
+
+# Environment: 0 turns the kernels off; the name of an instruction set ("avx2") has those of it run.
+SWITCH = "SDQUANT_NATIVE"
 
 
 @cache
@@ -21,6 +25,12 @@ def extension() -> Any | None:
         from . import _kernels  # type: ignore[attr-defined]
     except ImportError:
         return None
+    wanted = os.environ.get(SWITCH, "")
+    if wanted not in ("", "1") and not _kernels.choose(wanted):
+        log.warning(
+            "%s=%s has no effect: there are no such kernels for this machine, whose best are %s.",
+            SWITCH, wanted, _kernels.isa(),
+        )  # fmt: skip
     return _kernels
 
 
