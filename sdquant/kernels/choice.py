@@ -157,14 +157,25 @@ def linear(
     Args:
         compute: "int8" for products in integers, "fp8" for those in 8-bit floats, where that pays.
     """
-    if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
+    _beside(packed, x)
+    fits = x.ndim > 0 and x.shape[-1] == packed.spec.shape[1]  # else torch says that it does not, below
+    if fits and compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8.linear(backend, packed, form, x, bias)
-    if compute == fp8.NAME and fp8.pays(packed, form, x):
+    if fits and compute == fp8.NAME and fp8.pays(packed, form, x):
         return fp8.linear(packed, form, None if fp8.direct(form) else _decoded(backend, packed, form, x), x, bias)
     chosen = way(backend, packed, form, x.dtype)
-    if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
+    if fits and chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     return F.linear(x, _decoded(backend, packed, form, x), bias)
+
+
+def _beside(packed: Packed, x: Tensor) -> None:
+    """Kernels read memory by its address: what is not where they run must not come to them."""
+    if x.device != packed.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but the input is on {x.device} and the quantized weight "
+            f"({packed.spec.scheme}) on {packed.device}: move one of them, or load with an offload mode, which does"
+        )
 
 
 def prepared(
@@ -197,10 +208,13 @@ def convolve(
     compute: str | None = None,
 ) -> Tensor:  # fmt: skip
     """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype. As `linear`."""
-    if compute == int8.NAME and int8.pays_convolved(packed, form, x, how):
+    _beside(packed, x)
+    shape = packed.spec.shape
+    fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
+    if fits and compute == int8.NAME and int8.pays_convolved(packed, form, x, how):
         return int8.convolve(backend, packed, form, x, bias, how)
     chosen = way(backend, packed, form, x.dtype)
-    plainly = how.groups == 1 and not isinstance(how.padding, str)
+    plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
     if chosen.few and form is not None and plainly and x.device.type == "cpu":  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
         rows = few_patches(x, kernel, how, chosen.few)

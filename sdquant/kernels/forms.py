@@ -79,5 +79,5 @@ class Form:
 
     @property
     def by_row(self) -> bool:
-        """Whether a row has one scale: what integer products need that use the codes as they are."""
+        """Whether a row has one scale."""
         return self.group % self.columns == 0 and self.taps == 1

@@ -157,6 +157,32 @@ def test_integers_are_the_same_bits(text: str) -> None:
         assert served(layer, x) is None
 
 
+@pytest.mark.parametrize("compute", [None, "int8"])
+@pytest.mark.parametrize("text", ["int8_sym", "sdnq-int8", "q8_0"])
+def test_what_does_not_fit_never_reaches_the_kernels(text: str, compute: str | None) -> None:
+    """They would read memory that is not theirs."""
+    layer = made(text)
+    set_compute(layer, compute)
+    columns = layer.spec.shape[1]
+    for count in (1, 300):
+        layer(inputs(layer, count))
+        for sizes in ((count, columns // 2), (3 * count * columns,), (count, 2 * columns), ()):
+            with pytest.raises(RuntimeError, match=r"size|shape|dimension|1D|2D"):
+                layer(torch.zeros(sizes, dtype=torch.bfloat16))
+        with pytest.raises(RuntimeError, match="on the same device, but the input is on meta"):
+            looked_up(layer, inputs(layer, count).to("meta"))
+    spec = backends.parse("int8_sym")
+    floats = nn.Conv2d(128, 64, 3)
+    conv = quantized_layer(floats, backends.get("nncf").encode(floats.weight.data, spec)).eval()
+    set_compute(conv, compute)
+    with torch.no_grad():
+        conv(torch.zeros(1, 128, 9, 9))
+        for size in (3, 40):
+            for channels in (64, 256):
+                with pytest.raises(RuntimeError, match="channels"):
+                    conv(torch.zeros(1, channels, size, size))
+
+
 def test_integers_that_are_wrong_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = made("int8_sym"), inputs(made("int8_sym"), 300)
     set_compute(layer, "int8")

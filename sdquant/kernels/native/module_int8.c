@@ -1,5 +1,5 @@
 /* What Python calls for products in 8-bit integers. Numbers and addresses come as bytes of int64, in the order of
-   integers.py. */
+   int8.py and its neighbours. */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 #ifdef __linux__

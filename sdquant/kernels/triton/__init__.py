@@ -2,7 +2,7 @@
 
 * `blocks`: how each packing is taken apart, as rows of a table. No triton.
 * `decoding`: device functions, from packed codes to numbers. `weights`: kernels on them: decode, and two products.
-* `activations`: device code for `eight`, products of 8-bit codes.
+* `activations` and `runs`: device code for `eight`, products of 8-bit codes.
 * `plans`: what a form needs to be launched. `running`: what a launch is. `launch`: the launches over weights.
 * `reader`: what the dispatch sees.
 * `library`: the one place that imports the files that import triton.
