@@ -158,13 +158,14 @@ def linear(
         compute: "int8" for products in integers, "fp8" for those in 8-bit floats, where that pays.
     """
     _beside(packed, x)
-    fits = x.ndim > 0 and x.shape[-1] == packed.spec.shape[1]  # else torch says that it does not, below
-    if fits and compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
+    if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
+        return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
+    if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
         return int8.linear(backend, packed, form, x, bias)
-    if fits and compute == fp8.NAME and fp8.pays(packed, form, x):
+    if compute == fp8.NAME and fp8.pays(packed, form, x):
         return fp8.linear(packed, form, None if fp8.direct(form) else _decoded(backend, packed, form, x), x, bias)
     chosen = way(backend, packed, form, x.dtype)
-    if fits and chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
+    if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 

@@ -12,7 +12,8 @@ with an exact sum, or, where a row of the weight has several scales, each for a 
 with exact sums in runs. A code is round(value * (127 / largest)), to the nearest and ties to even, its scale
 largest / 127, where `largest` is the largest size in the row; all of it in float32. Weights that are bytes already,
 with one scale for a row or for runs of 64, 128, ... columns, are taken as they are. All others are decoded and
-quantized again, by row, at every call: what is in memory stays what the scheme stores.
+quantized again at every call, by row or, what is finer than that, by runs of 256 columns (`int8_steps.coding`): what is
+in memory stays what the scheme stores.
 
 Few rows of activations are left to the exact product, which is as fast there.
 """
