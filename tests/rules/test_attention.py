@@ -331,7 +331,6 @@ def test_training_with_checkpoints_and_autocast() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # inductor's own import
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_models_compute_the_same(backend: str) -> None:
     """Marked modules stay out of the graphs, also those that were compiled by themselves."""
