@@ -87,7 +87,7 @@ def load_model(
             `sdquant calibrate`, for rules with act_static_scale.
         base: pipeline folder that has the rest, when `path` is one component alone, or a checkpoint of several models,
             which lacks configs and tokenizers. Of what the file holds, base needs no weights.
-        runtime: "library", "plain" or "openvino"; default the library's modules where it has some.
+        runtime: "library", "plain" or "openvino"; default plain on CPUs, elsewhere the library's if it has any.
         device: compute device; default the best there is. dtype: of what is not quantized; default as in the file.
         budget: bytes (or "6GB") that weights may take on the device, for balanced offload.
         allow_incompatible: turn a refusal of the matrix into a warning.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends, openvino_runtime
 from .backends.base import Unfit
-from .compat.packages import default_runtime
+from .compat.runtimes import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
@@ -22,7 +22,7 @@ from .rules.spec import RulesSpec
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
 
 if TYPE_CHECKING:
-    from .backends.base import QuantSpec, Scheme
+    from .backends.base import QuantSpec
     from .formats.source import Source
     from .peaks import Peak
     from .request import Request
@@ -150,7 +150,9 @@ def make(request: Request, detected: Detected, *, device: str, versions: Mapping
             f"{detected.path} has {', '.join(sources)}",
             _did_you_mean(unknown[0], tuple(sources)),
         )
-    parts = tuple(_component(name, src, asked_for(name, request), request, versions) for name, src in sources.items())
+    parts = tuple(
+        _component(name, src, asked_for(name, request), request, device, versions) for name, src in sources.items()
+    )
     warnings = [*detected.warnings, *_without_effect(request, parts), *_unused_rules(request, parts, sources)]
     asked = [spec for spec in specs.values() if spec is not None]
     products = any(isinstance(spec, RulesSpec) and spec.products for spec in asked)
@@ -202,12 +204,13 @@ def _component(
     src: Source,
     asked: tuple[bool, QuantSpec | None],
     request: Request,
+    device: str,
     versions: Mapping[str, str] | None,
 ) -> ComponentPlan:
     said, spec = asked
     if src.found:
         _refuse_conflict(name, src, said, spec)
-        return _found(name, src, request, versions)
+        return _found(name, src, request, device, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
         spec = None  # a GGUF file of floats, asked for by its type: as found
     if spec is not None and not spec.scheme.on_the_fly:
@@ -224,14 +227,15 @@ def _component(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
     )
     refuse_computing(spec, request.compute)
-    runtime = _runtime(name, src, request) or (spec.scheme.runtimes[0] if spec else "plain")
+    named = _runtime(name, src, request)
+    runtime = named or (default_runtime(spec, device) if spec else "plain")
     if spec is None:
         runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
         return ComponentPlan(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
         )  # fmt: skip
-    weights, kept = select(shapes, spec, runtime, request.skip, src.class_name)
+    weights, kept = select(shapes, spec, named or spec.scheme.runtimes[0], request.skip, src.class_name)
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,
@@ -281,7 +285,7 @@ def _refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
             )
 
 
-def _found(name: str, src: Source, request: Request, versions: Mapping[str, str] | None) -> ComponentPlan:
+def _found(name: str, src: Source, request: Request, device: str, versions: Mapping[str, str] | None) -> ComponentPlan:
     decoded = {key: weights_of(src, key) for key in src.found if not _of_a_layer(src, key)}
     weights = tuple(
         WeightPlan(name=key, scheme=row.scheme, bytes_bf16=2 * weights_of(src, key), bytes=src.found_bytes(key))
@@ -290,7 +294,8 @@ def _found(name: str, src: Source, request: Request, versions: Mapping[str, str]
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
-    runtime = "plain" if src.plain_only else _runtime(name, src, request) or _default_runtime(scheme, versions)
+    default = default_runtime(scheme, device, found=True, versions=versions)
+    runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
     plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
     plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
@@ -341,10 +346,6 @@ def _runtime(name: str, src: Source, request: Request) -> str | None:
     if request.runtime == openvino_runtime.NAME and not openvino_runtime.suits(name, src.class_name):
         return "plain"
     return request.plain_runtime
-
-
-def _default_runtime(scheme: Scheme, versions: Mapping[str, str] | None) -> str:
-    return scheme.runtimes[0] if versions is None else default_runtime(scheme, "found", versions)
 
 
 def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import adapters, compat, machine, openvino_runtime, planner
+from .compat.runtimes import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .request import AUTO, request
 from .rules.ranges import require_ranges
@@ -62,13 +63,13 @@ def quantize(
         mode="post", compute=compute,
     )  # fmt: skip
     here = machine.probe()
+    target = device or machine.default_device(here)
     for spec in asked.specs().values():
         if spec is not None:
             planner.refuse_computing(spec, asked.compute)
             compat.check(
                 str(spec), "none", mode="post", runtime=asked.plain_runtime, compute=asked.compute,
-                device=device or machine.default_device(here),
-                machine=here, allow_incompatible=allow_incompatible,
+                device=target, machine=here, allow_incompatible=allow_incompatible,
             )  # fmt: skip
     parts = weight_parts(model) if is_pipeline(model) else {"model": model}
     specs = {
@@ -77,8 +78,10 @@ def quantize(
     for name in specs:
         adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
+    runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
     plans = {
-        name: weights_to_quantize(parts[name], spec, asked.plain_runtime, asked.skip) for name, spec in specs.items()
+        name: weights_to_quantize(parts[name], spec, asked.plain_runtime or spec.scheme.runtimes[0], asked.skip)
+        for name, spec in specs.items()
     }
     products = False
     for name, spec in specs.items():
@@ -99,7 +102,7 @@ def quantize(
             quantize_module(
                 parts[name],
                 spec,
-                runtime=asked.plain_runtime or spec.scheme.runtimes[0],
+                runtime=runtimes[name],
                 only=plans[name],
                 device=device,
                 tick=bar.update,
@@ -142,7 +145,7 @@ def quantize_module(
     trim()
 
 
-def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str | None, skip: tuple[str, ...]) -> set[str]:
+def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]) -> set[str]:
     """The names of the weights that `spec` is for; nothing is read of them but shapes and dtypes."""
     from .components import tied
     from .install import common_kind
@@ -154,7 +157,7 @@ def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str | None, 
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
         if names[0].endswith(".weight") and common_kind(model, names) in kinds
     }
-    weights, _ = planner.select(shapes, spec, runtime or spec.scheme.runtimes[0], skip, type(model).__name__)
+    weights, _ = planner.select(shapes, spec, runtime, skip, type(model).__name__)
     return {weight.name for weight in weights}
 
 

@@ -107,7 +107,7 @@ def test_read_with_the_same_weights(name: str, pipes: dict[str, Any], outcome: d
 def test_the_same_picture(name: str, folders: dict[str, Path], outcome: dict[str, Any]) -> None:
     """As sdquant draws with the folder, to the last bit: both run the libraries' own modules."""
     theirs = load_file(outcome[name]["picture"])["picture"]
-    assert torch.equal(theirs, picture(sdquant.load_model(folders[name], progress=False)))
+    assert torch.equal(theirs, picture(sdquant.load_model(folders[name], runtime="library", progress=False)))
     assert theirs.std() > 0
 
 

@@ -159,7 +159,7 @@ def test_options_of_nf4_reach_the_bits(words: str, sd: Path, tmp_path: Path) -> 
 
 def test_compute_dtype_of_nf4(sd: Path) -> None:
     pipe = sdquant.load_model(sd, "nf4,compute_dtype=float32", progress=False)
-    modules = [module for module in pipe.unet.modules() if type(module).__name__ == "Linear4bit"]
+    modules = [module for module in pipe.unet.modules() if type(module).__name__ == "Linear4bit"]  # by that option
     assert modules and all(module.compute_dtype == torch.float32 for module in modules)
     assert np.isfinite(images(pipe)).all()
 

@@ -54,11 +54,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A choice that a scheme leaves to the user, given as `nf4,block_size=128` or `nf4,double_quant`."""
+    """A choice that a scheme leaves to the user, given as `nf4,block_size=128` or `nf4,double_quant`.
+
+    Attributes:
+        library: whether it is about the library's modules alone: who gives it and names no runtime gets those.
+    """
 
     default: bool | int | str | None
     help: str
     choices: tuple[bool | int | str | None, ...] = ()
+    library: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ _FOUR_BIT_OPTIONS = {
         default=None,
         help="what bitsandbytes' modules multiply in; by default the dtype of the activations",
         choices=(None, "float32", "bfloat16", "float16"),
+        library=True,
     ),
     **_EIGHT_BIT_OPTIONS,
 }

@@ -48,17 +48,6 @@ def pip_line(backend: Backend, runtime: str = "default") -> str | None:
     return f'pip install "sdquant[{needs.extra}]"' if needs is not None else None
 
 
-def default_runtime(scheme: Scheme, mode: str, versions: Mapping[str, str]) -> str:
-    """What runs the scheme if the user names no runtime.
-
-    That is the scheme's own default, but for weights that are quantized on disk already plain layers where the package
-    is missing or too old: they need it neither to read nor to decode.
-    """
-    if mode == "found" and problem(backends.get(scheme.backend), versions) is not None:
-        return "plain"
-    return scheme.runtimes[0]
-
-
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
     """Check that the scheme's package is there, if it is needed: to encode, and for the library's own modules; and that
     of the runtime.

@@ -1,15 +1,18 @@
 """The compatibility matrix: rows and nothing else. The first row that matches a combination decides.
 
-Order: files and modes, then combinations that a library's modules cannot do, then devices, then versions, then what
-works, then what nobody has tried. Refusals come before devices, so that a combination is refused on every device alike.
-`seen` of a row that works names the generated test, which runs every cell of the devices that the testing machine has.
+Order: files and modes, then combinations that a library's modules cannot do, then what they need not do, then devices,
+then versions, then what works, then what nobody has tried. Refusals come before devices, so that a combination is
+refused on every device alike. `seen` of a row that works names the generated test, which runs every cell of the devices
+that the testing machine has.
 """
 
 from __future__ import annotations
 
 from .row import Row, any_of
 
-# Runtimes: what a scheme with library modules runs in unless plain layers are asked for by name, and the opposite.
+# Runtimes: what a scheme with library modules is held to unless plain layers are asked for by name, and the opposite.
+# Where plain layers are the default, as on CPUs (`runtimes`), a call that names no runtime is refused all the same what
+# the library's modules cannot do, so that it is refused on every device alike.
 LIBRARY = any_of("default", "library")
 PLAIN = any_of("default", "plain")
 
@@ -143,6 +146,16 @@ ROWS: tuple[Row, ...] = (
         verdict="breaks",
         why="OpenVINO packs the weights into memory of its own, which no offload mode can move",
         fix='Use offload="none", or runtime="plain", whose weights every mode can move',
+        seen=CELLS,
+    ),
+    # What runs in plain layers unless the library's are asked for.
+    Row(
+        backend=any_of("bnb", "quanto"),
+        runtime="default",
+        device="cpu",
+        verdict="works",
+        why="on CPUs plain layers are the default, which every offload mode can move; without C kernels the library's "
+        "modules, which need not move there",
         seen=CELLS,
     ),
     # Devices that a library does not support.

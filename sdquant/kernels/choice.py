@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..rows import take
-from . import fp8, int8
+from . import fp8, int8, widened
 from .patches import few_patches, outputs
 from .scratch import scratch
 
@@ -111,6 +112,8 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
             why = "it decodes to other numbers"
         elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
             why = "its products are wrong"
+        elif not _rounds(reader, form, packed, wanted):
+            why = "it rounds to other numbers"
     except Exception as error:  # whatever it is: the kernel does not work here, and torch does
         why = f"{type(error).__name__}: {error}"
     if why:
@@ -119,6 +122,15 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
             reader.name, packed.spec.scheme, packed.device.type, why,
         )  # fmt: skip
     return not why
+
+
+def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+    """Whether rows as float32, where they can be had, are those of the weight."""
+    first = len(weight) // 3
+    got = torch.full((len(weight) - first, form.columns), torch.nan, device=weight.device)
+    if not widened.pays(weight.dtype) or not reader.rounded(form, packed.parts, weight.dtype, first, len(weight), got):
+        return True
+    return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
 
 
 def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
@@ -167,6 +179,8 @@ def linear(
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
+    if x.is_cpu and widened.pays(x.dtype):
+        return widened.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 
 
@@ -222,9 +236,36 @@ def convolve(
         if rows is not None:
             y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), form.rows)
             return y.movedim(-1, 1).contiguous()
-    weight = _decoded(backend, packed, form, x)
-    done: Tensor = CONVOLUTIONS[len(how.stride) - 1](x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
-    return done
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        run: Any = CONVOLUTIONS[len(how.stride) - 1]
+        done: Tensor = run(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
+        return done
+
+    if fits and x.is_cpu and widened.pays(x.dtype):
+        return widened.convolve(x, bias, shape, how.groups, _rounded(backend, packed, form, x.dtype), run)
+    return run(x, _decoded(backend, packed, form, x), bias)
+
+
+def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> widened.Rows:
+    """What gives rows of the float weight, rounded to `dtype`, as float32, in the scratch buffer."""
+    reader = way(backend, packed, form, dtype).reader
+    columns = math.prod(packed.spec.shape[1:])
+    whole: list[Tensor] = []
+
+    def rows(start: int, stop: int) -> Tensor:
+        shape = (stop - start, columns)
+        if not whole and reader is not None and form is not None:
+            out = scratch(shape, torch.float32, packed.device)
+            if reader.rounded(form, packed.parts, dtype, start, stop, out):
+                return out
+        if not whole:
+            whole.append(scratch(packed.spec.shape, dtype, packed.device))
+            decode_into(backend, packed, form, whole[0])
+        part = whole[0][start:stop].view(shape)  # a float32 weight is in the very buffer that a copy would be made in
+        return part if dtype == torch.float32 else scratch(shape, torch.float32, packed.device).copy_(part)
+
+    return rows
 
 
 def _product(chosen: Way, packed: Packed, form: Form, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 # cuBLAS takes these multiples only, and more rows than 16.
 CUDA_MULTIPLE, CUDA_LEAST_ROWS = 8, 17
+_X86 = ("x86_64", "amd64", "x86", "i386", "i686")
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -21,7 +24,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         if left.numel() and right.numel():
             if left.is_cuda:
                 return _on_cuda(left, right)
-            if left.device.type == "cpu" and _exact_on_cpu():
+            if left.device.type == "cpu" and _good_on_cpu():
                 # Of one of these two forms: with other strides torch uses a loop that is thousands of times slower.
                 turned = right.T if right.T.is_contiguous() else right.contiguous().T
                 return torch._int_mm(left.contiguous(), turned)
@@ -31,7 +34,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def fast(device: torch.device) -> bool:
     """Whether there is a kernel for int8 on such a device that is fast and exact."""
-    return device.type == "cuda" or (device.type == "cpu" and _exact_on_cpu())
+    return device.type == "cuda" or (device.type == "cpu" and _good_on_cpu())
 
 
 def _in_float64(left: Tensor, right: Tensor) -> Tensor:
@@ -47,17 +50,30 @@ def _on_cuda(left: Tensor, right: Tensor) -> Tensor:
 
 
 @cache
-def _exact_on_cpu() -> bool:
-    """Whether the CPU's kernel adds without saturating: one without VNNI may add pairs of products in 16 bits."""
+def _good_on_cpu() -> bool:
+    """Whether the CPU's kernel is fast, and adds without saturating: one without VNNI may add pairs of products in 16
+    bits, and where torch knows that, it takes a loop that is a hundred times slower than float64."""
+    vnni = getattr(torch.cpu, "_is_vnni_supported", None)
+    if platform.machine().lower() in _X86 and vnni is not None and not vnni():
+        return False
     for rows, columns, size in ((1, 5, 129), (33, 64, 256)):
-        signs = torch.arange(size) % 3 > 0
-        left = torch.where(signs, -128, 127).to(torch.int8).expand(rows, -1).contiguous()
-        right = torch.where(signs, -128, 127).to(torch.int8).expand(columns, -1).contiguous()
-        for other in (right, -128 * torch.ones_like(right), 127 * torch.ones_like(right)):
-            try:
-                found = torch._int_mm(left, other.T)
-            except RuntimeError:  # a build of torch without it
-                return False
-            if not torch.equal(found.long(), _in_float64(left, other)):
-                return False
+        for left in _hard(rows, size):
+            for right in _hard(columns, size):
+                try:
+                    found = torch._int_mm(left, right.T)
+                except RuntimeError:  # a build of torch without it
+                    return False
+                if not torch.equal(found.long(), _in_float64(left, right)):
+                    return False
     return True
+
+
+def _hard(rows: int, size: int) -> Iterator[Tensor]:
+    """int8 [rows, size]: the largest sums that there are, of either sign and mixed, and sums of any codes.
+
+    Kernels shift one side by 128: pairs of neighbours that are large there overflow, whatever their sign was.
+    """
+    places = torch.arange(rows * size).view(rows, size)
+    for one, other in ((127, 127), (-128, -128), (127, -128), (-128, 127)):
+        yield torch.where(places % size % 3 > 0, one, other).to(torch.int8)
+    yield places.mul(149).remainder(255).sub(127).to(torch.int8)

@@ -147,13 +147,18 @@ def test_devices_that_a_library_does_not_support() -> None:
 
 def test_version_ranges_narrow_a_row() -> None:
     old = VERSIONS | {"transformers": "4.57.3"}
-    assert ask("bnb-int8", "model", versions=old).verdict == "untested"
-    assert "transformers" in ask("bnb-int8", "model", versions=old).fix
-    assert ask("bnb-int8", "model", versions=VERSIONS | {"accelerate": "1.12.0"}).verdict == "untested"
-    assert ask("bnb-int8", "model", versions=VERSIONS | {"transformers": "4.58.0"}).verdict == "works"
-    assert ask("bnb-int8", "model", versions={}).verdict == "works"  # a range says nothing of what is not there
-    assert ask("bnb-int8", "none", versions=old).verdict == "works"
+    library = {"runtime": "library"}
+    assert ask("bnb-int8", "model", versions=old, **library).verdict == "untested"
+    assert "transformers" in ask("bnb-int8", "model", versions=old, **library).fix
+    assert ask("bnb-int8", "model", versions=VERSIONS | {"accelerate": "1.12.0"}, **library).verdict == "untested"
+    assert ask("bnb-int8", "model", versions=VERSIONS | {"transformers": "4.58.0"}, **library).verdict == "works"
+    assert (
+        ask("bnb-int8", "model", versions={}, **library).verdict == "works"
+    )  # a range says nothing of what is not there
+    assert ask("bnb-int8", "none", versions=old, **library).verdict == "works"
     assert ask("bnb-int8", "model", versions=old, runtime="plain").verdict == "works"
+    assert ask("bnb-int8", "model", versions=old).verdict == "works"  # plain layers too, on a CPU
+    assert ask("bnb-int8", "model", versions=old, device="cuda").verdict == "untested"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def test_what_does_not_fit_is_said() -> None:
 
 def test_what_stands_beside_an_image() -> None:
     target = Target(path=str(demo.path("digits-sd")))
-    settings = sdquant.settings.Settings({"quant.model": "nf4", "offload": "balanced", "budget": "3MB"})
+    settings = sdquant.settings.Settings(
+        {"quant.model": "nf4", "offload": "balanced", "budget": "3MB", "runtime": "library"}
+    )
     made = Engine().draw(target.request(settings), Drawing(prompt="a handwritten one", steps=2, seed=3))
     text = Tags(pieces.drawn(made, Roots(), 123_000_000)).text
     for words in ("digits-sd", "nf4, quantized while loading, library runtime", "balanced", "budget 3.0 MB", "seed 3",

@@ -1,4 +1,4 @@
-/* The portable kernels, compiled for AVX2. */
+/* The kernels for AVX2: the portable ones compiled for it, but for decoding and for products. */
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #define BUILD 1
@@ -11,12 +11,16 @@
 #include "blocks.h"
 #include "avx2_runs.h"
 #define LOOK_UP16 look_up_avx2
+#define OTHER_PRODUCTS
 #include "portable.h"
+#include "avx2_decode.h"
 #include "integers.h"
 
-static Decode *decoder(const Form *form) { return form->packing < CODED ? decode_plain : avx2_blocks(form); }
+static Decode *decoder(const Form *form) { return form->packing < CODED ? decoder_avx2(form) : avx2_blocks(form); }
 
-const Kernels avx2_kernels = {"avx2", decoder, 0, 0, dots, PANEL_ROWS, convert, quantize, finish, 0};
+Product product_avx2; /* avx2_product.c */
+
+const Kernels avx2_kernels = {"avx2", decoder, 0, 0, 0, 0, convert, widen, quantize, finish, product_avx2, 1 << F32 | 1 << BF16 | 1 << F16};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -18,7 +18,7 @@ static inline __m256i round_bf16(__m256 value) {
 
 static inline __m128i round_f16(__m256 value) { return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT); }
 
-static void convert(const float *from, Type type, void *to, int64_t count) {
+static inline void convert(const float *from, Type type, void *to, int64_t count) {
     uint16_t *halves = to;
     int64_t i = 0;
     if (type == F32) {
@@ -38,7 +38,7 @@ static void convert(const float *from, Type type, void *to, int64_t count) {
     for (; i < count; i++) halves[i] = to_f16(from[i]);
 }
 
-static void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
+static inline void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
     const uint16_t *halves = (const uint16_t *)from + start;
     int64_t i = 0;
     if (type == F32) {
@@ -53,7 +53,7 @@ static void widen(const void *from, Type type, int64_t start, float *to, int64_t
     for (; i < count; i++) to[i] = type == F16 ? from_f16(halves[i]) : from_bf16(halves[i]);
 }
 
-static void round_run(float *values, Type type, int64_t count) {
+static inline void round_run(float *values, Type type, int64_t count) {
     int64_t i = 0;
     if (type == F32) return;
     for (; i + 8 <= count; i += 8) {
@@ -65,7 +65,7 @@ static void round_run(float *values, Type type, int64_t count) {
 }
 
 /* Of four bytes: a choice in each half of the table, and one between the two. */
-static void look_up_floats(const float *table, const uint8_t *codes, int64_t count, float *out) {
+static inline void look_up_floats(const float *table, const uint8_t *codes, int64_t count, float *out) {
     const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
@@ -78,7 +78,7 @@ static void look_up_floats(const float *table, const uint8_t *codes, int64_t cou
 }
 
 /* Of two bytes: their first and second ones are chosen apart. */
-static void look_up_halves(const uint16_t *table, const uint8_t *codes, int64_t count, uint16_t *out) {
+static inline void look_up_halves(const uint16_t *table, const uint8_t *codes, int64_t count, uint16_t *out) {
     const __m128i some = _mm_loadu_si128((const __m128i *)table), more = _mm_loadu_si128((const __m128i *)(table + 8));
     const __m128i byte = _mm_set1_epi16(0xff);
     const __m256i low = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(some, byte), _mm_and_si128(more, byte)));
@@ -94,7 +94,7 @@ static void look_up_halves(const uint16_t *table, const uint8_t *codes, int64_t 
     for (; i < count; i++) out[i] = table[codes[i]];
 }
 
-static void look_up_avx2(const void *table, const uint8_t *codes, int64_t count, Type type, void *out) {
+static inline void look_up_avx2(const void *table, const uint8_t *codes, int64_t count, Type type, void *out) {
     if (type == F32) look_up_floats(table, codes, count, out);
     else look_up_halves(table, codes, count, out);
 }

@@ -6,6 +6,7 @@
 #include "avx2_runs.h"
 #include "blocks.h"
 #define LOOK_UP16 look_up_avx2
+#define OTHER_PRODUCTS
 #include "portable.h"
 #include "integers.h"
 
@@ -28,11 +29,11 @@ static DecodeAndDot *dotter512(const Form *form) {
     return decode == bytes512 ? bytes_and_dot512 : decode == choose512 ? choose_and_dot512 : 0;
 }
 
-const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, quantize, finish, 0};
+const Kernels avx512_kernels = {"avx512bf16", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, 0, 0};
 
 #ifdef AMX
 /* The same, but for products of more rows. */
-const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, quantize, finish, product_amx};
+const Kernels amx_kernels = {"amx", decoder512, dotter512, turned512, dots512, PANEL_ROWS, convert, widen, quantize, finish, product_amx, 1 << BF16};
 #endif
 #ifdef __clang__
 #pragma clang attribute pop

@@ -1,6 +1,7 @@
 """Up to how many rows of activations a product is faster than decoding into scratch and torch's own product.
 
-Measured on a Zen5 core and, with AMX, on a Granite Rapids core, with weights of 3072 and 12288 rows and columns. Where
+Measured on a Zen5 core and on a Granite Rapids core, with AMX and with AVX2 alone (for torch too), with weights of 3072
+and 12288 rows and columns. Where
 both take as long the product is left to torch, which has more cores to spread it over.
 """
 
@@ -14,7 +15,7 @@ ALL = 1 << 30
 _FEW = {
     "amx": {torch.float32: 96, torch.float16: 32},
     "avx512bf16": {torch.bfloat16: 96, torch.float32: 96, torch.float16: 96},
-    "avx2": {torch.bfloat16: 16, torch.float32: 16},
+    "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 # With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
 # many rows, beyond which decoding is a small part of either way.
@@ -33,7 +34,7 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
     if name == "avx512bf16" and dtype == torch.float32 and extension().amd():  # type: ignore[union-attr]
         return _ON_AMD
     # Without instructions for float16 torch's product takes 5 times as long as this one.
-    return ALL if few and dtype == torch.float16 and not _halves() else few
+    return ALL if few and dtype == torch.float16 and name != "avx2" and not _halves() else few
 
 
 def _halves() -> bool:

@@ -54,4 +54,12 @@ static inline float load(const void *from, Type type, int64_t i) {
                          : ((const float *)from)[i];
 }
 
+/* A sum, with the bias of its row of the weight, to its place: out[j, row] of `type`. */
+static inline void put_sum(float sum, Type type, const void *bias, void *out, int64_t j, int64_t row, int64_t rows) {
+    const int64_t at = j * rows + row;
+    if (bias) sum += load(bias, type, row);
+    if (type == F32) ((float *)out)[at] = sum;
+    else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(sum) : to_f16(sum);
+}
+
 #endif

@@ -85,12 +85,14 @@ typedef struct {
     Decode *(*decoder)(const Form *form); /* NULL for a packing that it cannot read */
     DecodeAndDot *(*dotter)(const Form *form); /* NULL where `decoder` and `dots` are to do it */
     int (*turned)(const Form *form, Type type); /* whether `dotter` wants rows of x turned, see `evens_first`; NULL: none */
-    Dots *dots;
+    Dots *dots; /* NULL where `product` is for every type */
     int rows; /* of weights that `dots` likes to get at once, at most PANEL_ROWS */
     void (*convert)(const float *from, Type type, void *to, int64_t count); /* rounds to the nearest, ties to even */
+    void (*widen)(const void *from, Type type, int64_t start, float *to, int64_t count); /* `type` from an element on */
     Quantize *quantize;
     Finish *finish;
-    Product *product; /* of more than FEW rows of bf16; NULL where `dots` does it */
+    Product *product; /* of more rows than `dotter` takes; NULL where `dots` does it */
+    int products;     /* the types that it is for: bits 1 << type */
 } Kernels;
 
 enum {
@@ -114,6 +116,8 @@ int amd(void);
 
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
+/* Rows start to stop, in their own order, rounded to `type` and as floats again, into `out` [stop - start, columns]. */
+void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, float *out);
 Product product_rows;
 /* The order in which rows are worked through: rows that share bytes follow each other. */
 int64_t row_at(const Form *form, int planes, int64_t i);

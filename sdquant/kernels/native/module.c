@@ -109,6 +109,25 @@ static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t g
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(rounded_doc, "rounded(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
+                          "Rows start to stop, in their own order, rounded to the type and as float32 into `out`\n"
+                          "[stop - start, columns].");
+
+static PyObject *py_rounded(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    Parts parts;
+    Type type;
+    (void)module;
+    const Form *form = common(args, given, COMMON + 3, &parts, &type);
+    if (!form) return NULL;
+    const int64_t start = number(args[7]), stop = number(args[8]);
+    float *out = address(args[9]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    decode_rounded(form, &parts, type, start, stop, out);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(product_doc, "product(form, type, codes, scale, nested, zeros, shift, start, stop, out, x, m, bias)\n--\n\n"
                           "Columns of `out` [m, rows] for rows start to stop, in the order of the kernels. bias [rows]: 0\n"
                           "for none.");
@@ -215,6 +234,7 @@ static PyObject *py_choose(PyObject *module, PyObject *name) {
 static PyMethodDef METHODS[] = {
     {"form", py_form, METH_VARARGS, form_doc},
     {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL, decode_doc},
+    {"rounded", (PyCFunction)(void (*)(void))py_rounded, METH_FASTCALL, rounded_doc},
     {"product", (PyCFunction)(void (*)(void))py_product, METH_FASTCALL, product_doc},
     {"quantize", (PyCFunction)(void (*)(void))py_quantize, METH_FASTCALL, quantize_doc},
     {"recode", (PyCFunction)(void (*)(void))py_recode, METH_FASTCALL, recode_doc},

@@ -1,6 +1,6 @@
 /* Kernels in plain C whose loops compilers turn into vector code; included once for each instruction set.
 
-   Included before: runs.h or avx2_runs.h. */
+   Included before: runs.h or avx2_runs.h. Set before: OTHER_PRODUCTS where `dots` is not wanted. */
 #include <math.h>
 #include <string.h>
 
@@ -149,14 +149,11 @@ static void decode_plain(const Form *form, const Parts *parts, int64_t first, in
     }
 }
 
+#ifndef OTHER_PRODUCTS
 /* Sums side by side, in the order that vectors keep. Compilers that have vectors of any size get them: the loops over
    an array of sums they leave as they are. */
 #ifdef __GNUC__
-#ifdef __AVX2__
-enum { LANES = 8 };
-#else
 enum { LANES = 4 };
-#endif
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 
 static inline Lanes lanes_at(const float *from) {
@@ -212,3 +209,4 @@ static void dots(Type type, const void *w, int64_t stride_w, int n, const void *
         }
     }
 }
+#endif

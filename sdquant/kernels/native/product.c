@@ -37,12 +37,18 @@ void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     }
 }
 
-/* One sum to where it belongs: out[j, row]. */
-static void put(float sum, Type type, const void *bias, void *out, int64_t j, int64_t row, int64_t rows) {
-    const int64_t at = j * rows + row;
-    if (bias) sum += load(bias, type, row);
-    if (type == F32) ((float *)out)[at] = sum;
-    else ((uint16_t *)out)[at] = type == BF16 ? to_bf16(sum) : to_f16(sum);
+void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, float *out) {
+    enum { PIECE = 4096 }; /* of whole blocks */
+    uint16_t piece[PIECE];
+    const Kernels *use = kernels();
+    Decode *decode = use->decoder(form);
+    const int64_t first = start * form->columns, last = stop * form->columns;
+    parts->ahead = AHEAD;
+    for (int64_t at = first; at < last; at += PIECE) {
+        const int64_t count = last - at < PIECE ? last - at : PIECE;
+        decode(form, parts, at, count, type, type == F32 ? (void *)(out + (at - first)) : piece);
+        if (type != F32) use->widen(piece, type, 0, out + (at - first), count);
+    }
 }
 
 void evens_first(const uint16_t *from, int64_t count, uint16_t *to) {
@@ -68,7 +74,7 @@ static int in_registers(DecodeAndDot *run, const Form *form, Parts *parts, Type 
         const int64_t row = row_at(form, planes, i);
         float sums[FEW] = {0};
         run(form, parts, row * columns, columns, type, x, stride, m, sums);
-        for (int j = 0; j < m; j++) put(sums[j], type, bias, out, j, row, form->rows);
+        for (int j = 0; j < m; j++) put_sum(sums[j], type, bias, out, j, row, form->rows);
     }
     free(memory);
     return 1;
@@ -81,7 +87,7 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     const int64_t columns = form->columns;
     if (m <= FEW && use->dotter && use->dotter(form))
         return in_registers(use->dotter(form), form, parts, type, start, stop, x, (int)m, bias, out);
-    if (use->product && type == BF16) return use->product(form, parts, type, start, stop, x, m, bias, out);
+    if (use->product && use->products >> type & 1) return use->product(form, parts, type, start, stop, x, m, bias, out);
     Decode *decode = use->decoder(form);
     const int64_t most = whole(form, PANEL_BYTES / (use->rows * size)), step = most < columns ? most : columns;
     const int64_t stride = (step + 31) / 32 * 32; /* elements between rows of a panel; its size is as many vectors */
@@ -109,7 +115,7 @@ int product_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
             }
             for (int j = 0; j < count; j++)
                 for (int r = 0; r < n; r++)
-                    put(sums[j * together + r], type, bias, out, batch + j, rows[r], form->rows);
+                    put_sum(sums[j * together + r], type, bias, out, batch + j, rows[r], form->rows);
         }
     }
     free(memory);

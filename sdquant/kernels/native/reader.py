@@ -38,6 +38,16 @@ class Native(Reader):
         to = out.data_ptr()
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
+    def rounded(self, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
+        if is_blocks(form) and form.columns % form.group:
+            return False
+        decode, common = extension().rounded, (plan(form, parts), TYPES[dtype], *addresses(form, parts))  # type: ignore[union-attr]
+        to, size = out.data_ptr(), form.columns * out.element_size()
+        over_rows(
+            stop - start, form.columns, lambda one, end: decode(*common, start + one, start + end, to + one * size)
+        )
+        return True
+
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
         return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
 

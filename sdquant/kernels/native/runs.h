@@ -7,7 +7,7 @@
 #include "floats.h"
 
 /* float32 to `type`. */
-static void convert(const float *from, Type type, void *to, int64_t count) {
+static inline void convert(const float *from, Type type, void *to, int64_t count) {
     uint16_t *halves = to;
     if (type == BF16)
         for (int64_t i = 0; i < count; i++) halves[i] = to_bf16(from[i]);
@@ -18,7 +18,7 @@ static void convert(const float *from, Type type, void *to, int64_t count) {
 }
 
 /* `type` to float32, from an element on. */
-static void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
+static inline void widen(const void *from, Type type, int64_t start, float *to, int64_t count) {
     const uint16_t *halves = (const uint16_t *)from + start;
     if (type == F32)
         memcpy(to, (const float *)from + start, count * sizeof *to);
@@ -29,7 +29,7 @@ static void widen(const void *from, Type type, int64_t start, float *to, int64_t
 }
 
 /* float32 to `type` and back. */
-static void round_run(float *values, Type type, int64_t count) {
+static inline void round_run(float *values, Type type, int64_t count) {
     if (type == BF16)
         for (int64_t i = 0; i < count; i++) values[i] = from_bf16(to_bf16(values[i]));
     else if (type == F16)

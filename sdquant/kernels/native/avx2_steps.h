@@ -1,0 +1,82 @@
+/* The arithmetic of a group's weights, eight at a time. */
+#ifndef SDQUANT_AVX2_STEPS_H
+#define SDQUANT_AVX2_STEPS_H
+
+#include "avx2_runs.h"
+#include "scales.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* What is done to the numbers of a group, in the order of `scale_run` of portable.h. */
+typedef struct {
+    __m256 zero, scale, factor, shift;
+    int subtracted, scaled, multiplied, shifted, fused;
+    int finite; /* whether no weight is NaN, whatever its code */
+} Steps;
+
+INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
+    const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group);
+    const float shift = shift_of(form, parts, group);
+    return (Steps){
+        .zero = _mm256_set1_ps(zero),
+        .scale = _mm256_set1_ps(scale),
+        .factor = _mm256_set1_ps(form->factor),
+        .shift = _mm256_set1_ps(shift),
+        .subtracted = zero != 0,
+        .scaled = form->scale != NONE,
+        .multiplied = form->factor != 1.0f,
+        .shifted = form->shift != NONE,
+        .fused = form->fused,
+        .finite = scale - scale == 0 && shift - shift == 0,
+    };
+}
+
+/* Whether a scale is all that there is, or a scale and a factor. */
+INLINE int only_scaled(const Steps *steps) {
+    return steps->scaled && !steps->subtracted && !steps->shifted && !steps->fused;
+}
+
+/* Such steps as the compiler may know them. */
+INLINE Steps scale_alone(const Steps *steps, int multiplied) {
+    return (Steps){.scale = steps->scale, .factor = steps->factor, .scaled = 1, .multiplied = multiplied};
+}
+
+/* Rounded to the type and back. */
+INLINE __m256 rounded8(__m256 values, Type type, int finite) {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    if (type == F32) return values;
+    if (type == F16) return _mm256_cvtph_ps(round_f16(values));
+    if (!finite) return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(values), upper));
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    return _mm256_castsi256_ps(_mm256_and_si256(up, upper));
+}
+
+/* Numbers to weights, rounded to `type`. The last three arguments are known to the compiler: see IN_CASES. */
+INLINE __m256 weights8(const Steps *steps, __m256 values, Type arithmetic, Type type, int finite) {
+    if (steps->subtracted) values = _mm256_sub_ps(values, steps->zero);
+    if (steps->fused) {
+        values = rounded8(_mm256_fmadd_ps(values, steps->scale, steps->shift), arithmetic, finite);
+    } else {
+        if (steps->scaled) values = rounded8(_mm256_mul_ps(values, steps->scale), arithmetic, finite);
+        if (steps->multiplied) values = rounded8(_mm256_mul_ps(values, steps->factor), arithmetic, finite);
+        if (steps->shifted) values = rounded8(_mm256_add_ps(values, steps->shift), arithmetic, finite);
+    }
+    /* What is rounded stays as it is; codes without a scale are not. */
+    return arithmetic == type && (type == F32 || steps->scaled) ? values : rounded8(values, type, finite);
+}
+
+/* RUN(arithmetic, type, finite), with constants where it is worth it. */
+#define IN_CASES(steps, form, type, RUN) \
+    if ((type) == BF16 && (steps).finite && (form)->arithmetic == F32) { \
+        RUN(F32, BF16, 1); \
+    } else if ((type) == BF16 && (steps).finite && (form)->arithmetic == BF16) { \
+        RUN(BF16, BF16, 1); \
+    } else if ((type) == F32 && (form)->arithmetic == F32) { \
+        RUN(F32, F32, 0); \
+    } else { \
+        RUN((form)->arithmetic, type, 0); \
+    }
+
+#endif

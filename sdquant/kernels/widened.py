@@ -1,0 +1,75 @@
+"""Exact products in float32, also of 16-bit activations, on processors that have no instructions for those.
+
+torch multiplies bfloat16 there as it can: with AVX2 alone it takes three to four times as long as with the same numbers
+in float32 (bench/results/linear-avx2.json). So weights are decoded, rounded to the activations' dtype as ever, and
+multiplied as float32; sums are rounded once, at the end. A part of the weight is decoded at a time, so that it stays in
+the cache, and a part of the activations widened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .native import isa
+
+# Weights that are decoded at a time for each thread, in rows of them: 4 MB; and more with more than so many rows of
+# activations, which torch lays out anew for each part of the weight.
+WEIGHTS, FEW = 1 << 20, 64
+ROWS = 1024  # of activations at a time
+CONVOLVED = 1 << 22  # weights of a convolution, which looks at all its inputs each time
+
+Rows = Callable[[int, int], Tensor]  # of start and stop: those rows of the weight, [stop - start, columns], float32
+
+
+@cache
+def pays(dtype: torch.dtype) -> bool:
+    """Whether this is the fastest exact way on this machine's CPU, for activations of `dtype`."""
+    if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
+        return True
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    supported = getattr(torch.ops.mkldnn, known, None) if known is not None else None
+    return isa() is None and supported is not None and not supported()
+
+
+def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
+    """x [..., columns] times the transposed weight, and the bias [rows]: [..., rows] in x's dtype."""
+    columns = x.shape[-1]
+    flat = x.reshape(-1, columns)
+    out = torch.empty(len(flat), rows, dtype=x.dtype)
+    added = None if bias is None else bias.float()
+    for some in range(0, len(flat), ROWS):
+        wide = flat[some : some + ROWS].float()
+        each = WEIGHTS * torch.get_num_threads() * max(len(wide) // FEW, 1) // columns
+        for start, stop in _tiles(rows, each):
+            done = F.linear(wide, weight(start, stop), None if added is None else added[start:stop])
+            out[some : some + ROWS, start:stop] = done
+    return out.view(*x.shape[:-1], rows)
+
+
+def convolve(
+    x: Tensor, bias: Tensor | None, shape: tuple[int, ...], groups: int, weight: Rows, run: Callable[..., Tensor]
+) -> Tensor:
+    """x [b, in, ...] convolved with the weight [*shape], and the bias: [b, out, ...] in x's dtype.
+
+    Args:
+        run: the convolution, of an input, a weight, which may be that of some of the outputs, and a bias.
+    """
+    wide, added = x.float(), None if bias is None else bias.float()
+    each = CONVOLVED // math.prod(shape[1:]) if groups == 1 else shape[0]
+    parts = [
+        run(wide, weight(start, stop).view(-1, *shape[1:]), None if added is None else added[start:stop]).to(x.dtype)
+        for start, stop in _tiles(shape[0], each)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _tiles(rows: int, each: int) -> Iterator[tuple[int, int]]:
+    each = max(32, each // 32 * 32)
+    for start in range(0, rows, each):
+        yield start, min(start + each, rows)

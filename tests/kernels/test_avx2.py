@@ -1,0 +1,96 @@
+"""Products by the kernels for AVX2, on any machine that has it: numbers of rows and columns at which they change their
+way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sdquant import backends
+from sdquant.kernels import native
+from sdquant.kernels.native.reader import Native
+
+# Bytes, nibbles in both orders, planes, blocks, groups of one row and of several, scales with shifts and zero points.
+SCHEMES = (
+    "nf4", "fp4,block_size=4096", "qint4", "qint8", "bnb-int8", "int8", "int4_sym", "int4",
+    "sdnq-uint4", "q8_0", "q4_k", "qint3",
+)  # fmt: skip
+# Up to 8 rows weights are never in memory; four and three rows are worked on at once, 64 before the next.
+ROWS = (1, 2, 3, 4, 5, 8, 9, 11, 64, 65)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def avx2() -> Iterator[None]:
+    extension: Any = native.extension()
+    if extension is None or not extension.choose("avx2"):
+        pytest.skip("no kernels for AVX2 here")
+    yield
+    extension.choose("")
+
+
+def close(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Within sums in float32 and one rounding."""
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    sizes = F.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
+    allowed = torch.finfo(got.dtype).eps * exact.abs() + 1e-5 * sizes
+    return bool(((got.double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", SCHEMES)
+def test_rows(text: str, dtype: torch.dtype) -> None:
+    """Of 1792 columns, which are worked on in three parts of which the last is shorter, and 50 rows of weights."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(50, 1792).to(dtype), torch.randn(50).to(dtype)
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    packed = backend.encode(weight, spec)
+    form, decoded, reader = backend.form(packed), backend.decode(packed, dtype), Native()
+    assert form is not None and reader.reads(form, packed.parts, dtype)
+    for m in ROWS:
+        x = torch.randn(m, 1792).to(dtype)
+        out = torch.full((m, 50), torch.nan, dtype=dtype)
+        reader.product(form, packed.parts, x, bias, out)
+        assert close(out, x, decoded, bias), m
+
+
+@pytest.mark.parametrize("columns", [64, 192, 200, 768, 832, 3072])
+@pytest.mark.parametrize("text", ["qint8", "int4_sym,group_size=-1"])
+def test_columns(text: str, columns: int) -> None:
+    """With 3072 columns activations of 40 rows do not fit the second cache whole."""
+    torch.manual_seed(0)
+    weight = torch.randn(37, columns).bfloat16()
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    packed = backend.encode(weight, spec)
+    form, decoded = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    assert form is not None
+    for m in (1, 7, 40):
+        x = torch.randn(m, columns).bfloat16()
+        out = torch.full((m, 37), torch.nan, dtype=torch.bfloat16)
+        Native().product(form, packed.parts, x, None, out)
+        assert close(out, x, decoded, torch.zeros(37)), m
+
+
+def test_scales_that_are_no_numbers() -> None:
+    """Rounding has a shorter way for groups whose weights cannot be NaN."""
+    spec = backends.parse("qint8")
+    backend = backends.get(spec.scheme.backend)
+    packed = backend.encode(torch.randn(16, 128).bfloat16(), spec)
+    packed.parts["scale"][3], packed.parts["scale"][5] = torch.nan, torch.inf
+    form, decoded = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    assert form is not None
+    for m in (1, 12):
+        x = torch.rand(m, 128).bfloat16() + 1
+        out = torch.empty(m, 16, dtype=torch.bfloat16)
+        Native().product(form, packed.parts, x, None, out)
+        wanted = F.linear(x.float(), decoded.float())
+        assert torch.equal(out.isfinite(), wanted.isfinite()) and not out[:, 3].isfinite().any()
+        fine = [row for row in range(16) if row not in (3, 5)]
+        assert close(out[:, fine], x, decoded[fine], torch.zeros(14))

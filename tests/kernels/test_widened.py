@@ -1,0 +1,127 @@
+"""Products in float32 for processors without instructions for 16-bit floats, here on any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sdquant import backends
+from sdquant.kernels import choice, native, widened
+from sdquant.layers import quantized_layer
+
+# Planes, nibbles, bytes, blocks that rows are whole of, a packing that the C code has no table for.
+SCHEMES = ("nf4", "qint4", "qint8", "qint3", "q8_0", "q4_k", "sdnq-uint4", "fp8")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ISAS = tuple(name for name in ("avx2", "portable") if native.extension() and native.extension().choose(name))  # type: ignore[union-attr]
+if native.extension() is not None:
+    native.extension().choose("")  # type: ignore[union-attr]
+
+
+@pytest.fixture(autouse=True, params=[*ISAS, "torch"])
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As on a machine where this is the way, in small pieces, with the kernels of an instruction set or none."""
+    monkeypatch.setattr(widened, "pays", lambda dtype: True)
+    monkeypatch.setattr(widened, "WEIGHTS", 1 << 12)
+    monkeypatch.setattr(widened, "FEW", 4)
+    monkeypatch.setattr(widened, "CONVOLVED", 1 << 13)
+    monkeypatch.setattr(widened, "ROWS", 7)
+    readers = choice.readers
+    wanted = request.param
+    if wanted == "torch":
+        monkeypatch.setattr(choice, "readers", lambda device: ())
+    else:
+        native.extension().choose(wanted)  # type: ignore[union-attr]
+        monkeypatch.setattr(choice, "readers", readers)
+    monkeypatch.setattr(choice, "_ways", {})
+    monkeypatch.setattr(choice, "_verdicts", {})
+    way = choice.way
+    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=0))
+    yield wanted
+    if wanted != "torch":
+        native.extension().choose("")  # type: ignore[union-attr]
+
+
+def packed_of(scheme: str, weight: Tensor) -> Any:
+    spec = backends.parse(scheme)
+    return backends.get(spec.scheme.backend).encode(weight, spec)
+
+
+def unpacked(layer: Any) -> Tensor:
+    """The float weight, by the backend."""
+    return backends.of_scheme(layer.packed.spec.scheme).decode(layer.packed, layer.compute_dtype)
+
+
+def close(got: Tensor, exact: Tensor, sizes: Tensor) -> bool:
+    """Within sums in float32 and one rounding."""
+    allowed = torch.finfo(got.dtype).eps * exact.abs() + 1e-5 * sizes
+    return bool(((got.double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_linear(scheme: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 200, dtype=dtype)
+    mine = quantized_layer(layer, packed_of(scheme, layer.weight.data))
+    weight = unpacked(mine).double()
+    x = torch.randn(3, 5, 256).to(dtype)
+    exact = F.linear(x.double(), weight, layer.bias.double())
+    with torch.no_grad():
+        got = mine(x)
+    assert got.dtype == dtype and got.shape == exact.shape
+    assert close(got, exact, F.linear(x.double().abs(), weight.abs(), layer.bias.double().abs()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("scheme", "groups"), [("nf4", 1), ("q8_0", 1), ("qint8", 2), ("int8", 1)])
+def test_convolution(scheme: str, groups: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(64, 96, 3, padding=1, stride=2, groups=groups, dtype=dtype)
+    mine = quantized_layer(layer, packed_of(scheme, layer.weight.data))
+    weight = unpacked(mine).double()
+    x = torch.randn(2, 64, 9, 9).to(dtype)
+    run = {"stride": 2, "padding": 1, "groups": groups}
+    exact = F.conv2d(x.double(), weight, layer.bias.double(), **run)
+    with torch.no_grad():
+        got = mine(x)
+    assert got.dtype == dtype
+    assert close(got, exact, F.conv2d(x.double().abs(), weight.abs(), layer.bias.double().abs(), **run))
+
+
+def test_no_rows_and_rows_that_are_no_whole_blocks() -> None:
+    layer = nn.Linear(320, 64, bias=False, dtype=torch.bfloat16)  # in blocks of 256
+    mine = quantized_layer(layer, packed_of("q4_k", layer.weight.data))
+    x = torch.randn(9, 320).bfloat16()
+    with torch.no_grad():
+        assert mine(x[:0]).shape == (0, 64)
+        exact, sizes = (F.linear(f(x.double()), f(unpacked(mine).double())) for f in (lambda t: t, torch.abs))
+        assert close(mine(x), exact, sizes)
+
+
+def test_rows_that_are_wrong_are_noticed(here: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """The check at first use: torch decodes then."""
+    if here == "torch":
+        pytest.skip("no kernels to be wrong")
+    (reader, *_) = choice.readers("cpu")
+    rounded = type(reader).rounded
+
+    def wrong(self: Any, *args: Any) -> bool:
+        done = rounded(self, *args)
+        args[-1].mul_(1.5)
+        return done
+
+    monkeypatch.setattr(type(reader), "rounded", wrong)
+    layer = nn.Linear(256, 64, dtype=torch.bfloat16)
+    mine = quantized_layer(layer, packed_of("nf4", layer.weight.data))
+    x = torch.randn(5, 256).bfloat16()
+    with torch.no_grad():
+        got = mine(x)
+    assert "it rounds to other numbers" in caplog.text
+    exact, sizes = (
+        F.linear(f(x.double()), f(unpacked(mine).double()), f(layer.bias.double())) for f in (lambda t: t, torch.abs)
+    )
+    assert close(got, exact, sizes)
