@@ -17,7 +17,7 @@ setup(
             sources=sorted(map(str, FOLDER.glob("*.c"))),
             depends=sorted(map(str, FOLDER.glob("*.h"))),
             # A product and a sum round one by one, except where the code says so.
-            extra_compile_args=["-O3", "-ffp-contract=off"],
+            extra_compile_args=["-O3", "-ffp-contract=off", "-g0"],
             py_limited_api=True,
             optional=True,
         )

@@ -3,6 +3,7 @@
 #define SDQUANT_AVX2_FEW_H
 
 #include "avx2_steps.h"
+#include "blocks.h"
 
 enum {
     FEWEST = 8, /* rows of activations */
@@ -56,6 +57,10 @@ INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn,
         } \
         for (int j = 0; j < m; j++) sums[j] += sum8(_mm256_add_ps(sum[j][0], sum[j][1])); \
     } \
+    BY_ROWS(name)
+
+/* The function of any number of rows from `name`_of, which is made for each. */
+#define BY_ROWS(name) \
     static void name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x, \
                      int64_t stride, int m, float *sums) { \
         switch (m) { \
@@ -141,12 +146,40 @@ INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Steps *ste
 #undef RUN
 }
 
+/* GGUF's blocks. */
+INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
+                          int64_t stride, int m, float *sums) {
+    __m256 sum[FEWEST][2];
+    unpacked block;
+    int bytes;
+    Unpack *unpack = avx2_unpack(form, &bytes);
+    const uint8_t *from = parts->codes + first / form->group * bytes;
+    for (int i = 0; i < 16; i++) block.shift[i] = -0.0f;
+    for (int j = 0; j < m; j++) sum[j][0] = sum[j][1] = _mm256_setzero_ps();
+    for (; count > 0; count -= form->group, from += bytes) {
+        for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
+        unpack(from, &block, (const int8_t *)parts->zeros);
+        for (int64_t i = 0; i < form->group; i += 16, x += 16) {
+            const __m256 scale = _mm256_set1_ps(block.scale[i / 16]), shift = _mm256_set1_ps(block.shift[i / 16]);
+            for (int k = 0; k < 2; k++) {
+                const __m128i codes = _mm_loadl_epi64((const __m128i *)(block.codes + i + 8 * k));
+                const __m256 numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+                const __m256 weights = rounded8(_mm256_fmadd_ps(numbers, scale, shift), type, 1);
+                add(weights, x + 8 * k, stride, m, k, sum);
+            }
+        }
+    }
+    for (int j = 0; j < m; j++) sums[j] += sum8(_mm256_add_ps(sum[j][0], sum[j][1]));
+}
+
+BY_ROWS(dot_blocks)
 BY_GROUPS(dot_nibbles, unit_of_nibbles)
 BY_GROUPS(dot_planes, unit_of_planes)
 BY_GROUPS(dot_bytes, unit_of_bytes)
 
 /* The function for such weights; NULL where there is none. */
 INLINE DotFew *dotter_avx2(const Form *form) {
+    if (form->packing > CODED) return dot_blocks;
     if (form->taps > 1 || form->columns % UNIT || form->group % UNIT) return 0;
     switch (form->packing) {
     case NIBBLES_LOW: return dot_nibbles;

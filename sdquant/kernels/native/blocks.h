@@ -19,11 +19,21 @@
 #define BLOCK_PACKING(name, weights, bytes) PACKING_##name,
 enum { BEFORE_BLOCKS = CODED, BLOCK_TYPES(BLOCK_PACKING) };
 
+/* A block of any type: its codes as signed bytes, and what every sixteen of them are scaled and shifted by. */
+typedef struct {
+    int8_t codes[256];
+    float scale[16], shift[16];
+} unpacked;
+
 /* The decoder of a form in one instruction set; NULL for a form that is no block type. `Parts.zeros` is the grid of a
    type that has one: its table of rows of small weights, int8. */
 Decode *portable_blocks(const Form *form);
 Decode *avx2_blocks(const Form *form);
 Decode *avx512_blocks(const Form *form);
+
+/* A block at `from` unpacked, `grid` as in `Parts.zeros`. Types without shifts leave those as they are. */
+typedef void Unpack(const uint8_t *from, unpacked *out, const int8_t *grid);
+Unpack *avx2_unpack(const Form *form, int *bytes); /* NULL as above; else the bytes of a block too */
 
 /* The public function of an instruction set, from DECODER(name), its decoder of a type. A form whose groups are no
    blocks is refused. */

@@ -56,6 +56,22 @@ static inline void finish(const unpacked *from, int count, Type type, void *out)
 #define FINISH finish
 #define BLOCKS avx2_blocks
 #include "blocks_portable.h"
+
+#define DEFINE_UNPACK(name, weights, bytes) \
+    static void name##_unpacked(const uint8_t *from, unpacked *out, const int8_t *grid) { unpack_##name(from, out, grid); }
+BLOCK_TYPES(DEFINE_UNPACK)
+
+#define UNPACK_ROW(name, weights, bytes) {PACKING_##name, weights, bytes, name##_unpacked},
+
+Unpack *avx2_unpack(const Form *form, int *bytes) {
+    static const struct { int packing, weights, bytes; Unpack *unpack; } rows[] = {BLOCK_TYPES(UNPACK_ROW)};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].packing == (int)form->packing && rows[i].weights == form->group) {
+            *bytes = rows[i].bytes;
+            return rows[i].unpack;
+        }
+    return 0;
+}
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -10,11 +10,6 @@
 
 #include "blocks.h"
 
-typedef struct {
-    int8_t codes[256];
-    float scale[16], shift[16];
-} unpacked;
-
 #define ONES 0x0101010101010101u
 #define UNPACK(name) static inline void unpack_##name(const uint8_t *b, unpacked *out, const int8_t *grid)
 
