@@ -76,8 +76,9 @@ class Scheme:
         bits: nominal bits of one code, scales not counted.
         summary: one line for help and tables.
         group: how many weights share a scale; None where a whole output row does.
-        runtimes: what can run it, the default first: "library" (the library's own modules), "plain" (sdquant's) or
-            "openvino" (a whole component at once).
+        runtimes: what can run it: "library" (the library's own modules), "plain" (sdquant's) or "openvino" (a whole
+            component at once). The first says which weights are quantized where none is asked for, and is the default
+            where `compat.runtimes` knows of no faster one.
         library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
             for these and for "embedding".
         on_the_fly: whether float weights can be quantized to it while or after loading.

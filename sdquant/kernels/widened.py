@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -43,12 +44,13 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
     flat = x.reshape(-1, columns)
     out = torch.empty(len(flat), rows, dtype=x.dtype)
     added = None if bias is None else bias.float()
-    for some in range(0, len(flat), ROWS):
-        wide = flat[some : some + ROWS].float()
-        each = WEIGHTS * torch.get_num_threads() * max(len(wide) // FEW, 1) // columns
-        for start, stop in _tiles(rows, each):
-            done = F.linear(wide, weight(start, stop), None if added is None else added[start:stop])
-            out[some : some + ROWS, start:stop] = done
+    with _as_they_are():
+        for some in range(0, len(flat), ROWS):
+            wide = flat[some : some + ROWS].float()
+            each = WEIGHTS * torch.get_num_threads() * max(len(wide) // FEW, 1) // columns
+            for start, stop in _tiles(rows, each):
+                done = F.linear(wide, weight(start, stop), None if added is None else added[start:stop])
+                out[some : some + ROWS, start:stop] = done
     return out.view(*x.shape[:-1], rows)
 
 
@@ -62,11 +64,19 @@ def convolve(
     """
     wide, added = x.float(), None if bias is None else bias.float()
     each = CONVOLVED // math.prod(shape[1:]) if groups == 1 else shape[0]
-    parts = [
-        run(wide, weight(start, stop).view(-1, *shape[1:]), None if added is None else added[start:stop]).to(x.dtype)
-        for start, stop in _tiles(shape[0], each)
-    ]
+    with _as_they_are():
+        parts = [
+            run(wide, weight(start, stop).view(-1, *shape[1:]), None if added is None else added[start:stop]).to(
+                x.dtype
+            )
+            for start, stop in _tiles(shape[0], each)
+        ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _as_they_are() -> AbstractContextManager[object]:
+    """Without autocast, which would have torch multiply in 16 bits after all."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def _tiles(rows: int, each: int) -> Iterator[tuple[int, int]]:

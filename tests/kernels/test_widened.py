@@ -92,6 +92,18 @@ def test_convolution(scheme: str, groups: int, dtype: torch.dtype) -> None:
     assert close(got, exact, F.conv2d(x.double().abs(), weight.abs(), layer.bias.double().abs(), **run))
 
 
+def test_autocast_changes_nothing() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 256).bfloat16()
+    linear, convolution = nn.Linear(256, 64, dtype=torch.bfloat16), nn.Conv2d(64, 32, 3, dtype=torch.bfloat16)
+    for layer, shape in ((linear, (9, 256)), (convolution, (1, 64, 6, 6))):
+        mine = quantized_layer(layer, packed_of("nf4", layer.weight.data))
+        with torch.no_grad():
+            wanted = mine(x.view(shape))
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(mine(x.view(shape)), wanted)
+
+
 def test_no_rows_and_rows_that_are_no_whole_blocks() -> None:
     layer = nn.Linear(320, 64, bias=False, dtype=torch.bfloat16)  # in blocks of 256
     mine = quantized_layer(layer, packed_of("q4_k", layer.weight.data))

@@ -73,6 +73,8 @@ INLINE __m256 weights8(const Steps *steps, __m256 values, Type arithmetic, Type 
         RUN(F32, BF16, 1); \
     } else if ((type) == BF16 && (steps).finite && (form)->arithmetic == BF16) { \
         RUN(BF16, BF16, 1); \
+    } else if ((type) == BF16 && (steps).finite && (form)->arithmetic == F16) { \
+        RUN(F16, BF16, 1); \
     } else if ((type) == F32 && (form)->arithmetic == F32) { \
         RUN(F32, F32, 0); \
     } else { \
