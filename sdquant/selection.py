@@ -65,7 +65,7 @@ def select(
         elif library_floats.matched(name.removesuffix(".weight"), floats):
             kept[name] = library_floats.why_kept(spec)
         elif kind != "embedding" and kind not in kinds:  # tables are plain layers in every runtime
-            kept[name] = f"{backend.title} has no module for {kind} layers (runtime=plain has)"
+            kept[name] = f"{backend.title} has no module for {kind} layers; runtime=plain, named, quantizes them"
         else:
             try:
                 layout = backend.layout(spec.of(name, shape), shape, dtype)

@@ -25,6 +25,7 @@ WEIGHTS, FEW = 1 << 20, 64
 ROWS = 1024  # of activations at a time
 CONVOLVED = 1 << 22  # weights of a convolution, which looks at all its inputs each time
 
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 Rows = Callable[[int, int], Tensor]  # of start and stop: those rows of the weight, [stop - start, columns], float32
 
 
@@ -32,7 +33,7 @@ Rows = Callable[[int, int], Tensor]  # of start and stop: those rows of the weig
 def pays(dtype: torch.dtype) -> bool:
     """Whether this is the fastest exact way on this machine's CPU, for activations of `dtype`."""
     if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
-        return True
+        return dtype in _FLOATS
     known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
     supported = getattr(torch.ops.mkldnn, known, None) if known is not None else None
     return isa() is None and supported is not None and not supported()

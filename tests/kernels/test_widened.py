@@ -92,6 +92,17 @@ def test_convolution(scheme: str, groups: int, dtype: torch.dtype) -> None:
     assert close(got, exact, F.conv2d(x.double().abs(), weight.abs(), layer.bias.double().abs(), **run))
 
 
+def test_for_which_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for those that float32 cannot hold."""
+    monkeypatch.undo()
+    for name, wanted in (("avx2", True), ("amx", False), ("avx512bf16", False), ("portable", False)):
+        monkeypatch.setattr(widened, "isa", lambda name=name: name)
+        widened.pays.cache_clear()
+        assert [widened.pays(dtype) for dtype in DTYPES] == [wanted] * 3
+        assert not widened.pays(torch.float64)
+    widened.pays.cache_clear()
+
+
 def test_autocast_changes_nothing() -> None:
     torch.manual_seed(0)
     x = torch.randn(9, 256).bfloat16()
