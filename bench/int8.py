@@ -8,7 +8,7 @@ What is run is kept: bench/results/int8.json, and int8-sdxl-INSTRUCTIONS.json of
 
 Errors are against the unquantized model in its own dtype. For the time, every shape of layer that a step has runs by
 itself with random numbers, bf16 and int8_sym with compute="int8" in turns, CPU time of one thread, medians; times are
-multiplied by how often the shape occurs, which a run on the meta device counts. Attention and norms are those of bf16.
+multiplied by how often the shape occurs, which a run on the meta device counts. Norms are those of bf16.
 Times of single linear layers are in bench.linear (--integers).
 """
 
@@ -29,6 +29,7 @@ from torch import nn
 from bench._results import write
 from bench.fidelity import one_step
 from sdquant import backends, demo, load_model
+from sdquant.kernels.attention import attended
 from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 
@@ -147,21 +148,39 @@ def layer_times(shape: tuple[Any, ...]) -> dict[str, float]:
     return medians({"bf16": lambda: module(x), "int8": lambda: layer(x)})
 
 
-def others() -> dict[str, float]:
-    """Seconds of what stays as it is, in a step: attention, norms and gated units."""
-    f, half = nn.functional, torch.bfloat16
-    total: dict[str, float] = {"attention": 0.0, "norms and gates": 0.0}
-    attention = ((10, 4096, 4096, 10), (10, 4096, 77, 10), (20, 1024, 1024, 60), (20, 1024, 77, 60))
-    for heads, length, of, times in attention:
-        q, k = torch.randn(1, heads, length, 64, dtype=half), torch.randn(1, heads, of, 64, dtype=half)
-        once = medians({"": lambda q=q, k=k: f.scaled_dot_product_attention(q, k, k)}, 3)  # type: ignore[misc]
-        total["attention"] += times * once[""]
+def attention() -> dict[str, float]:
+    """bf16's and int8's seconds in a step."""
+    total = {"bf16": 0.0, "int8": 0.0}
+    for heads, length, of, times in (
+        (10, 4096, 4096, 10),
+        (10, 4096, 77, 10),
+        (20, 1024, 1024, 60),
+        (20, 1024, 77, 60),
+    ):
+        # In memory as projections leave them.
+        q, k = (torch.randn(1, n, heads, 64).bfloat16().transpose(1, 2) for n in (length, of))
+
+        def plain(q: torch.Tensor = q, k: torch.Tensor = k) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, k)
+
+        def own(q: torch.Tensor = q, k: torch.Tensor = k) -> torch.Tensor:
+            found = attended(q, k, k)
+            return plain(q, k) if found is None else found
+
+        for name, seconds in medians({"bf16": plain, "int8": own}, 3).items():
+            total[name] += times * seconds
+    return total
+
+
+def others() -> float:
+    """Seconds of what stays as it is, in a step: norms and gated units."""
+    f, half, total = nn.functional, torch.bfloat16, 0.0
     for channels, size, times in ((320, 128, 10), (640, 64, 16), (1280, 32, 14), (960, 128, 2)):
         x, group = torch.randn(1, channels, size, size, dtype=half), nn.GroupNorm(32, channels, dtype=half)
-        total["norms and gates"] += times * medians({"": lambda x=x, g=group: f.silu(g(x))}, 3)[""]  # type: ignore[misc]
+        total += times * medians({"": lambda x=x, g=group: f.silu(g(x))}, 3)[""]  # type: ignore[misc]
     for width, length, times in ((640, 4096, 30), (1280, 1024, 180)):
         x, norm = torch.randn(1, length, width, dtype=half), nn.LayerNorm(width, dtype=half)
-        total["norms and gates"] += times * medians({"": lambda x=x, n=norm: n(x) + x}, 3)[""]  # type: ignore[misc]
+        total += times * medians({"": lambda x=x, n=norm: n(x) + x}, 3)[""]  # type: ignore[misc]
     for width, length, times in ((2560, 4096, 10), (5120, 1024, 60)):
         x = torch.randn(1, length, 2 * width, dtype=half)
 
@@ -169,7 +188,7 @@ def others() -> dict[str, float]:
             a, b = x.chunk(2, -1)
             return a * f.gelu(b)
 
-        total["norms and gates"] += times * medians({"": gate}, 3)[""]
+        total += times * medians({"": gate}, 3)[""]
     return total
 
 
@@ -182,7 +201,8 @@ def sdxl() -> list[dict[str, Any]]:
         part = total.setdefault("linears" if shape[0] == "linear" else "convolutions", {"bf16": 0.0, "int8": 0.0})
         for name, seconds in found.items():
             part[name] += times * seconds
-    total |= {name: {"bf16": seconds, "int8": seconds} for name, seconds in others().items()}
+    same = others()
+    total |= {"attention": attention(), "norms and gates": {"bf16": same, "int8": same}}
     total["step"] = {way: sum(part[way] for part in total.values()) for way in ("bf16", "int8")}
     return [
         {

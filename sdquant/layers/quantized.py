@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
-from ..kernels import choice, ops
+from ..kernels import choice, int8, ops
 from ..kernels.scratch import scratch
 from ..rows import take
+from . import attention
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
@@ -396,8 +397,10 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
 def set_compute(model: nn.Module, compute: str | None) -> None:
     """Have the quantized layers of a model compute as asked: "int8", "fp8", or None or "float" for as they are stored.
 
-    Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings.
+    Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings. With "int8"
+    attention, too, is computed by the fastest kernel that there is: see `attention`.
     """
+    attention.ask(model, compute == int8.NAME)
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
             layer.compute = None if compute == "float" else compute

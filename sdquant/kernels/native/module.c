@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "form.h"
+#include "module_attention.h"
 #include "module_int8.h"
 
 static const char FORM[] = "sdquant.kernels.native.Form";
@@ -245,6 +246,7 @@ static PyMethodDef METHODS[] = {
      "choose(name)\n--\n\nRun the kernels of an instruction set, \"\" for the best; False where the machine lacks it.\n"
      "Forms that were made before stay with what they were checked against."},
     INT8_METHODS,
+    ATTENTION_METHODS,
     {NULL, NULL, 0, NULL},
 };
 

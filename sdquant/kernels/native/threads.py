@@ -15,13 +15,13 @@ ALONE = 2 * _LARGE  # so many are left to one thread
 _STEP = 32  # rows: so that no two threads write into one cache line, and panels are full
 
 
-def over_rows(rows: int, work: int, run: Callable[[int, int], Any]) -> None:
-    """`run(start, stop)` for all rows. `work`: multiplications for each row."""
-    count = min(torch.get_num_threads(), rows * work // _LARGE, rows // _STEP)
+def over_rows(rows: int, work: int, run: Callable[[int, int], Any], step: int = _STEP) -> None:
+    """`run(start, stop)` for all rows, `step` or a multiple of it at a time. `work`: multiplications for each row."""
+    count = min(torch.get_num_threads(), rows * work // _LARGE, rows // step)
     if count < 2:
         run(0, rows)
         return
-    share = -(-rows // (count * _STEP)) * _STEP
+    share = -(-rows // (count * step)) * step
     spans = [(start, min(start + share, rows)) for start in range(0, rows, share)]
     others = [_pool(os.getpid(), count - 1).submit(run, *span) for span in spans[1:]]
     try:

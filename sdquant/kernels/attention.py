@@ -1,0 +1,61 @@
+"""Attention with `compute="int8"`: torch's, or, where there is a faster kernel, that one in the same precision.
+
+The kernel for processors with AMX multiplies bf16 with sums in float32 and rounds the shares to bf16, as torch's does;
+its error is torch's, too. With integers for nearly all other products of a step, torch's attention would take a third
+of what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .native import attention as native
+
+log = logging.getLogger(__name__)
+
+
+def attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """What `scaled_dot_product_attention` would give for the same arguments; None where torch is to do it."""
+    given = (query, key, value)
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa or not native.reads(*given):
+        return None
+    if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+        return None
+    if not _sound():
+        return None
+    return native.attend(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+@cache
+def _sound() -> bool:
+    """Whether the kernel is right on this machine: asked once, before its results are used."""
+    with torch.no_grad():
+        q = torch.linspace(-3, 3, 2 * 3 * 37 * 40).sin().view(2, 3, 37, 40).bfloat16()
+        k = torch.linspace(-5, 9, 2 * 3 * 301 * 40).cos().view(2, 3, 301, 40).bfloat16()
+        v = torch.linspace(0, 99, 2 * 3 * 301 * 40).sin().view(2, 3, 301, 40).bfloat16()
+        found = native.attend(q, k, v, 0.5).float()
+        wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
+    good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())
+    if not good:
+        log.warning("The %s kernel for attention is not used: its results are wrong. Torch's is.", "amx")
+    return good
+
+
+def replacement(func: Any) -> Any | None:
+    """What is asked before `func`, a function of torch; None: nothing is."""
+    return attended if func is F.scaled_dot_product_attention else None
