@@ -131,7 +131,7 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     )  # fmt: skip
     modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
     rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
-    traced = _traced(rows[0])
+    traced = networks.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
     times = [foreseeing.step(row.plan, traced, here.native) for row in rows]
     ways = [_Way(row, mode, room, time) for row, time in zip(rows, times, strict=True) for mode in row.verdicts]
@@ -174,14 +174,6 @@ def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
         if said in GOOD or (said == "untested" and any(found for _, found, _ in used)):
             verdicts[mode] = said
     return Candidate(schemes={}, plan=made, noise=0.0, worst=None, verdicts=verdicts)
-
-
-def _traced(found: Candidate) -> Mapping[str, Trace | None]:
-    """What the model's calls take and compute, however it is quantized."""
-    try:
-        return networks.trace(found.plan)
-    except SdquantError:  # which loading will raise again, with better words than these
-        return {}
 
 
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:

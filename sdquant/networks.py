@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from . import activations, backends, components, loader
+from .errors import SdquantError
 from .offload.store import aligned
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def trace(
     components.check_pipeline(folder)
     pipe = components.pipeline(folder, {name: one.module for name, one in networks.items()})
     return activations.traces(pipe, width=width, height=height)
+
+
+def trace_if_sound(made: Plan) -> dict[str, Trace | None]:
+    """`trace`; nothing of a model that cannot be used, for which loading has better words."""
+    try:
+        return trace(made)
+    except SdquantError:
+        return {}
 
 
 def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
