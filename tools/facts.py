@@ -39,8 +39,9 @@ def facts(root: Path = ROOT) -> list[dict[str, Any]]:
                 if row.get("seconds"):
                     groups.setdefault(key, {}).setdefault((row["name"], row["case"]), row)
     return [
-        {"isa": isa, "kind": kind, "dtype": dtype, **_table(SMALL[kind], list(rows.values()))}
+        {"isa": isa, "kind": kind, "dtype": dtype, **table}
         for (isa, kind, dtype), rows in sorted(groups.items())
+        if len((table := _table(SMALL[kind], list(rows.values())))["rows"]) > 1  # of one point nothing follows
     ]
 
 
