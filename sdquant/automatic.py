@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import foreseeing, memory, networks, peaks, planner, preparation
+from . import foreseeing, memory, networks, openvino_runtime, peaks, planner, preparation
 from . import machine as machines
 from .allowance import allowance
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
@@ -198,16 +198,16 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
 
 def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
     """Whether the weights that are on the device at once fit. By group and by leaf that is known only from the modules:
-    on the CPU some stay in memory, as they cannot be read from a file."""
-    if way.offload not in ("group", "sequential"):
+    on the CPU some stay in memory, as they cannot be read from a file; and so it is with what OpenVINO holds twice."""
+    compiled = any(part.runtime == openvino_runtime.NAME for part in way.candidate.plan.components)
+    if way.offload not in ("group", "sequential") and not compiled:
         return True
     try:
-        held = peaks.predict(
-            dataclasses.replace(way.candidate.plan, offload=way.offload), traced=traced or None
-        ).weights
+        plan = dataclasses.replace(way.candidate.plan, offload=way.offload)
+        peak = peaks.predict(plan, traced=traced or None)
     except SdquantError:  # which loading will raise again, with better words than these
         return True
-    return held <= way.left
+    return peak.weights + peak.copied <= way.left
 
 
 def _asked(asked: Request) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import activations, backends, components, loader
+from . import activations, backends, components, loader, openvino_runtime
 from .errors import SdquantError
 from .offload.store import aligned
+from .openvino_runtime import memory
 
 if TYPE_CHECKING:
     from .activations import Trace
@@ -35,8 +36,31 @@ class Network:
     @property
     def scratch(self) -> int:
         """Bytes of its largest quantized weight, decoded. Plain layers keep the buffer, libraries give theirs back."""
+        if self._compiled:
+            return 0  # it decodes in what `copied` counts
+        return max((weight.bytes_bf16 // 2 * self._itemsize for weight in self.plan.weights), default=0)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of a compiled model's own copy of the weights."""
+        if not self._compiled:
+            return 0
+        shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
+        known = frozenset(shapes)
+        held = [
+            memory.Held(w.bytes, backends.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name])
+            for w in self.plan.weights
+        ]
+        return memory.copied(held, self._itemsize)
+
+    @property
+    def _compiled(self) -> bool:
+        return self.plan.runtime == openvino_runtime.NAME
+
+    @property
+    def _itemsize(self) -> int:
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.bfloat16)
-        return max((weight.bytes_bf16 // 2 * dtype.itemsize for weight in self.plan.weights), default=0)
+        return dtype.itemsize
 
     @property
     def wrapped(self) -> bool:

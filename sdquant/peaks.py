@@ -48,6 +48,7 @@ class Peak:
             on the device with its activations. Without activations where they cannot be told.
         parts: by component, in the order in which they run: its activations.
         budget: what balanced offload keeps to.
+        copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
     """
 
     weights: int
@@ -56,6 +57,7 @@ class Peak:
     bytes: int
     parts: Mapping[str, int | None] = field(default_factory=dict)
     budget: int | None = None
+    copied: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -82,6 +84,7 @@ def predict(
     most = max(known) if known else None
     kept = max((one.scratch for one in nets.values() if one.keeps), default=0)
     scratch = max((one.scratch for one in nets.values()), default=0)
+    copied = sum(one.copied for one in nets.values())  # the matrix allows no offload beside it
     device = torch.device(made.device)
     ordered = {name: nets[name] for name in parts}
     budget = None
@@ -96,9 +99,11 @@ def predict(
         weights=max(moments.values()),
         activations=most,
         scratch=scratch,
-        bytes=max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items()),
+        bytes=copied
+        + max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items()),
         parts=parts,
         budget=budget,
+        copied=copied,
     )
 
 

@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _peak(peak: Peak, device: str) -> str:
     """What is on the device at the most, in words."""
     parts = [f"{_shared.size(peak.weights)} of weights at once"]
+    if peak.copied:
+        parts.append(f"{_shared.size(peak.copied)} of OpenVINO's copy of them")
     if peak.scratch:
         parts.append(f"{_shared.size(peak.scratch)} for decoding them")
     if peak.activations is not None:
