@@ -51,12 +51,14 @@ INTEGERS = (
 )
 
 
-def variants(family: Family, floats: nn.Linear, integers: bool) -> dict[str, Run]:
+def variants(family: Family, floats: nn.Linear, integers: bool, alone: bool = False) -> dict[str, Run]:
     """What takes turns, by name."""
     held = packed(floats, family.scheme)
     made: dict[str, Run] = {PLAIN: floats, OURS: quantized_layer(floats, held)}
     if integers and family.scheme in INTEGERS:
         made[INTEGER] = quantized_layer(floats, held, compute="int8")
+    if alone:
+        return made
     for name, make in family.peers.items():
         run = make(floats, family.scheme)
         if run is not None:
@@ -97,15 +99,15 @@ def measured(runs: dict[str, Run], x: torch.Tensor, rounds: int, seconds: float)
 
 
 def rows_of(
-    family: Family, shape: str, dtype: str, counts: tuple[int, ...], integers: bool, seconds: float
+    family: Family, shape: str, dtype: str, counts: tuple[int, ...], integers: bool, seconds: float, alone: bool = False
 ) -> list[dict[str, Any]]:
-    """The rows of one format, shape and dtype."""
+    """The rows of one format, shape and dtype; `alone`: of no peer."""
     inputs, outputs = (int(n) for n in shape.split("x"))
     torch.manual_seed(0)
     floats = nn.Linear(inputs, outputs, bias=False, dtype=DTYPES[dtype])
     floats.weight.data.normal_(0, 0.02)
     floats.weight.requires_grad_(False)
-    runs = variants(family, floats, integers)
+    runs = variants(family, floats, integers, alone)
     made = []
     for count in counts:
         x = torch.randn(count, inputs).to(DTYPES[dtype])
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="these shapes alone, IN x OUT (repeat)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16", help="of activations and plain weights")
     parser.add_argument("--integers", action="store_true", help='compute="int8" as well')
+    parser.add_argument("--alone", action="store_true", help="without what else runs the format")
     parser.add_argument("--seconds", type=float, default=20.0, help="of one format, shape and number of rows, at most")
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
     parser.add_argument("--gates", action="store_true", help="measure nothing, judge what the file holds")
@@ -156,11 +159,13 @@ def main() -> None:
                     continue
                 print(family.scheme, flush=True)
                 for shape in args.shape or SHAPES:
-                    rows = rows_of(family, shape, args.dtype, tuple(args.rows or ROWS), args.integers, args.seconds)
+                    rows = rows_of(
+                        family, shape, args.dtype, tuple(args.rows or ROWS), args.integers, args.seconds, args.alone
+                    )
                     show(rows)
                     kept.update({(row["name"], row["case"]): row for row in rows})
                     gc.collect()
-                if args.dtype == "bf16" and not args.shape:
+                if args.dtype == "bf16" and not args.shape and not args.alone:
                     rows = overhead(family, args.seconds)
                     show(rows)
                     kept.update({(row["name"], row["case"]): row for row in rows})

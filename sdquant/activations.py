@@ -1,6 +1,7 @@
 """How much memory a network's temporaries take at the most, besides its weights, without weights and without memory.
 
     of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight
+    traces(pipe)                      the same, and what the calls compute (`work`)
     with measured(pipe) as peaks:     the same of what really runs, at the price of some microseconds an operation
         pipe("a handwritten seven")
 
@@ -14,6 +15,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from .offload import components_of
 from .offload.entry import ENTRIES, wrap
+from .work import Work, product
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +38,31 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A storage that an operation is given, and that none has made, was there before: weights and inputs. A view has the
     storage of what it views.
 
+    Args:
+        work: where what the operations compute is to be noted; None: nowhere.
+        names: of weights, by the address of their storage.
+
     Attributes:
         live, peak: bytes that are there now, and the most there were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work | None = None, names: Mapping[int, str] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live = self.peak = self._made = 0
+        self._work, self._names = work, names or {}
         self._known: dict[int, tuple[Any, int]] = {}  # by address: a weak reference, and the bytes that it counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             self._know(tensor, new=False)
-        out = func(*args, **kwargs)
+        out, before = func(*args, **kwargs), self._made
         for tensor in _tensors(out):
             self._know(tensor, new=True)
         self.peak = max(self.peak, self.live + _workspace(func, args))
+        if self._work is not None:
+            held = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
+            self._work.add(product(func, args, out, next(filter(None, held), None)), self._made - before)
         return out
 
     def _know(self, tensor: Tensor, *, new: bool) -> None:
@@ -62,6 +73,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nbytes = storage.nbytes() if new else 0
         self._known[key] = weakref.ref(storage, lambda _: self._gone(key)), nbytes
         self.live += nbytes
+        self._made += nbytes
         self.peak = max(self.peak, self.live)
 
     def _gone(self, key: int) -> None:
@@ -110,17 +122,42 @@ def peak_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: An
     return _Shapes(module).run(getattr(module, method), args, kwargs)[0]
 
 
+def work_of(module: nn.Module, *args: Any, **kwargs: Any) -> Work:
+    """What a call of the module computes. As `peak_of`."""
+    shapes = _Shapes(module)
+    shapes.run(module.forward, args, kwargs)
+    return shapes.work
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the calls of a component take and compute.
+
+    Attributes:
+        peak: bytes at the most besides its weights.
+        work: of all calls together.
+    """
+
+    peak: int
+    work: Work
+
+
 class _Shapes:
-    """A module's calls with tensors that have shapes and no values."""
+    """A module's calls with tensors that have shapes and no values.
+
+    Attributes:
+        work: of the calls so far.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.work = Work()
 
     def run(self, method: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, Any]:
         """The peak of a call, and its output as real tensors of zeros."""
         args, kwargs = tree_map_only(Tensor, self._shape, (args, kwargs))
-        with self._without_values(), torch.no_grad(), self._mode, Tracker() as tracker:
+        with self._without_values() as names, torch.no_grad(), self._mode, Tracker(self.work, names) as tracker:
             out = method(*args, **kwargs)
         zeros = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), out)
         return tracker.peak, zeros
@@ -130,10 +167,12 @@ class _Shapes:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     @contextmanager
-    def _without_values(self) -> Iterator[None]:
+    def _without_values(self) -> Iterator[dict[int, str]]:
+        """Shapes in the places of weights meanwhile; gives the weights' names by the address of the shapes' storage."""
         made: dict[int, Any] = {}  # what is tied stays tied
         before = []
-        for owner in self._module.modules():
+        names: dict[int, str] = {}
+        for path, owner in self._module.named_modules():
             each: tuple[Any, Any] = (owner._parameters, owner._buffers)
             for held in each:
                 for name, tensor in held.items():
@@ -145,8 +184,10 @@ class _Shapes:
                         is_weight = isinstance(tensor, nn.Parameter)
                         made[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
                     held[name] = made[id(tensor)]
+                    if tensor.dim() > 1:
+                        names.setdefault(held[name].untyped_storage()._cdata, f"{path}.{name}" if path else name)
         try:
-            yield
+            yield names
         finally:
             for held, name, tensor in before:
                 held[name] = tensor
@@ -155,7 +196,15 @@ class _Shapes:
 def of_pipeline(
     pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
 ) -> dict[str, int | None]:
-    """The peak of each component of a pipeline, in bytes, when one image is drawn; no weight is read.
+    """The peaks of `traces`, in bytes."""
+    found = traces(pipe, width=width, height=height, prompt=prompt)
+    return {name: None if one is None else one.peak for name, one in found.items()}
+
+
+def traces(
+    pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
+) -> dict[str, Trace | None]:
+    """What each component of a pipeline takes and computes when one image is drawn; no weight is read.
 
     The pipeline itself runs, with a step or two; its components' calls are traced, and return zeros.
 
@@ -164,19 +213,19 @@ def of_pipeline(
         width, height: in pixels; None for what the model was made for.
 
     Returns:
-        By component, in the order of their first calls; then those that were not called, with 0. None for all if one
-        looks at values, which are not there.
+        By component, in the order of their first calls; then those that were not called, with nothing. None for all if
+        one looks at values, which are not there.
     """
     from .drawing import draw
 
     parts = components_of(pipe)
     peaks: dict[str, int] = {}
+    shapes = {name: _Shapes(part) for name, part in parts.items()}
     undo = []
     for name, part in parts.items():
-        shapes = _Shapes(part)
         for method in ENTRIES:
             if hasattr(part, method):
-                undo.append(_replace(part, method, shapes, name, peaks))
+                undo.append(_replace(part, method, shapes[name], name, peaks))
         undo.append(_on_cpu(part))
     try:
         draw(pipe, [prompt], seeds=[0], steps=1, width=width, height=height)
@@ -186,7 +235,9 @@ def of_pipeline(
     finally:
         for back in reversed(undo):
             back()
-    return {**peaks, **{name: 0 for name in parts if name not in peaks}}
+    return {
+        name: Trace(peaks.get(name, 0), shapes[name].work) for name in (*peaks, *(n for n in parts if n not in peaks))
+    }
 
 
 def _replace(part: nn.Module, method: str, shapes: _Shapes, name: str, peaks: dict[str, int]) -> Callable[[], None]:

@@ -5,7 +5,9 @@ What is faster, in this order:
 1. fewer bytes that come to the device with every step: nothing is, where every component fits;
 2. everything on the device all the time, before components that take turns once an image;
 3. the mode that moves less for the same (ORDER), and what the matrix does not call slow;
-4. what is not quantized, else what is more precise: weight-only schemes compute no faster than what they stand for.
+4. what computes faster, as far as that can be foreseen (`foreseeing`: on CPUs whose kernels were measured); what is
+   nearly as fast as the fastest counts as fast;
+5. what is not quantized, else what is more precise.
 A scheme so coarse that images suffer (`precision.USABLE`) comes after all others.
 """
 
@@ -13,12 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from . import foreseeing, memory, networks, openvino_runtime, peaks, planner, preparation
 from . import machine as machines
-from . import memory, peaks, planner, preparation
 from .allowance import allowance
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
 from .compat.row import OFFLOADS
@@ -30,6 +33,7 @@ from .request import AUTO, Request
 from .settings import Settings, fields
 
 if TYPE_CHECKING:
+    from .activations import Trace
     from .machine import Machine
 
 # Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.
@@ -38,10 +42,15 @@ ORDER = ("none", "balanced", "model", "group", "sequential")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request in which nothing is automatic any more, and a sentence (with no period) about what was chosen."""
+    """A request in which nothing is automatic any more, and a sentence (with no period) about what was chosen.
+
+    Attributes:
+        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
+    """
 
     request: Request
     why: str
+    foreseen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,13 @@ class _Way:
 
     Attributes:
         room: bytes of weights that may be on the device, buffers for decoding included.
+        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
     """
 
     candidate: Candidate
     offload: str
     room: int
+    foreseen: float | None = None
 
     @property
     def decoded(self) -> int:
@@ -80,8 +91,13 @@ class _Way:
             return self.candidate.largest
         return max(0, self.candidate.largest - self.left)
 
+    @property
+    def time(self) -> float:
+        """What counts as its computing time: what nobody can tell is no faster than floats."""
+        return 1.0 if self.foreseen is None else self.foreseen
+
     def key(self) -> tuple[Any, ...]:
-        """The smaller the faster."""
+        """The smaller the faster, before computing is looked at."""
         one = self.candidate
         return (
             one.worst is not None and one.worst < USABLE,
@@ -89,8 +105,15 @@ class _Way:
             self.offload == "model" or one.plan.bytes > self.left,
             ORDER.index(self.offload),
             one.verdicts[self.offload] == "slow",
-            one.noise,
         )
+
+
+def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
+    """The best first."""
+    for _, group in groupby(sorted(ways, key=_Way.key), key=_Way.key):
+        same = list(group)
+        fastest = min(way.time for way in same)
+        yield from sorted(same, key=lambda way: (foreseeing.counted(way.time, fastest), way.candidate.noise))
 
 
 def resolve(asked: Request, here: Machine) -> Resolved:
@@ -108,9 +131,12 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     )  # fmt: skip
     modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
     rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
-    free, rest, room = _room(opened, rows)
-    ways = [way for row in rows for mode in row.verdicts if (way := _Way(row, mode, room)).fits]
-    best = None if rest > free else next(filter(_holds_no_more, sorted(ways, key=_Way.key)), None)
+    traced = networks.trace_if_sound(rows[0].plan)
+    free, rest, room = _room(opened, rows, traced)
+    times = [foreseeing.step(row.plan, traced, here.native) for row in rows]
+    ways = [_Way(row, mode, room, time) for row, time in zip(rows, times, strict=True) for mode in row.verdicts]
+    fitting = _ordered(way for way in ways if way.fits)
+    best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
     if best is None:
         raise BudgetError(
             f"{_asked(asked)} was asked for",
@@ -127,7 +153,7 @@ def resolve(asked: Request, here: Machine) -> Resolved:
         changes["budget"] = best.left
     elif asked.offload == AUTO:
         changes["budget"] = None
-    return Resolved(dataclasses.replace(asked, **changes), _why(best, rows, opened, free, rest))
+    return Resolved(dataclasses.replace(asked, **changes), _why(best, rows, opened, free, rest), best.foreseen)
 
 
 def _settings(asked: Request) -> Settings:
@@ -150,7 +176,7 @@ def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
     return Candidate(schemes={}, plan=made, noise=0.0, worst=None, verdicts=verdicts)
 
 
-def _room(opened: Opened, rows: list[Candidate]) -> tuple[int, int, int]:
+def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
     """Bytes that are free, those of them for activations, and those that weights may take."""
     device = next(
         (row for row in opened.machine.devices if row.torch_name == opened.device),
@@ -163,27 +189,25 @@ def _room(opened: Opened, rows: list[Candidate]) -> tuple[int, int, int]:
             f"{device.torch_name} does not tell how much memory it has",
             "Name the quantization and the offload mode",
         )
-    found = rows[0].plan
-    try:
-        told = peaks.predict(found).activations
-    except SdquantError:  # which loading will raise again, with better words than these
-        told = None
-    rest = allowance(sum(part.bytes_bf16 for part in found.components)) if told is None else told
+    told = [one.peak for one in traced.values() if one is not None]
+    rest = max(told) if told else allowance(sum(part.bytes_bf16 for part in rows[0].plan.components))
     room = memory.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
 
 
-def _holds_no_more(way: _Way) -> bool:
+def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
     """Whether the weights that are on the device at once fit. By group and by leaf that is known only from the modules:
-    on the CPU some stay in memory, as they cannot be read from a file."""
-    if way.offload not in ("group", "sequential"):
+    on the CPU some stay in memory, as they cannot be read from a file; and so it is with what OpenVINO holds twice."""
+    compiled = any(part.runtime == openvino_runtime.NAME for part in way.candidate.plan.components)
+    if way.offload not in ("group", "sequential") and not compiled:
         return True
     try:
-        held = peaks.predict(dataclasses.replace(way.candidate.plan, offload=way.offload)).weights
+        plan = dataclasses.replace(way.candidate.plan, offload=way.offload)
+        peak = peaks.predict(plan, traced=traced or None)
     except SdquantError:  # which loading will raise again, with better words than these
         return True
-    return held <= way.left
+    return peak.weights + peak.copied <= way.left
 
 
 def _asked(asked: Request) -> str:
@@ -206,6 +230,8 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     found = rows[0]
     if schemes and found is not one:
         text += f"; as it is found it has {size(found.plan.bytes)}"
+    if way.foreseen is not None and any(part.weights for part in one.plan.components):
+        text += f"; {foreseeing.said(way.foreseen)}"
     if math.isfinite(one.worst or math.inf) and (one.worst or 0) < USABLE:
         text += "; so few bits show in the images"
     return text

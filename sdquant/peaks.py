@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import activations, backends, components, loader
+from . import activations, components
 from .errors import SdquantError
 from .memory import default_budget
+from .networks import Network, of_plan, trace
 from .offload import components_of, group, plans
 from .offload.balanced import refuse_too_small
 from .offload.handle import OffloadHandle
 from .offload.residency import Residency
-from .offload.store import aligned
 from .offload.units import Component, find_blocks
 from .weights import quantized
 
 if TYPE_CHECKING:
-    from .formats.source import Source
-    from .planner import ComponentPlan, Plan
+    from .activations import Trace
+    from .planner import Plan
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Peak:
             on the device with its activations. Without activations where they cannot be told.
         parts: by component, in the order in which they run: its activations.
         budget: what balanced offload keeps to.
+        copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
     """
 
     weights: int
@@ -56,66 +57,36 @@ class Peak:
     bytes: int
     parts: Mapping[str, int | None] = field(default_factory=dict)
     budget: int | None = None
+    copied: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"parts": dict(self.parts)}
 
 
-@dataclass(frozen=True)
-class Network:
-    """A component without weights: its module on the meta device, and the bytes that each tensor of it will have."""
-
-    plan: ComponentPlan
-    module: nn.Module
-    sizes: Mapping[str, int]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all, as they lie in a store."""
-        return sum(self.sizes.values())
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of its largest quantized weight, decoded. Plain layers keep the buffer, libraries give theirs back."""
-        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.bfloat16)
-        return max((weight.bytes_bf16 // 2 * dtype.itemsize for weight in self.plan.weights), default=0)
-
-    @property
-    def wrapped(self) -> bool:
-        """Whether its quantized weights are wrapper tensors, as optimum-quanto's modules have them."""
-        scheme = self.plan.scheme
-        return self.plan.runtime == "library" and scheme is not None and backends.scheme(scheme).backend == "quanto"
-
-    @property
-    def keeps(self) -> bool:
-        """Whether its scratch stays when it has run; see `kernels.scratch`."""
-        return self.plan.runtime != "library"
-
-
-def predict(made: Plan, *, width: int | None = None, height: int | None = None) -> Peak:
+def predict(
+    made: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
+) -> Peak:
     """The peak of a plan when one image is drawn.
 
     Args:
         width, height: of the image in pixels; None for what the model was made for.
+        traced: what `networks.trace` gave for that size, of this plan or of one that quantizes otherwise.
 
     Raises:
         BudgetError: the model cannot run within its budget.
         SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used.
     """
-    networks = {part.name: _network(part, loader.source_of(made, part), made.dtype) for part in made.components}
-    parts: dict[str, int | None] = dict.fromkeys(networks)
-    if set(networks) != {"model"}:
-        folder = loader.folder_of(made)
-        components.check_pipeline(folder)
-        pipe = components.pipeline(folder, {name: one.module for name, one in networks.items()})
-        parts = activations.of_pipeline(pipe, width=width, height=height)
+    nets = of_plan(made)
+    found = trace(made, nets, width=width, height=height) if traced is None else traced
+    parts = {name: None if one is None else one.peak for name, one in found.items()}
     known = [size for size in parts.values() if size is not None]
     most = max(known) if known else None
-    kept = max((one.scratch for one in networks.values() if one.keeps), default=0)
-    scratch = max((one.scratch for one in networks.values()), default=0)
+    kept = max((one.scratch for one in nets.values() if one.keeps), default=0)
+    scratch = max((one.scratch for one in nets.values()), default=0)
+    copied = sum(one.copied for one in nets.values())  # the matrix allows no offload beside it
     device = torch.device(made.device)
-    ordered = {name: networks[name] for name in parts}
+    ordered = {name: nets[name] for name in parts}
     budget = None
     if made.offload == "balanced":
         budget = made.budget
@@ -128,11 +99,11 @@ def predict(made: Plan, *, width: int | None = None, height: int | None = None) 
         weights=max(moments.values()),
         activations=most,
         scratch=scratch,
-        bytes=max(
-            weights + (parts[name] or 0) + max(kept, networks[name].scratch) for name, weights in moments.items()
-        ),
+        bytes=copied
+        + max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items()),
         parts=parts,
         budget=budget,
+        copied=copied,
     )
 
 
@@ -170,38 +141,6 @@ def _without_weights(part: nn.Module) -> nn.Module:
 
 def _scratch(part: nn.Module) -> int:
     return max((2 * math.prod(packed.spec.shape) for _, packed in quantized(part)), default=0)
-
-
-def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
-    module = loader.empty(src)
-    stored = {key: info.dtype for key, info in src.plain.items()}
-    usual = dtype or _most(stored, src) or "bfloat16"
-    for name, parameter in module.named_parameters():
-        if parameter.is_floating_point():
-            said = stored.get(name, usual)
-            kept = dtype is None and said in ("float32", "float16", "bfloat16")
-            parameter.data = parameter.data.to(components.dtype_named(said if kept else usual))
-    return Network(part, module, _sizes(part, module))
-
-
-def _most(stored: Mapping[str, str], src: Source) -> str | None:
-    sizes: dict[str, int] = {}
-    for key, dtype in stored.items():
-        if dtype in ("float32", "float16", "bfloat16"):
-            sizes[dtype] = sizes.get(dtype, 0) + src.plain[key].nbytes
-    return max(sizes, key=lambda name: sizes[name], default=None)
-
-
-def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
-    """By the model's names; the tensors that are tied count under one."""
-    known = frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
-    sizes = {components.model_name(w.name, known) or w.name: w.bytes for w in part.weights}
-    floats = {
-        name: tensor.numel() * tensor.element_size()
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        if name not in sizes
-    }
-    return {name: aligned(size) for name, size in (sizes | floats).items()}
 
 
 class _Paper:

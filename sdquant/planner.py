@@ -86,6 +86,7 @@ class Plan:
     Attributes:
         peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
         why: what was chosen and why, where "auto" was asked for; a sentence without a period.
+        foreseen: a step's computing time over the unquantized model's, where that was asked for (`foreseeing.step`).
     """
 
     path: str
@@ -101,6 +102,7 @@ class Plan:
     detected: Detected = field(repr=False, compare=False)
     peak: Peak | None = None
     why: str | None = None
+    foreseen: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -123,6 +125,7 @@ class Plan:
             "components": [part.to_dict() for part in self.components],
             "peak": None if self.peak is None else self.peak.to_dict(),
             "why": self.why,
+            "foreseen": self.foreseen,
             "warnings": list(self.warnings),
         }
 

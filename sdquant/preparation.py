@@ -39,12 +39,12 @@ def prepare(asked: Request) -> planner.Plan:
     hold. Only after that are the files held against their own headers.
     """
     here = machine.probe()
-    why = None
+    why = foreseen = None
     if asked.automatic:
         from . import automatic
 
         chosen = automatic.resolve(asked, here)
-        asked, why = chosen.request, chosen.why
+        asked, why, foreseen = chosen.request, chosen.why, chosen.foreseen
     device = device_of(asked, here)
 
     def check(quant: Any, mode: str, runtime: str | None = asked.plain_runtime) -> None:
@@ -67,7 +67,7 @@ def prepare(asked: Request) -> planner.Plan:
         if isinstance(part.spec, RulesSpec):
             shapes = made.detected.sources["." if part.name == "model" else part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
-    return dataclasses.replace(made, why=why)
+    return dataclasses.replace(made, why=why, foreseen=foreseen)
 
 
 def device_of(asked: Request, here: machine.Machine) -> str:

@@ -3,16 +3,19 @@
     choose("fits-8gb", "flux").settings
 
 What fits is judged by the packed bytes on the fast device at once and an allowance for activations (allowance.py); what
-is precise by the scheme's own codec (precision.py). No list of schemes is here: a new one takes its place by itself.
+is precise by the scheme's own codec (precision.py); what is fast by what layers were measured to take (foreseeing). No
+list of schemes is here: a new one takes its place by itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import foreseeing, networks
 from . import machine as machines
 from .allowance import allowance
 from .candidates import Candidate, Opened, candidates, open_model
@@ -62,7 +65,8 @@ PRESETS = (
     ),
     Preset(
         name="fastest", label="Fastest", memory=None, order="fast",
-        help="without streaming if it fits, unquantized if that fits, else as small as keeps its quality",
+        help="without streaming if it fits; then what computes fastest, where that was measured, else unquantized if "
+        "that fits, or as small as keeps its quality",
     ),
 )  # fmt: skip
 
@@ -78,11 +82,18 @@ class Chosen:
 
 @dataclass(frozen=True)
 class _Way:
-    """A candidate with an offload mode, and the bytes of weights that may be on the device."""
+    """A candidate with an offload mode, and the bytes of weights that may be on the device.
+
+    Attributes:
+        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
+        counted: the same, as it counts beside the fastest.
+    """
 
     candidate: Candidate
     offload: str
     room: int
+    foreseen: float | None = None
+    counted: float = 1.0
 
     @property
     def bytes(self) -> int:
@@ -122,7 +133,11 @@ def _best(way: _Way) -> tuple[Any, ...]:
 
 
 def _fast(way: _Way) -> tuple[Any, ...]:
-    return not way.usable, way.streams, bool(way.candidate.schemes) and not way.streams, way.slow, way.bytes
+    """What streams waits for its bytes; else, of those that are equally fast, what is most like the model as found.
+    Where nobody can tell what is fast, what is quantized is faster the smaller it is."""
+    if way.streams or way.foreseen is None:
+        return not way.usable, way.streams, way.slow, 1.0, bool(way.candidate.schemes) and not way.streams, way.bytes
+    return not way.usable, way.streams, way.slow, way.counted, bool(way.candidate.schemes), way.candidate.noise
 
 
 def _tier(way: _Way) -> int:
@@ -202,7 +217,7 @@ def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) ->
     ways = [way for row in rows for offload in row.verdicts if _fits(way := _Way(row, offload, room), opened)]
     if not ways:
         raise _nothing(preset, opened, rows, limit, rest)
-    best = min(ways, key=ORDERS[preset.order])
+    best = min(_timed(ways, opened) if preset.order == "fast" else ways, key=ORDERS[preset.order])
     changes = best.candidate.changes | {"offload": best.offload}
     if best.offload == "balanced":
         changes["budget"] = _budget(room)
@@ -210,6 +225,20 @@ def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) ->
     return Chosen(
         settings=settings, plan=opened.plan(settings), why=_why(best, rows, opened, limit, rest, preset.order)
     )
+
+
+def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
+    """The same with the times that are foreseen."""
+    if opened.kind != "cpu" or not foreseeing.knows(opened.machine.native):
+        return ways
+    traced = networks.trace_if_sound(ways[0].candidate.plan)
+    times = [foreseeing.step(way.candidate.plan, traced, opened.machine.native) for way in ways]
+    whole = [time for way, time in zip(ways, times, strict=True) if time and way.usable and not way.streams]
+    fastest = min(whole, default=1.0)
+    return [
+        way if time is None else dataclasses.replace(way, foreseen=time, counted=foreseeing.counted(time, fastest))
+        for way, time in zip(ways, times, strict=True)
+    ]
 
 
 def _limit(preset: Preset, opened: Opened, held: int) -> int:
@@ -258,6 +287,8 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
         text += f"; {_size(way.bytes)} of weights take turns on the device"
         if way.share > 0:
             text += f", {way.share:.0%} of the largest part with every step"
+    if way.foreseen is not None and way.candidate.schemes:
+        text += f"; {foreseeing.said(way.foreseen)}"
     if not way.usable:
         text += "; so few bits show in the images"
     larger = _next(way, rows, order)

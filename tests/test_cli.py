@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import cli, peaks
+from sdquant import cli, foreseeing, machine, networks, peaks
 from sdquant.commands import _shared
 from sdquant.errors import BackendUnavailableError, SettingsError
 
@@ -88,7 +88,8 @@ def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0
     made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
-    assert json.loads(out) == made.to_dict() | {"peak": peaks.predict(made).to_dict()}
+    foreseen = foreseeing.step(made, networks.trace(made), machine.probe().native)
+    assert json.loads(out) == made.to_dict() | {"peak": peaks.predict(made).to_dict(), "foreseen": foreseen}
 
 
 def test_inspect_as_json_is_detected(capsys: Capture, flux: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import BadFileError, BudgetError, SettingsError, backends, machine
+from sdquant import BadFileError, BudgetError, SettingsError, automatic, backends, foreseeing, machine
 from sdquant.allowance import MOST, allowance
 from sdquant.candidates import candidates, open_model
 from sdquant.compat import Query, look_up
@@ -19,6 +19,7 @@ from sdquant.demo import digits
 from sdquant.drawing import draw
 from sdquant.precision import USABLE, snr
 from sdquant.presets import PRESETS, Chosen, choose, choose_all
+from sdquant.request import request
 from sdquant.settings import Settings
 
 from . import sparse
@@ -147,8 +148,16 @@ class TestFullSize:
 class TestShipped:
     def test_all_fit(self, sd: Path, flux: Path) -> None:
         for path in (sd, flux):
-            for one in chosen(path, machine.probe()).values():
+            for one in chosen(path, dataclasses.replace(machine.probe(), native="not built")).values():
                 assert one.settings.to_dict() == {} and one.why.startswith("not quantized")
+
+    def test_the_fastest_where_that_was_measured(self, sd: Path) -> None:
+        here = dataclasses.replace(with_memory(10 * GB, "cpu"), native="amx")
+        got = chosen(sd, here)
+        assert all(one.settings.to_dict() == {} for name, one in got.items() if name != "fastest")
+        auto = automatic.resolve(request(sd, quant="auto", device="cpu"), here)
+        assert auto.request.quant == {"unet": got["fastest"].settings["quant.model"]}
+        assert auto.foreseen is not None and foreseeing.said(auto.foreseen) in got["fastest"].why
 
     def test_settings_that_have_nothing_to_do_with_it_stay(self, sd: Path) -> None:
         kept = {"skip": ("mid_block",), "cache": "off", "dtype": "bfloat16", "device": "cpu", "runtime": "plain"}

@@ -12,6 +12,7 @@ from tools.tables import machine_of, markdown
 
 FOLDER = Path("bench/results")
 LINEAR = "linear-*.json"  # one for each set of instructions
+CONVOLUTION = "convolution-*.json"
 ROWS = (1, 8, 77, 256, 1024, 4608)
 MISSING = "Not measured yet: `python -m bench.linear` does it."
 WORDS = {
@@ -28,10 +29,10 @@ WORDS = {
 }
 
 
-def _measured(root: Path) -> list[tuple[str, list[dict[str, Any]]]]:
+def _measured(root: Path, files: str = LINEAR) -> list[tuple[str, list[dict[str, Any]]]]:
     """What each kind of machine measured: its title, and its rows."""
     made = []
-    for file in sorted((root / FOLDER).glob(LINEAR)):
+    for file in sorted((root / FOLDER).glob(files)):
         values = json.loads(file.read_text(encoding="utf-8"))
         made.append((machine_of(values), values["rows"]))
     return made
@@ -83,6 +84,31 @@ def _linear(rows: list[dict[str, Any]]) -> str:
         inputs, outputs = shape.split("x")
         parts.append(f"{inputs} inputs, {outputs} outputs:\n\n" + markdown(header, lines))
     return "\n\n".join(parts)
+
+
+def convolutions(root: Path) -> str:
+    """Ratios of every format to the unquantized 3 x 3 convolution, by channels and outputs."""
+    parts = [f"{title}:\n\n{_convolutions(rows)}" for title, rows in _measured(root, CONVOLUTION)]
+    return "\n\n".join(parts) or "Not measured yet: `python -m bench.convolutions` does it."
+
+
+def _convolutions(rows: list[dict[str, Any]]) -> str:
+    cases = sorted({(int(row["shape"].split("x")[0]), row["rows"]) for row in rows})
+    cases = [case for case in cases if case[0] > 32]  # a call that computes next to nothing
+    found = {
+        (row["format"], row["who"], int(row["shape"].split("x")[0]), row["rows"]): row["ratio"]
+        for row in rows
+        if row["ratio"] is not None and row["dtype"] == "bf16"
+    }
+
+    def cell(name: str, case: tuple[int, int]) -> str:
+        ours, integer = found.get((name, OURS, *case)), found.get((name, INTEGER, *case))
+        return "-" if ours is None else f"**{ours:.2g}**" + (f" int8 {integer:.2g}" if integer else "")
+
+    lines = [
+        [f"`{name}`", *(cell(name, case) for case in cases)] for name in dict.fromkeys(row["format"] for row in rows)
+    ]
+    return markdown(("format", *(f"{channels} ch., {count}" for channels, count in cases)), lines)
 
 
 SUMMARY = ("nf4", "fp8", "int8", "qint8", "bnb-int8", "qint4", "int4", "q8_0", "q4_k", "sdnq-int8", "sdnq-uint4")

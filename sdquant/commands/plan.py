@@ -32,12 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
-    from .. import peaks
+    from .. import foreseeing, networks, peaks
+    from ..kernels import native
     from ..preparation import prepare
 
     made = prepare(_shared.request_of(args))
     try:
-        made = dataclasses.replace(made, peak=peaks.predict(made, width=args.width, height=args.height))
+        traced = networks.trace(made, width=args.width, height=args.height)
+        foreseen = foreseeing.step(made, traced, native.state())
+        made = dataclasses.replace(made, peak=peaks.predict(made, traced=traced), foreseen=foreseen)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("the peak of memory cannot be told: %s", error)
     if args.json:
@@ -54,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     print(_shared.table(header, rows, left=3))
     if made.peak is not None:
         print(f"\n{_peak(made.peak, made.device)}")
+    if made.foreseen is not None and made.why is None and any(part.weights for part in made.components):
+        print(f"\n{foreseeing.said(made.foreseen)}")
     if made.why is not None:
         print(f"\nchosen: {made.why}")
     kept = [line for part in made.components for line in _kept(part)]
@@ -68,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _peak(peak: Peak, device: str) -> str:
     """What is on the device at the most, in words."""
     parts = [f"{_shared.size(peak.weights)} of weights at once"]
+    if peak.copied:
+        parts.append(f"{_shared.size(peak.copied)} of OpenVINO's copy of them")
     if peak.scratch:
         parts.append(f"{_shared.size(peak.scratch)} for decoding them")
     if peak.activations is not None:
