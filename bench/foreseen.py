@@ -23,6 +23,7 @@ import torch
 from bench.models import MODELS
 from sdquant import activations, backends, components, demo, foreseeing, networks, planner, selection
 from sdquant.benchmark import inputs
+from sdquant.compat.row import meant
 
 if TYPE_CHECKING:
     from sdquant.work import Work
@@ -94,7 +95,7 @@ def cases(names: tuple[str, ...] = ()) -> Iterator[Case]:
         for row in values["rows"]:
             if row["by"] != "sdquant" or row["quant"] is None or row["ratio"] is None:
                 continue
-            part = part_of(module, row["quant"], said.get("runtime"), said.get("compute"))
+            part = part_of(module, row["quant"], meant(said.get("runtime"), said.get("compute")), said.get("compute"))
             found = foreseeing.products(part, work, values["machine"]["native"])
             if found is not None:
                 yield Case(file.stem, row["quant"], *found, work, row["ratio"])
