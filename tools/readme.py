@@ -383,7 +383,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
-    "speed_convolutions": speed.convolutions,
+    "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
     "compute_snr": compute.snr, "compute_errors": compute.errors, "compute_step": compute.step,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),
     "names_keys": names("names_keys"), "names_rest": names("names_rest"),

@@ -28,6 +28,19 @@ WORDS = {
     "G24": "a call that computes next to nothing, µs",
 }
 
+# On cards: what, the limit, the benchmark, and where it keeps what it found.
+CARDS = (
+    (
+        "G20",
+        "a step of Flux with quantized weights, of bf16's: nf4; 8-bit; GGUF",
+        "1.06; 1.10; 1.25",
+        "gpu_flux",
+    ),
+    ("G21", "int8 and float8 products, 4608 rows, 3072x12288, of bf16's", "0.62 (H100)", "gpu_linear"),
+    ("G22", "balanced offload, of the larger of computing and bytes / bandwidth", "1.15", "gpu_offload"),
+    ("G23", "nf4 with balanced offload, of nf4 all on the card", "1.10", "gpu_offload"),
+)
+
 
 def _measured(root: Path, files: str = LINEAR) -> list[tuple[str, list[dict[str, Any]]]]:
     """What each kind of machine measured: its title, and its rows."""
@@ -45,6 +58,16 @@ def _each(root: Path, table: Callable[[list[dict[str, Any]]], str]) -> str:
 def goals(root: Path) -> str:
     """Each goal: how many of its cases hold, and the worst of them."""
     return _each(root, _goals)
+
+
+def cards(root: Path) -> str:
+    """The goals for cards, and whether they were measured."""
+    lines = []
+    for goal, what, limit, name in CARDS:
+        file = root / FOLDER / f"{name.replace('_', '-')}.json"
+        found = machine_of(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else "not measured"
+        lines.append([goal, what, limit, found, f"`python -m bench.{name}`"])
+    return markdown(("goal", "what", "at most", "measured on", "by"), lines, left=2)
 
 
 def _goals(rows: list[dict[str, Any]]) -> str:
