@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
+from sdquant.backends._gguf_fields import apart, together
 from sdquant.backends._gguf_scales import HALVES
 from sdquant.formats.gguf_types import TYPES
 from sdquant.kernels.forms import Form
@@ -37,7 +38,9 @@ class Case:
         """float32 [rows, columns] before the last rounding, computed without Triton."""
         if self.form.packing in DECODERS:
             out = torch.empty(self.form.rows, self.form.columns)
-            decode_blocks(self.form.packing, self.parts["codes"], out)
+            codes = self.parts["codes"]
+            blocks = together(self.form.packing, codes) if self.form.apart else codes
+            decode_blocks(self.form.packing, blocks, out)
             return out
         return torch.from_numpy(decoded(self.form, self.parts))
 
@@ -100,6 +103,12 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
 
 
+def apart_of(case: Case) -> Case:
+    """The same weight with its fields apart."""
+    parts = {"codes": apart(case.form.packing, case.parts["codes"])}
+    return Case(f"{case.name} apart", replace(case.form, apart=True), parts)
+
+
 def cases() -> Iterator[Case]:
     # Each backend's form, as `test_forms` sees them; rows that are no multiple of a tile.
     yield _case("int8 rows", 37, 96, "int8", 96, arithmetic="bfloat16", scales="bfloat16")
@@ -133,10 +142,14 @@ def cases() -> Iterator[Case]:
     yield _case("sdnq4", 9, 64, "nibbles-low", 64, arithmetic="bfloat16", scales="bfloat16", **added)
     yield _case("sdnq4 float32", 9, 64, "nibbles-low", 64, **added)
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
-    for kind in GGUF:
-        yield blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96)
-    yield blocks_of("q4_k", 6, 128)  # blocks that cross rows, as in a reshaped convolution
-    yield blocks_of("q4_0", 4, 24)
+    blocks = [
+        blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF
+    ]
+    blocks.append(blocks_of("q4_k", 6, 128))  # blocks that cross rows, as in a reshaped convolution
+    blocks.append(blocks_of("q4_0", 4, 24))
+    for case in blocks:
+        yield case
+        yield apart_of(case)
 
 
 def wrong_weight(case: Case, dtype: torch.dtype, device: str) -> str:
