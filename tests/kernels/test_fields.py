@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from torch import nn
 
 from sdquant import backends
 from sdquant.backends import _gguf_fields
-from sdquant.backends.base import Packed
 from sdquant.backends.gguf import BACKEND
 from sdquant.formats.gguf_fields import FIELDS, places
 from sdquant.formats.gguf_types import TYPES
@@ -24,6 +23,9 @@ from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.reader import TritonReader
 from sdquant.layers import QuantizedLayer, quantized_layer
 from sdquant.rows import cut, join, take
+
+if TYPE_CHECKING:
+    from sdquant.backends.base import Packed
 
 KINDS = tuple(FIELDS)
 
