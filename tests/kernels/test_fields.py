@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import sdquant
 from sdquant import backends
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
@@ -257,6 +258,27 @@ def test_laying_out_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(blocks.dequantize(), wanted)
         assert torch.allclose(blocks(x), before, rtol=2**-6, atol=2**-5)
     assert len(blocks._parameters) == len(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("offload", ["none", "model", "balanced"])
+def test_a_model_on_a_card(offload: str, saved: Any) -> None:
+    path = saved("q6_k") / "unet"
+    here = sdquant.load_model(path, device="cpu", progress=False)
+    there = sdquant.load_model(path, device="cuda", offload=offload, runtime="plain", progress=False)
+    names = [name for name, module in here.named_modules() if isinstance(module, QuantizedLayer)]
+    assert names
+    for name in names:
+        one, other = here.get_submodule(name), there.get_submodule(name)
+        assert isinstance(one, QuantizedLayer) and isinstance(other, QuantizedLayer)
+        assert other.part_names == ("fields",)
+        assert torch.equal(other.dequantize().cpu(), one.dequantize())
+    with torch.no_grad():
+        sample, words = torch.randn(1, 4, 8, 8).bfloat16(), torch.randn(1, 16, 128).bfloat16()
+        wanted = here(sample, 3, words).sample.float()
+        found = there(sample.cuda(), 3, words.cuda()).sample.float().cpu()
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
 
 
 def test_tables_of_embeddings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

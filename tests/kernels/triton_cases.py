@@ -278,8 +278,9 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     return ""
 
 
-def wrong_integers(text: str, columns: int, device: str) -> str:
-    """What is wrong with a layer's product in integers: all steps by Triton, against those in torch."""
+def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False) -> str:
+    """What is wrong with a layer's product in integers: all steps by Triton, against those in torch. apart: with the
+    fields of GGUF's blocks so."""
     from sdquant import backends
     from sdquant.backends.base import Packed
     from sdquant.kernels import int8, int8_steps
@@ -287,6 +288,7 @@ def wrong_integers(text: str, columns: int, device: str) -> str:
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
     made = backend.encode(torch.randn(40, columns, generator=torch.Generator().manual_seed(5)), spec)
+    made = backend.for_kernels(made) if apart else made
     packed = Packed(spec=made.spec, parts={name: part.to(device) for name, part in made.parts.items()})
     x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
     bias = torch.linspace(-1, 1, 40, device=device)
@@ -297,7 +299,8 @@ def wrong_integers(text: str, columns: int, device: str) -> str:
 
 
 def wrong_layer(device: str, *, compile: bool) -> str:
-    """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked."""
+    """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked. Its
+    weight is laid out as it is for cards."""
     from sdquant import backends
     from sdquant.kernels import choice
     from sdquant.layers import quantized_layer
@@ -306,7 +309,11 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     choice.readers.cache_clear()
     spec = backends.parse("q4_0")
     linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
-    layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec)).to(device)
+    layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec))
+    layer.lay_out(device)
+    layer = layer.to(device)
+    if layer.part_names != ("fields",):
+        return "it is not laid out"
     chosen = choice.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
     if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 2:
         return f"it is read by {chosen}"
@@ -347,6 +354,8 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
         looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
     for text, columns in (("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)):
         looked.append((f"{text} in integers", wrong_integers(text, columns, device)))
+    for text, columns in (("q6_k", 256), ("q8_0", 512)):
+        looked.append((f"{text} apart in integers", wrong_integers(text, columns, device, apart=True)))
     looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
         seen += 1
