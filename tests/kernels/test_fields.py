@@ -20,7 +20,7 @@ from sdquant.formats.gguf_types import TYPES
 from sdquant.kernels import choice, layout, libgguf
 from sdquant.kernels.native import reader as native
 from sdquant.kernels.triton import library
-from sdquant.kernels.triton.blocks import GGUF
+from sdquant.kernels.triton.blocks import GGUF, MOST
 from sdquant.kernels.triton.reader import TritonReader
 from sdquant.layers import QuantizedLayer, quantized_layer
 from sdquant.rows import cut, join, take
@@ -48,6 +48,11 @@ def test_every_type_that_triton_reads_has_its_fields() -> None:
 def test_fields_are_all_bytes_of_a_block_once(kind: str) -> None:
     taken = sorted(byte for field in FIELDS[kind] for byte in range(field.start, field.start + field.size))
     assert taken == list(range(TYPES[kind].nbytes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_weight_that_triton_reads_is_within_32_bits(kind: str) -> None:
+    assert TYPES[kind].size(MOST) < 1 << 31
 
 
 @pytest.mark.parametrize("kind", KINDS)
