@@ -21,6 +21,7 @@ from sdquant import saving
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
 from sdquant.components import weight_parts
+from sdquant.formats.gguf_fields import FIELDS
 from sdquant.kernels import choice, layout
 from sdquant.layers import QuantizedLayer
 from sdquant.layers.quantized import QuantizedEmbedding
@@ -38,7 +39,7 @@ def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "wanted", lambda form, device: form.packing in _gguf_fields.FIELDS)
+    monkeypatch.setattr(layout, "wanted", lambda form, device: form.packing in FIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,12 @@ def test_a_device_that_wants_blocks_gets_them(folder: Path) -> None:
 
 def test_the_device_is_the_one_that_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[str] = set()
-    monkeypatch.setattr(layout, "wanted", lambda form, device: asked.add(device) or False)
+
+    def wanted(form: object, device: str) -> bool:
+        asked.add(device)
+        return False
+
+    monkeypatch.setattr(layout, "wanted", wanted)
     sdquant.load_model(folder / "unet", offload="model", device="cpu", runtime="plain", progress=False)
     assert asked == {"cpu"}
 

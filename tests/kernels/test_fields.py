@@ -200,9 +200,10 @@ def test_a_gradient() -> None:
     found = []
     for layer in (blocks, fields):
         own = x.clone().requires_grad_()
-        layer(own).float().square().sum().backward()
+        layer(own).float().sum().backward()  # whose gradient does not depend on the products
+        assert own.grad is not None
         found.append(own.grad)
-    assert torch.allclose(found[0], found[1], rtol=2**-5, atol=2**-3)
+    assert torch.equal(found[0], found[1]) and bool(found[0].any())
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q3_k"])
