@@ -5,11 +5,10 @@ With a CPU as the device the same is gone through with a clock, to see that it r
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,12 @@ from sdquant.kernels.triton import library
 from sdquant.kernels.triton.reader import TritonReader
 from sdquant.layers import quantized_layer
 
+if TYPE_CHECKING:
+    from sdquant.backends.base import Backend, Packed
+
 NO_DEVICE = "no CUDA device"
 FLUSHED = 256 << 20  # bytes written between two calls: more than any card's cache, so that weights come from memory
-PLAIN, OURS = "plain bf16", "sdquant"
+PLAIN, OURS, FUSED, APART = "plain bf16", "sdquant", "multiplied by Triton", "fields apart"
 
 
 def present(device: str) -> bool:
@@ -113,24 +115,34 @@ def _with_bias(run: Any, floats: nn.Linear) -> Run:
 
 
 def ways(floats: nn.Linear, scheme: str) -> dict[str, Run]:
-    """sdquant's ways to run one weight: its own choice, and each of those it chooses between."""
+    """sdquant's ways to run one weight: its own choice, as in a model that was loaded for the device, and each of those
+    it chooses between; GGUF's blocks also with their fields apart."""
     held = packed(floats, scheme)
     backend = backends.get(backends.parse(scheme).scheme.backend)
-    layer = quantized_layer(floats, held)
-    form, launcher, reader = backend.form(held), library.launcher(), TritonReader()
-    made: dict[str, Run] = {PLAIN: floats, OURS: layer}
-    if "compute" in inspect.signature(quantized_layer).parameters:
-        made[f"{OURS} compute=int8"] = quantized_layer(floats, held, compute="int8")  # type: ignore[call-arg]
+    made: dict[str, Run] = {PLAIN: floats, OURS: quantized_layer(floats, held)}
+    made[f"{OURS} compute=int8"] = quantized_layer(floats, held, compute="int8")
+    for layer in (made[OURS], made[f"{OURS} compute=int8"]):
+        layer.lay_out(str(held.device))  # type: ignore[attr-defined]
     made["decoded by torch"] = lambda x: F.linear(x, backend.decode(held, x.dtype))
-    if form is None or launcher is None or not reader.reads(form, held.parts, floats.weight.dtype):
-        return made
+    made |= _by_triton(backend, held, floats.weight.dtype)
+    other = backend.for_kernels(held)
+    if other is not held:
+        made |= {f"{name}, {APART}": run for name, run in _by_triton(backend, other, floats.weight.dtype).items()}
+    return made
+
+
+def _by_triton(backend: Backend, held: Packed, dtype: torch.dtype) -> dict[str, Run]:
+    """What its kernels do with a weight as it lies."""
+    form, launcher, reader = backend.form(held), library.launcher(), TritonReader()
+    if form is None or launcher is None or not reader.reads(form, held.parts, dtype):
+        return {}
 
     def decoded(x: Tensor) -> Tensor:
         weight = scratch((form.rows, form.columns), x.dtype, x.device)
         reader.decode_into(form, held.parts, weight)
         return F.linear(x, weight)
 
-    made["decoded by Triton"] = decoded
+    made: dict[str, Run] = {"decoded by Triton": decoded}
     if not launcher.multiplies(form):
         return made
 
@@ -139,7 +151,7 @@ def ways(floats: nn.Linear, scheme: str) -> dict[str, Run]:
         reader.product(form, held.parts, x, None, out)
         return out
 
-    made["multiplied by Triton"] = fused
+    made[FUSED] = fused
     made["int8 by Triton"] = lambda x: _int8(x, form, held.parts)
     if form.packing == "float8_e4m3fn" and form.group == form.columns:
         made["float8 by Triton"] = lambda x: _float8(x, held.parts[form.codes], held.parts[form.scale])

@@ -7,7 +7,8 @@
 CUDA events, medians, the ways of one format in turns, the card's cache written over before each call. Every number is a
 ratio to the plain bf16 layer of the same turns. `error` is the distance from the product with the decoded weight in
 float32, as a part of it. "decoded by Triton" and "multiplied by Triton" are what sdquant chooses between: where they
-cross is what `few` of the Triton reader should be.
+cross is what `few` of the Triton reader should be. "fields apart" is the same with GGUF's blocks in the order that
+models loaded for a card have (`sdquant/formats/gguf_fields.py`); without it, blocks as in the file.
 Without a CUDA device it says so, and exits with 2.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench._cards import OURS, PLAIN, Clock, Run, peers, present, ways
+from bench._cards import FUSED, OURS, PLAIN, Clock, Run, peers, present, ways
 from bench._results import read, write
 from sdquant import backends
 
@@ -70,7 +71,7 @@ def measured(scheme: str, inputs: int, outputs: int, counts: tuple[int, ...], cl
         found: dict[str, dict[str, Any]] = {name: {"error_text": text} for name, text in errors.items()}
         calls: dict[str, Callable[[], Tensor]] = {}
         for name, run in runs.items():
-            if name == "multiplied by Triton" and count > FUSED_UP_TO:
+            if name.startswith(FUSED) and count > FUSED_UP_TO:
                 continue
             try:
                 away = ((run(x).float() - exact).norm() / exact.norm()).item()

@@ -33,9 +33,11 @@ SMALL = 1 << 16
 class Installer:
     """Puts tensors and packed weights into an empty model, and knows at the end whether all came."""
 
-    def __init__(self, model: nn.Module, runtime: str, dtype: torch.dtype | None = None) -> None:
-        """`dtype`: what floats are cast to; None leaves them as they are."""
-        self.model, self.runtime, self.dtype = model, runtime, dtype
+    def __init__(
+        self, model: nn.Module, runtime: str, dtype: torch.dtype | None = None, device: str | None = None
+    ) -> None:
+        """`dtype`: what floats are cast to; None leaves them as they are. device: as for `install_packed`."""
+        self.model, self.runtime, self.dtype, self.device = model, runtime, dtype, device
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.tied(model)
         self.unexpected: list[str] = []
@@ -111,7 +113,7 @@ class Installer:
 
     def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
         """A packed weight: its module is replaced by one that can run it."""
-        install_packed(self.model, self._names(name), packed, self.runtime, spec, self.dtype)
+        install_packed(self.model, self._names(name), packed, self.runtime, spec, self.dtype, self.device)
 
     def _fitted(self, key: str, name: str, tensor: Tensor, file: Path | None) -> Tensor:
         """A plain tensor in the shape of the model's tensor called `name`.
@@ -211,6 +213,7 @@ def install_packed(
     runtime: str,
     spec: backends.QuantSpec | None = None,
     dtype: torch.dtype | None = None,
+    device: str | None = None,
 ) -> None:
     """Replace the modules that own a weight (one, or several that are tied to it) by one that runs it packed.
 
@@ -219,6 +222,7 @@ def install_packed(
 
     Args:
         names: the weight's names. dtype: what the layer is to compute in; None is the dtype of the float weight.
+        device: what it will compute on, wherever it waits; None is where its parts are.
     """
     paths = [name.rpartition(".")[0] for name in names]
     modules = [model.get_submodule(path) for path in paths]
@@ -231,11 +235,13 @@ def install_packed(
             "which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",
         )
+    made: nn.Module
     library = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
         made = backends.get(row.backend).to_library(modules[0], packed, spec)
     else:
-        made = quantized_layer(modules[0], packed, dtype)
+        made = layer = quantized_layer(modules[0], packed, dtype)
+        layer.lay_out(device or str(packed.device))
     for path in paths:
         components.set_module(model, path, made)
     adapters.prepare(model)

@@ -205,7 +205,8 @@ def build(
 
     model = empty(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
-    install = Installer(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
+    dtype = components.dtype_named(made.dtype) if made.dtype else None
+    install = Installer(model, part.runtime, dtype, made.device)
     ahead = Readahead(src.files)
 
     def done(nbytes: int) -> None:

@@ -20,7 +20,8 @@ def take(packed: Packed, index: Tensor) -> Packed:
 
 
 def cut(packed: Packed, ranges: Sequence[Range]) -> Packed:
-    """The packed form of ranges of rows, one after another. A single range shares the memory of the whole."""
+    """The packed form of ranges of rows, one after another. A single range shares the memory of the whole, where
+    every part holds the rows."""
     count = sum(end - begin for begin, end in ranges)
     return _of_rows(packed, count, lambda part: pieces(part, ranges))
 
@@ -68,5 +69,5 @@ def _of_rows(packed: Packed, count: int, select: Callable[[Tensor], Tensor]) -> 
 
     return Packed(
         spec=replace(packed.spec, shape=(count, *packed.spec.shape[1:])),
-        parts={name: chosen(part) for name, part in packed.parts.items()},
+        parts=backends.of_scheme(packed.spec.scheme).rows_by(packed, chosen),
     )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends
 from .adapters import refuse_adapted
 from .errors import SettingsError
+from .filed import as_filed, reordered, shape_of
 from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
@@ -175,19 +176,27 @@ def write_config(model: nn.Module, folder: Path, floats: frozenset[str] = frozen
 
 
 def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozenset(), *, guard: bool = False) -> None:
-    tensors, metadata = contents(model, floats)
+    tensors, metadata = contents(model, floats, empty=True)
     if guard:
         tensors = guarded(model, tensors)
-    later = decoded(model, floats)
+    later = decoded(model, floats) | reordered(model, floats)
+    tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
     forms = {**tensors, **{key: one.form for key, one in later.items()}}
     made = ({key: one.make()} for key, one in later.items())
     parts = {key: safetensors_write.part_of(tensor) for key, tensor in forms.items()}
     safetensors_write.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
 
 
-def contents(model: nn.Module, without: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a component's file holds: tensors by key, and metadata; of quantized weights not those named."""
-    rows = ((name, packed) for name, packed in quantized(model) if name not in without)
+def contents(
+    model: nn.Module, without: Container[str] = (), *, empty: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a component's file holds: tensors by key, and metadata; of quantized weights not those named.
+
+    Args:
+        empty: those that `filed.reordered` gives are on the meta device.
+    """
+    named = ((name, packed) for name, packed in quantized(model) if name not in without)
+    rows = ((name, shape_of(packed) if empty else packed) for name, packed in named)
     return written(rows, plain(model), config_of(model), said_rules(model))
 
 
@@ -200,7 +209,8 @@ def written(
     """What a file holds of a component: quantized weights, other tensors, `config_of` it, its `said_rules`."""
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Any] = {}
-    for name, packed in rows:
+    for name, held in rows:
+        packed = as_filed(held)
         backend = backends.of_scheme(packed.spec.scheme)
         mine = backend.write(name, packed)
         tensors |= mine

@@ -346,12 +346,27 @@ class Backend(ABC):
         return None
 
     def by_row(self, packed: Packed) -> bool:
-        """Whether every part holds the weight's rows one after the other, or is one number for all of them.
+        """Whether `rows_by` gives the parts of some rows: every part holds the weight's rows one after the other, or is
+        one number for all of them.
 
         Then the parts of some rows are the packed form of those rows, and a table of embeddings decodes only what is
         looked up in it.
         """
         return False
+
+    def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """The parts of some rows of a weight that is packed `by_row`. `chosen`: those of a tensor which holds the rows
+        one after the other, or is one number for all."""
+        return {name: chosen(part) for name, part in packed.parts.items()}
+
+    def for_kernels(self, packed: Packed) -> Packed:
+        """The same weight, its bytes in the order in which the kernels of GPUs read them best, under another part name;
+        itself where that is the order that it is in."""
+        return packed
+
+    def for_files(self, packed: Packed) -> Packed:
+        """The inverse of `for_kernels`: the parts that `encode` makes, and that files hold."""
+        return packed
 
     def cuttable(self, packed: Packed) -> Packed:
         """The same weight, decoding to the same bits, packed by row where it can be: rows of it are to be taken."""

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["BACKEND", "dominant", "mix_type", "undecodable"]
+__all__ = ["BACKEND", "BLOCKS", "FIELDS", "dominant", "mix_type", "undecodable"]
 
 EXTRA = "gguf"
 # What packed weights read from a file are taken for: a GGUF file does not say what its weights were made from.
 READ_DTYPE = "bfloat16"
+# The part of a packed weight: blocks as files have them, or their bytes in the order of `formats.gguf_fields`.
+BLOCKS, FIELDS = "blocks", "fields"
 _ENCODE_TILE = 1 << 22  # weights converted to float32 at a time
 
 
@@ -92,11 +94,11 @@ class GGUF(Backend):
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, Part]:
         kind = TYPES[BASES.get(spec.scheme.name, spec.scheme.name)]
         if kind.dtype:
-            return {"blocks": Part(dtype=kind.dtype, shape=shape)}
+            return {BLOCKS: Part(dtype=kind.dtype, shape=shape)}
         numel = math.prod(shape)
         if numel == 0 or numel % kind.block:
             raise Unfit(f"{numel} weights are not a whole number of {kind.name} blocks of {kind.block}")
-        return {"blocks": Part(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
+        return {BLOCKS: Part(dtype="uint8", shape=(numel // kind.block, kind.nbytes))}
 
     def encode(self, weight: Tensor, spec: QuantSpec) -> Packed:
         """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
@@ -107,7 +109,7 @@ class GGUF(Backend):
 
         shape = tuple(weight.shape)
         dtype = str(weight.dtype).removeprefix("torch.")
-        part = self.layout(spec, shape, dtype)["blocks"]
+        part = self.layout(spec, shape, dtype)[BLOCKS]
         kind = BASES.get(spec.scheme.name, spec.scheme.name)
         if TYPES[kind].dtype:
             blocks = weight.detach().to(getattr(torch, part.dtype), copy=True).contiguous()
@@ -116,20 +118,20 @@ class GGUF(Backend):
         if not (finite(blocks) if TYPES[kind].dtype else sound(kind, blocks)):
             raise Unfit(f"it has weights that are not finite in {kind}: NaN, or too large for half-precision numbers")
         return Packed(
-            spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={"blocks": blocks}
+            spec=PackedSpec(scheme=kind, shape=shape, dtype=dtype, details={"type": kind}), parts={BLOCKS: blocks}
         )
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
 
-        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.parts["blocks"].device)
+        out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
         self.decode_into(packed, out)
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         from ._gguf_decode import decode_blocks
 
-        kind, blocks = packed.spec.details["type"], packed.parts["blocks"]
+        kind, blocks = packed.spec.details["type"], self.for_files(packed).parts[BLOCKS]
         if TYPES[kind].dtype:
             out.copy_(blocks.view(out.shape))
         elif out.is_contiguous():
@@ -142,7 +144,9 @@ class GGUF(Backend):
         if kind.dtype:
             return None
         rows, columns = packed.spec.shape[0], math.prod(packed.spec.shape[1:])
-        return Form(rows=rows, columns=columns, codes="blocks", packing=kind.name, group=kind.block)
+        apart = FIELDS in packed.parts
+        codes = FIELDS if apart else BLOCKS
+        return Form(rows=rows, columns=columns, codes=codes, packing=kind.name, group=kind.block, apart=apart)
 
     def by_row(self, packed: Packed) -> bool:
         return math.prod(packed.spec.shape[1:]) % TYPES[packed.spec.details["type"]].block == 0
@@ -150,12 +154,44 @@ class GGUF(Backend):
     def sound(self, packed: Packed) -> bool:
         from ._gguf_scales import sound
 
-        return sound(packed.spec.details["type"], packed.parts["blocks"])
+        return sound(packed.spec.details["type"], self.for_files(packed).parts[BLOCKS])
+
+    def rows_by(self, packed: Packed, chosen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        if FIELDS not in packed.parts:
+            return super().rows_by(packed, chosen)
+        import torch
+
+        from ._gguf_fields import views
+
+        fields = views(packed.spec.details["type"], packed.parts[FIELDS])
+        return {FIELDS: torch.cat([chosen(field).reshape(-1) for field in fields])}
+
+    def for_kernels(self, packed: Packed) -> Packed:
+        from ..formats import gguf_fields
+        from ._gguf_fields import apart
+
+        kind = packed.spec.details["type"]
+        if FIELDS in packed.parts or kind not in gguf_fields.FIELDS:
+            return packed
+        return Packed(spec=packed.spec, parts={FIELDS: apart(kind, packed.parts[BLOCKS])})
+
+    def for_files(self, packed: Packed) -> Packed:
+        from ._gguf_fields import together
+
+        if FIELDS not in packed.parts:
+            return packed
+        return Packed(spec=packed.spec, parts={BLOCKS: together(packed.spec.details["type"], packed.parts[FIELDS])})
+
+    def cuttable(self, packed: Packed) -> Packed:
+        return self.for_files(packed)
 
     # Files: a GGUF file has one tensor per weight, under the weight's own name.
 
     def key(self, name: str, part: str, spec: PackedSpec) -> str:
         return name
+
+    def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
+        return super().write(name, self.for_files(packed))
 
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
         """Every tensor of a block type that is decoded. Floats load as floats; `undecodable` names the rest."""
@@ -168,7 +204,7 @@ class GGUF(Backend):
             Found(
                 name=name,
                 scheme=info.dtype,
-                keys={"blocks": name},
+                keys={BLOCKS: name},
                 evidence=evidence,
                 details={"type": info.dtype, "shape": list(info.shape)},
             )
@@ -179,7 +215,7 @@ class GGUF(Backend):
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         """`shape` may differ from the file's in dimensions of 1, which ggml drops."""
         kind = TYPES[found.details["type"]]
-        blocks = get(found.keys["blocks"])
+        blocks = get(found.keys[BLOCKS])
         stored = tuple(found.details.get("shape", shape or ()))  # a file of blocks alone, as `save` writes, has none
         shape = stored if shape is None else shape
         expected = (math.prod(shape) // kind.block, kind.nbytes)
@@ -191,7 +227,7 @@ class GGUF(Backend):
                 "Check that the file is for this model, with base= or config=",
             )
         spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
-        return Packed(spec=spec, parts={"blocks": blocks})
+        return Packed(spec=spec, parts={BLOCKS: blocks})
 
 
 def _encode(weight: Tensor, kind: str) -> Tensor:

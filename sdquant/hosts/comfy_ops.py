@@ -44,8 +44,11 @@ class Loading(nn.Module):
             self._parameters["weight"] = None  # so that nobody misses it
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if isinstance(weight, PackedTensor):
+            import comfy.model_management  # type: ignore[import-not-found]
+
             self.__class__ = self.packed_class
             self._adopt(self, weight.packed, weight.dtype)  # type: ignore[operator]
+            self.lay_out(str(comfy.model_management.get_torch_device()))  # type: ignore[operator]
             self._parameters.pop(LIKE, None)  # a tensor without memory is nothing to pin
             self.shown_dtype = weight.dtype
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import compat
+from .. import compat, machine
 from ..backends.base import PackedSpec
 from ..components import model_name, set_module, tied
 from ..encoding import encode
@@ -137,6 +138,15 @@ class Weights:
             return self._read(key)  # a table or description, which is no part of the weight
 
         return read_weight(found, spec, spec.shape, get)
+
+    def compute_device(self, packed: Packed) -> str:
+        """What a weight will compute on: where it is, or, from the CPU, where `model.to(...)` will most likely bring
+        it."""
+        return self._default_device if packed.device.type == "cpu" else str(packed.device)
+
+    @cached_property
+    def _default_device(self) -> str:
+        return machine.default_device(machine.probe())
 
     def _read(self, key: str) -> Tensor:
         path = self.home[key]

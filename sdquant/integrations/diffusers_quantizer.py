@@ -164,9 +164,12 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 empty = torch.empty(0, dtype=like.dtype, device=part.device)
                 module._parameters[LIKE] = nn.Parameter(empty, requires_grad=False)
         for name in self.weights.found:
-            packed = packed_of(model.get_submodule(name.rpartition(".")[0]))
+            layer = model.get_submodule(name.rpartition(".")[0])
+            packed = packed_of(layer)
             if packed is not None and packed.device.type != "meta":  # of what accelerate has taken away already
                 self.weights.packed(name, packed.parts)
+                if isinstance(layer, QuantizedLayer):
+                    layer.lay_out(self.weights.compute_device(packed))
         self._loaded = {name: packed.spec for name, packed in quantized(model)}
         self._config = config_of(model)
         self.weights.mark(model)

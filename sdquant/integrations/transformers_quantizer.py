@@ -165,7 +165,8 @@ class _Read(_Op):
             wanted = model.get_parameter(name)
             return {"weight": [tensor.to(self.hf_quantizer.dtype).reshape(wanted.shape)]}
         parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
-        install_packed(model, weights.ties[name], weights.packed(name, parts), "plain")
+        packed = weights.packed(name, parts)
+        install_packed(model, weights.ties[name], packed, "plain", device=weights.compute_device(packed))
         _arrived(weights, model, name, missing)
         return {}
 

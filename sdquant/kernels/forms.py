@@ -35,8 +35,8 @@ class Form:
         rows, columns: of the weight as a matrix.
         codes: name of the part that holds the codes.
         packing: one of BYTES or PACKED, or the name of a GGUF block type ("q8_0"): blocks of ggml's layout, which hold
-            their scales, so that of the fields below only `group` counts: how many weights are in a block.
-        group: how many weights share a scale: the k-th has scale k // group.
+            their scales, so that of the fields below only `group` and `apart` count.
+        group: how many weights share a scale: the k-th has scale k // group. Of GGUF's blocks: how many are in one.
         taps: how many scales a group has, which its weights have by turns: the k-th weight has scale
             k // group * taps + k % taps. For convolutions whose positions of the kernel have scales of their own.
         table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3"; see `tables`); "" where the
@@ -51,6 +51,7 @@ class Form:
         shift: name of the part that is subtracted after scaling, one for each group; "" for none.
         added: whether the shift is added instead.
         arithmetic: "float32", "float16" or "bfloat16".
+        apart: whether GGUF's blocks are not one after the other, but their fields are (`formats.gguf_fields`).
         fused: whether scaling and shifting are one operation with one rounding (a fused multiply-add in float32).
     """
 
@@ -71,6 +72,7 @@ class Form:
     added: bool = False
     arithmetic: str = "float32"
     fused: bool = False
+    apart: bool = False
 
     @property
     def aligned(self) -> bool:

@@ -41,7 +41,7 @@ class Libgguf(Reader):
     name: ClassVar[str] = "libgguf"
 
     def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
-        if form.packing not in _SHARES or parts[form.codes].device.type != "cpu":
+        if form.packing not in _SHARES or form.apart or parts[form.codes].device.type != "cpu":
             return False
         assert is_blocks(form)
         rounded, exact = _SHARES[form.packing]

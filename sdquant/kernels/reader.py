@@ -31,6 +31,10 @@ class Reader(ABC):
     def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether it can decode such a weight to `dtype` (float32, bfloat16 or float16) on the device of the parts."""
 
+    def wants_apart(self, form: Form) -> bool:
+        """Whether it reads such GGUF blocks faster with their fields apart."""
+        return False
+
     @abstractmethod
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
         """The weight into `out`, contiguous [rows, columns]: the bits of the backend's own decoding."""

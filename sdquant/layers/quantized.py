@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
 from ..kernels import choice, int8, ops
+from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..rows import take
 from . import attention
+from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
@@ -80,16 +82,30 @@ class QuantizedLayer(nn.Module):
             getattr(self, name).update(getattr(original, name))
         self._parameters.pop("weight", None)
         self.training = original.training
-        self.spec = packed.spec
-        self._backend = backends.of_scheme(packed.spec.scheme)
-        self.part_names = tuple(packed.parts)
         if self._parameters.get("bias") is None:
             like = torch.empty(0, dtype=dtype, device=packed.device)
             self.register_parameter(LIKE, nn.Parameter(like, requires_grad=False))
+        self._hold(packed)
+
+    def _hold(self, packed: Packed) -> None:
+        self.spec = packed.spec
+        self._backend = backends.of_scheme(packed.spec.scheme)
+        self.part_names = tuple(packed.parts)
         for name, tensor in packed.parts.items():
             self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
         self._form = self._backend.form(packed)
         self._text = ops.described(packed.spec, self.part_names)
+
+    def lay_out(self, device: str) -> None:
+        """Bring the packed weight into the order of bytes for the device that will compute with it; see
+        `kernels.layout`."""
+        packed = self.packed
+        made = laid_out(packed, device)
+        if made is not packed:
+            for name in self.part_names:
+                del self._parameters[PREFIX + name]
+            self._hold(made)
+            self._prepared = self._prepared_for = None
 
     @property
     def packed(self) -> Packed:
@@ -156,7 +172,9 @@ class QuantizedLayer(nn.Module):
         self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+        """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how. A
+        packed one whose bytes are in another order is brought into this layer's."""
+        bring_into_order(state_dict, prefix + PREFIX, self.packed)
         weight = state_dict.get(f"{prefix}weight")
         if isinstance(weight, Tensor) and f"{prefix}{PREFIX}{self.part_names[0]}" not in state_dict:
             packed = None
@@ -235,6 +253,9 @@ class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
     """[...] of indices -> [..., width]. Decodes the rows that are looked up where the packing allows it."""
 
+    def lay_out(self, device: str) -> None:
+        """It stays as it is: a row that is looked up would lie in as many places as it has fields."""
+
     def forward(self, indices: Tensor) -> Tensor:
         packed, dtype = self.packed, self.compute_dtype
         if indices.numel() < self.num_embeddings and self._backend.by_row(packed):
@@ -264,16 +285,11 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     if not computes and is_compiling():
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x):
-        return _convolve(layer, x, layer._bias(x), geometry)
+        return convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
-
-
-def _convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
-    """Without a gradient, as the layer computes."""
-    return choice.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
 
 
 def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
@@ -281,69 +297,8 @@ def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
     return y if bias is None else y + bias.view(-1, *(1,) * after)
 
 
-class Computed(torch.autograd.Function):
-    """A product that the backend computes with the codes; its gradient is that of the product with the float weight."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: QuantizedLayer, geometry: Geometry | None) -> Tensor:
-        ctx.layer, ctx.geometry, ctx.form = layer, geometry, (x.shape, x.dtype)
-        backend, packed = layer._backend, layer.packed
-        return backend.linear(packed, x) if geometry is None else backend.convolve(packed, x, geometry)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,), (shape, dtype) = grads, ctx.form
-        return _gradient(grad, ctx.layer.dequantize(dtype), shape, ctx.geometry), None, None
-
-
-class Decoded(torch.autograd.Function):
-    """A product with the decoded weight that keeps nothing: its gradient decodes the weight again.
-
-    Kept for the gradient, the weights of all layers would be in memory as floats, and training a LoRA would take as
-    much as on the unquantized model.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any, geometry: Geometry | None) -> Tensor:
-        ctx.layer, ctx.geometry, ctx.shape = layer, geometry, x.shape
-        done: Tensor = layer._linear(x, bias) if geometry is None else _convolve(layer, x, bias, geometry)
-        return done
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (grad,) = grads
-        of_x = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_x = _gradient(grad, ctx.layer._float_weight(grad), ctx.shape, ctx.geometry)
-        if ctx.needs_input_grad[1]:
-            channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
-            of_bias = grad.sum([d for d in range(grad.dim()) if d != channels])
-        return of_x, of_bias, None, None
-
-
 def _gradient_of(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
-
-
-def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | None) -> Tensor:
-    """Of x [*shape], where y = x weight^T or a convolution of x, and `grad` is that of y.
-
-    It does not depend on x, so that nothing but the weight is needed.
-    """
-    if how is None:
-        return grad @ weight
-    if isinstance(how.padding, str):  # "same" may be uneven, which the gradient's own function cannot do
-        with torch.enable_grad():
-            x = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
-            conv: Any = choice.CONVOLUTIONS[len(how.stride) - 1]
-            y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
-        return torch.autograd.grad(y, x, grad)[0]
-    like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)
-    mask = [True, False, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
-        grad, like, weight, None, how.stride, how.padding, how.dilation, False, zeros, how.groups, mask
-    )[0]
-    return found
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {

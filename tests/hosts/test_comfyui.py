@@ -25,6 +25,7 @@ from sdquant.errors import (
     UnsupportedFileError,
 )
 from sdquant.hosts import comfy_load
+from sdquant.kernels import layout
 from sdquant.weights import quantized
 
 from .. import comfy_safetensors
@@ -118,6 +119,23 @@ def test_a_file_gives_what_our_own_load_gives(comfy: SimpleNamespace, form: str)
     packed = dict(quantized(patcher.model))
     assert (LAYER in packed) is (form != "float") and {row.spec.scheme for row in packed.values()} <= {form, "q6_k"}
     torch.testing.assert_close(theirs(patcher), ours(own_load(path)), rtol=1e-4, atol=1e-4)
+
+
+def test_fields_apart_give_the_same_images_and_files(comfy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GGUF weights are kept for cards; here on the CPU."""
+    path = written(comfy, "iq4_xs")
+    blocks = load(comfy, path)
+    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    fields = load(comfy, path)
+    assert {name for row in dict(quantized(blocks.model)).values() for name in row.parts} == {"blocks"}
+    assert {name for row in dict(quantized(fields.model)).values() for name in row.parts} == {"fields"}
+    assert fields.model_size() == blocks.model_size()
+    torch.testing.assert_close(theirs(fields), theirs(blocks), rtol=1e-4, atol=1e-4)
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["SdquantSaveDiffusionModel"]()
+    for patcher, name in ((fields, "fields"), (blocks, "blocks")):
+        node.save(patcher, name)
+    one, other = (comfy.output / f"{name}_00001_.safetensors" for name in ("fields", "blocks"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4,double_quant", "qint4"])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
+from sdquant.backends._gguf_fields import apart, together
 from sdquant.backends._gguf_scales import HALVES
 from sdquant.formats.gguf_types import TYPES
 from sdquant.kernels.forms import Form
@@ -37,7 +38,9 @@ class Case:
         """float32 [rows, columns] before the last rounding, computed without Triton."""
         if self.form.packing in DECODERS:
             out = torch.empty(self.form.rows, self.form.columns)
-            decode_blocks(self.form.packing, self.parts["codes"], out)
+            codes = self.parts["codes"]
+            blocks = together(self.form.packing, codes) if self.form.apart else codes
+            decode_blocks(self.form.packing, blocks, out)
             return out
         return torch.from_numpy(decoded(self.form, self.parts))
 
@@ -100,6 +103,12 @@ def blocks_of(kind: str, rows: int, columns: int) -> Case:
     return Case(f"{kind} {rows}x{columns}", form, {"codes": blocks})
 
 
+def apart_of(case: Case) -> Case:
+    """The same weight with its fields apart."""
+    parts = {"codes": apart(case.form.packing, case.parts["codes"])}
+    return Case(f"{case.name} apart", replace(case.form, apart=True), parts)
+
+
 def cases() -> Iterator[Case]:
     # Each backend's form, as `test_forms` sees them; rows that are no multiple of a tile.
     yield _case("int8 rows", 37, 96, "int8", 96, arithmetic="bfloat16", scales="bfloat16")
@@ -133,10 +142,14 @@ def cases() -> Iterator[Case]:
     yield _case("sdnq4", 9, 64, "nibbles-low", 64, arithmetic="bfloat16", scales="bfloat16", **added)
     yield _case("sdnq4 float32", 9, 64, "nibbles-low", 64, **added)
     yield _case("sdnq3", 9, 64, "sdnq3", 64, arithmetic="float16", scales="float16", **added)
-    for kind in GGUF:
-        yield blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96)
-    yield blocks_of("q4_k", 6, 128)  # blocks that cross rows, as in a reshaped convolution
-    yield blocks_of("q4_0", 4, 24)
+    blocks = [
+        blocks_of(kind, 33 if kind in ("q8_0", "q4_k") else 6, 512 if TYPES[kind].block == 256 else 96) for kind in GGUF
+    ]
+    blocks.append(blocks_of("q4_k", 6, 128))  # blocks that cross rows, as in a reshaped convolution
+    blocks.append(blocks_of("q4_0", 4, 24))
+    for case in blocks:
+        yield case
+        yield apart_of(case)
 
 
 def wrong_weight(case: Case, dtype: torch.dtype, device: str) -> str:
@@ -265,8 +278,9 @@ def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     return ""
 
 
-def wrong_integers(text: str, columns: int, device: str) -> str:
-    """What is wrong with a layer's product in integers: all steps by Triton, against those in torch."""
+def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False) -> str:
+    """What is wrong with a layer's product in integers: all steps by Triton, against those in torch. apart: with the
+    fields of GGUF's blocks so."""
     from sdquant import backends
     from sdquant.backends.base import Packed
     from sdquant.kernels import int8, int8_steps
@@ -274,6 +288,7 @@ def wrong_integers(text: str, columns: int, device: str) -> str:
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
     made = backend.encode(torch.randn(40, columns, generator=torch.Generator().manual_seed(5)), spec)
+    made = backend.for_kernels(made) if apart else made
     packed = Packed(spec=made.spec, parts={name: part.to(device) for name, part in made.parts.items()})
     x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
     bias = torch.linspace(-1, 1, 40, device=device)
@@ -284,7 +299,8 @@ def wrong_integers(text: str, columns: int, device: str) -> str:
 
 
 def wrong_layer(device: str, *, compile: bool) -> str:
-    """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked."""
+    """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked. Its
+    weight is laid out as it is for cards."""
     from sdquant import backends
     from sdquant.kernels import choice
     from sdquant.layers import quantized_layer
@@ -293,7 +309,11 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     choice.readers.cache_clear()
     spec = backends.parse("q4_0")
     linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
-    layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec)).to(device)
+    layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec))
+    layer.lay_out(device)
+    layer = layer.to(device)
+    if layer.part_names != ("fields",):
+        return "it is not laid out"
     chosen = choice.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
     if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 2:
         return f"it is read by {chosen}"
@@ -334,6 +354,8 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
         looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
     for text, columns in (("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)):
         looked.append((f"{text} in integers", wrong_integers(text, columns, device)))
+    for text, columns in (("q6_k", 256), ("q8_0", 512)):
+        looked.append((f"{text} apart in integers", wrong_integers(text, columns, device, apart=True)))
     looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
         seen += 1

@@ -25,6 +25,8 @@ _CPU = torch.device("cpu")
 
 def plan(form: Form, parts: Parts) -> Any | None:
     """The extension's own object for a form whose scales have these dtypes; None where it cannot read such."""
+    if form.apart:
+        return None
     return _plan(form, parts[form.scale].dtype if form.scale else None, parts[form.shift].dtype if form.shift else None)
 
 

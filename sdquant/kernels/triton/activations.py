@@ -114,11 +114,12 @@ def finish_kernel(
 @triton.jit
 def again_kernel(
     made, made_scale, per_row, columns, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset,
-    factor, number, count,
+    factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One row of a packed weight to int8 codes `made` and their scale, without the float weight between them."""
@@ -131,8 +132,8 @@ def again_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR,
-                SHIFT, FUSED, ARITHMETIC, CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+                many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
+                FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             v = tl.where((c < per_row)[:, :, None] & (lane >= 0), v, 0.0)
             most = tl.maximum(most, tl.abs(v))
@@ -145,8 +146,8 @@ def again_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR,
-                SHIFT, FUSED, ARITHMETIC, CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+                many, row * per_row + c, c < per_row, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO,
+                FACTOR, SHIFT, FUSED, ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             at = position(c[:, :, None], lane, p, PLANES, LANES, ORDER)
             tl.store(made + row * columns + at, code_of(v * by, 127.0, False).to(tl.int8), mask=at < columns)

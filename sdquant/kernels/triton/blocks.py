@@ -25,15 +25,14 @@ MOST = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A packing. The fields from `chunks` on are for GGUF blocks, offsets in bytes, -1 for what a type lacks.
+    """A packing. Where the fields of GGUF blocks are is in `formats.gguf_fields`.
 
     Attributes:
         family: which device function reads it.
         planes, lanes, order: see the module.
-        chunks: in a block. nbytes: of a block.
-        scale, minimum: of the block's half-precision numbers. codes: of the codes. high: of the codes' upper bits.
-        zero: what is subtracted from a code.
-        table: name of the table that turns codes into numbers, "" for none.
+        chunks: in a GGUF block.
+        zero: what is subtracted from a code of one.
+        table: name of the table that turns the codes of one into numbers, "" for none.
     """
 
     family: str
@@ -41,11 +40,6 @@ class Block:
     lanes: int
     order: str = "run"
     chunks: int = 1
-    nbytes: int = 0
-    scale: int = -1
-    minimum: int = -1
-    codes: int = 0
-    high: int = -1
     zero: int = 0
     table: str = ""
 
@@ -62,30 +56,24 @@ class Block:
 
 def _simple(**fields: int | str) -> Block:
     """A scale for 32 weights, two in a byte, the first half of them in the low bits."""
-    return Block(family="nibbles", planes=2, lanes=16, scale=0, **fields)  # type: ignore[arg-type]
+    return Block(family="nibbles", planes=2, lanes=16, **fields)  # type: ignore[arg-type]
 
 
-# ggml's `ggml-common.h`; the arithmetic is that of `backends/_gguf_decode` and `_gguf_iq`.
+# The arithmetic is that of `backends/_gguf_decode` and `_gguf_iq`.
 GGUF: Mapping[str, Block] = {
-    "q8_0": Block(family="bytes", planes=1, lanes=32, nbytes=34, scale=0, codes=2),
-    "q4_0": _simple(nbytes=18, codes=2, zero=8),
-    "q4_1": _simple(nbytes=20, minimum=2, codes=4),
-    "q5_0": _simple(nbytes=22, high=2, codes=6, zero=16),
-    "q5_1": _simple(nbytes=24, minimum=2, high=4, codes=8),
-    "iq4_nl": _simple(nbytes=18, codes=2, table="iq4"),
-    "q4_k": Block(family="eights", planes=2, lanes=32, chunks=4, nbytes=144, scale=0, minimum=2, codes=16),
-    "q5_k": Block(family="eights", planes=2, lanes=32, chunks=4, nbytes=176, scale=0, minimum=2, high=16, codes=48),
-    "q2_k": Block(
-        family="q2_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=84, scale=80, minimum=82, codes=16
-    ),
-    "q3_k": Block(
-        family="q3_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=110, scale=108, high=0, codes=32, zero=4
-    ),
-    "q6_k": Block(
-        family="q6_k", planes=4, lanes=16, order="halves", chunks=4, nbytes=210, scale=208, high=128, zero=32
-    ),
-    "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, nbytes=136, scale=0, codes=8, table="iq4"),
-}  # fmt: skip
+    "q8_0": Block(family="bytes", planes=1, lanes=32),
+    "q4_0": _simple(zero=8),
+    "q4_1": _simple(),
+    "q5_0": _simple(zero=16),
+    "q5_1": _simple(),
+    "iq4_nl": _simple(table="iq4"),
+    "q4_k": Block(family="eights", planes=2, lanes=32, chunks=4),
+    "q5_k": Block(family="eights", planes=2, lanes=32, chunks=4),
+    "q2_k": Block(family="q2_k", planes=4, lanes=16, order="halves", chunks=4),
+    "q3_k": Block(family="q3_k", planes=4, lanes=16, order="halves", chunks=4, zero=4),
+    "q6_k": Block(family="q6_k", planes=4, lanes=16, order="halves", chunks=4, zero=32),
+    "iq4_xs": Block(family="iq4_xs", planes=2, lanes=16, chunks=8, table="iq4"),
+}
 
 # Packings of `forms` other than blocks. float8 is decoded by arithmetic: cards before Ada have no such type.
 _CODES = (

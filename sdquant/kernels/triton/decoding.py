@@ -51,8 +51,8 @@ def byte(codes, at, live):
 
 @triton.jit
 def half(codes, at, live):
-    """The half-precision number at two bytes, float32."""
-    return tl.load((codes + at).to(tl.pointer_type(tl.float16)), mask=live, other=0.0).to(tl.float32)
+    """The half-precision number that `at` counts to, float32."""
+    return tl.load(codes.to(tl.pointer_type(tl.float16)) + at, mask=live, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -169,44 +169,52 @@ def form_values(
 
 @triton.jit
 def block_values(
-    codes, table, g, live, p: tl.constexpr, FAMILY: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
-    NBYTES: tl.constexpr, D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr,
-    TABLE: tl.constexpr,
+    codes, table, many, g, live, p: tl.constexpr, FAMILY: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
+    Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """Plane p of GGUF blocks. D, M: offsets of scale and minimum; Q, H: of codes and their high bits; Z: zero."""
+    """Plane p of GGUF blocks.
+
+    D, M: where the scale and the minimum are, in half-precision numbers; Q, H, S: the codes, their upper bits, and the
+    small scales, in bytes; each times `many`, which is the number of blocks where fields are apart, else 1, and plus
+    the number of the block times its step. Z: zero.
+    """
     lane = tl.arange(0, LANES)[None, None, :]
     c = g % CHUNKS
-    base = (g // CHUNKS) * NBYTES
-    start = base[:, :, None]
+    block = g // CHUNKS
     alive = live[:, :, None]
-    scale = half(codes, base + D, live)
+    at_codes = (Q * many + block * Q_STEP)[:, :, None]
+    at_high = (H * many + block * H_STEP)[:, :, None]
+    at_scales = S * many + block * S_STEP
+    scale = half(codes, D * many + block * D_STEP, live)
     if FAMILY == "bytes":
-        code = (byte(codes, start + Q + lane, alive) ^ 128) - 128
+        code = (byte(codes, at_codes + lane, alive) ^ 128) - 128
     elif FAMILY == "nibbles":
-        code = (byte(codes, start + Q + lane, alive) >> (4 * p)) & 15
+        code = (byte(codes, at_codes + lane, alive) >> (4 * p)) & 15
         if H >= 0:
             k = 16 * p + lane
-            code = code | (((byte(codes, start + H + k // 8, alive) >> (k % 8)) & 1) << 4)
+            code = code | (((byte(codes, at_high + k // 8, alive) >> (k % 8)) & 1) << 4)
         if M >= 0:
-            minimum = half(codes, base + M, live)
+            minimum = half(codes, M * many + block * D_STEP, live)
     elif FAMILY == "eights":
         # Eight scales and minimums of six bits in 12 bytes: see `_gguf_decode._six_bits`.
         s = 2 * c + p
-        a = byte(codes, base + 4 + (s & 3), live)
-        b = byte(codes, base + 8 + (s & 3), live)
-        both = byte(codes, base + 12 + (s & 3), live)
+        a = byte(codes, at_scales + (s & 3), live)
+        b = byte(codes, at_scales + 4 + (s & 3), live)
+        both = byte(codes, at_scales + 8 + (s & 3), live)
         of_scale = tl.where(s < 4, a & 63, (both & 15) | ((a >> 2) & 48))
         of_minimum = tl.where(s < 4, b & 63, (both >> 4) | ((b >> 2) & 48))
-        minimum = half(codes, base + M, live) * of_minimum.to(tl.float32)
+        minimum = half(codes, M * many + block * D_STEP, live) * of_minimum.to(tl.float32)
         scale = scale * of_scale.to(tl.float32)
-        code = (byte(codes, start + Q + 32 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+        code = (byte(codes, at_codes + 32 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
         if H >= 0:
-            code = code | (((byte(codes, start + H + lane, alive) >> s[:, :, None]) & 1) << 4)
+            code = code | (((byte(codes, at_high + lane, alive) >> s[:, :, None]) & 1) << 4)
     elif FAMILY == "iq4_xs":
-        low = (byte(codes, base + 4 + c // 2, live) >> ((c & 1) * 4)) & 15
-        high = (byte(codes, base + 2 + c // 4, live) >> ((c & 3) * 2)) & 3
+        # Upper halves of the eight scales in two bytes, then the lower ones in four.
+        high = (byte(codes, at_scales + c // 4, live) >> ((c & 3) * 2)) & 3
+        low = (byte(codes, at_scales + 2 + c // 2, live) >> ((c & 1) * 4)) & 15
         scale = scale * ((low | (high << 4)) - 32).to(tl.float32)
-        code = (byte(codes, start + Q + 16 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
+        code = (byte(codes, at_codes + 16 * c[:, :, None] + lane, alive) >> (4 * p)) & 15
     else:
         # Sixteen scales: half h of the block, plane p, and j says which 16 of 32 lanes.
         h = c >> 1
@@ -214,22 +222,22 @@ def block_values(
         s = 8 * h + 2 * p + j
         lanes = (16 * j)[:, :, None] + lane
         if FAMILY == "q2_k":
-            both = byte(codes, base + s, live)
+            both = byte(codes, at_scales + s, live)
             scale = scale * (both & 15).to(tl.float32)
-            minimum = half(codes, base + M, live) * (both >> 4).to(tl.float32)
-            code = (byte(codes, start + Q + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
+            minimum = half(codes, M * many + block * D_STEP, live) * (both >> 4).to(tl.float32)
+            code = (byte(codes, at_codes + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
         elif FAMILY == "q3_k":
-            four = (byte(codes, base + 96 + (s & 7), live) >> (4 * (s >> 3))) & 15
-            two = (byte(codes, base + 104 + (s & 3), live) >> (2 * (s >> 2))) & 3
+            four = (byte(codes, at_scales + (s & 7), live) >> (4 * (s >> 3))) & 15
+            two = (byte(codes, at_scales + 8 + (s & 3), live) >> (2 * (s >> 2))) & 3
             scale = scale * ((four | (two << 4)) - 32).to(tl.float32)
-            code = (byte(codes, start + Q + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
-            upper = byte(codes, start + H + lanes, alive) >> (4 * h + p)[:, :, None]
+            code = (byte(codes, at_codes + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)) & 3
+            upper = byte(codes, at_high + lanes, alive) >> (4 * h + p)[:, :, None]
             code = code | ((upper & 1) << 2)
         else:
-            of_scale = (byte(codes, base + 192 + s, live) ^ 128) - 128
+            of_scale = (byte(codes, at_scales + s, live) ^ 128) - 128
             scale = scale * of_scale.to(tl.float32)
-            code = byte(codes, start + (64 * h)[:, :, None] + 32 * (p & 1) + lanes, alive) >> (4 * (p >> 1))
-            upper = byte(codes, start + H + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)
+            code = byte(codes, at_codes + (64 * h)[:, :, None] + 32 * (p & 1) + lanes, alive) >> (4 * (p >> 1))
+            upper = byte(codes, at_high + (32 * h)[:, :, None] + lanes, alive) >> (2 * p)
             code = (code & 15) | ((upper & 3) << 4)
     if TABLE:
         v = tl.load(table + code)
@@ -247,10 +255,11 @@ def block_values(
 @triton.jit
 def values(
     codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-    g, live, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
-    ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    many, g, live, p: tl.constexpr, FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr,
+    LANES: tl.constexpr, ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr,
+    FACTOR: tl.constexpr, SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr,
+    Q_STEP: tl.constexpr, H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Plane p of a weight of any form."""
     if FAMILY == "form":
@@ -259,5 +268,8 @@ def values(
             g, live, p, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC, BITS,
         )  # fmt: skip
     else:
-        v = block_values(codes, table, g, live, p, FAMILY, LANES, CHUNKS, NBYTES, D, M, Q, H, Z, TABLE)
+        v = block_values(
+            codes, table, many, g, live, p, FAMILY, LANES, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z,
+            TABLE,
+        )  # fmt: skip
     return v

@@ -10,6 +10,7 @@ import torch
 
 from ...backends import _bnb_tables
 from ...backends._gguf_iq import _NON_LINEAR
+from ...formats.gguf_fields import places
 from .blocks import Block, block_of
 from .running import INTERPRETED
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..forms import Form
+
+_FIELDS = ("codes", "high", "scales", "scale", "minimum")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,12 @@ def plan_of(form: Form) -> Plan:
         "factor": form.factor,
         "number": float(form.zero) if not isinstance(form.zero, str) else 0.0,
         "count": form.rows * form.columns,
+        "many": form.rows * form.columns // form.group if form.apart else 1,
     }
+    # -1 for a field that the type lacks.
+    at = {} if own else places(form.packing, apart=form.apart)
+    start = {name: at[name].start if name in at else -1 for name in _FIELDS}
+    step = {name: at[name].step if name in at else 0 for name in _FIELDS}
     compiled = {
         "FAMILY": block.family,
         "PACKING": form.packing if own else "",
@@ -62,11 +70,15 @@ def plan_of(form: Form) -> Plan:
         "FUSED": form.fused,
         "ARITHMETIC": form.arithmetic,
         "CHUNKS": block.chunks,
-        "NBYTES": block.nbytes,
-        "D": block.scale,
-        "M": block.minimum,
-        "Q": block.codes,
-        "H": block.high,
+        "D": start["scale"] // 2,
+        "M": start["minimum"] // 2,
+        "Q": start["codes"],
+        "H": start["high"],
+        "S": start["scales"],
+        "D_STEP": step["scale"] // 2,
+        "Q_STEP": step["codes"],
+        "H_STEP": step["high"],
+        "S_STEP": step["scales"],
         "Z": block.zero,
         "BITS": INTERPRETED,
     }

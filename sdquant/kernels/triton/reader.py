@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from ...formats.gguf_types import TYPES
 from ..reader import Reader
 from . import library
-from .blocks import block_of
+from .blocks import GGUF, block_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # each: an H100 does about 240 of those while it reads two bytes, a 4090 about 165. Up to there the product waits for
 # memory, if its own arithmetic for decoding were free. It is not, and no card was at hand to measure: a quarter of it.
 _FEW = 64
+_WIDEST = 16  # bytes that a thread of a card loads at a time
 # Products of float32 run without tensor cores, and torch's kernels for them are better.
 _FEW_FLOAT32 = 1
 
@@ -38,6 +40,13 @@ class TritonReader(Reader):
             return False
         # Half-precision numbers inside blocks are read where they lie.
         return form.packing in ("int8", "uint8") or codes.storage_offset() * codes.element_size() % 2 == 0
+
+    def wants_apart(self, form: Form) -> bool:
+        """Blocks of a multiple of 16 bytes (q4_k, q5_k) are read 16 bytes at a time where they lie: the compiled code
+        is the same for both."""
+        if form.packing not in GGUF or block_of(form) is None or library.launcher() is None:
+            return False
+        return TYPES[form.packing].nbytes % _WIDEST > 0
 
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
         launcher = library.launcher()

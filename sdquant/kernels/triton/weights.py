@@ -13,11 +13,12 @@ from .decoding import position, rounded, values
 
 @triton.jit
 def decode_kernel(
-    out, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
+    out, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The weight, `count` numbers, into `out` of dtype OUT: BLOCK_C chunks of it."""
@@ -27,13 +28,13 @@ def decode_kernel(
     if ORDER == "pairs":
         low = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            g, live, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
-            CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+            many, g, live, 0, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
         )  # fmt: skip
         high = values(
             codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-            g, live, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
-            CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+            many, g, live, 1, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+            ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
         )  # fmt: skip
         # Side by side, so that they are written together: [1, c, lanes, 2].
         v = rounded(tl.join(low, high), OUT, BITS)
@@ -44,8 +45,8 @@ def decode_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
-                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             v = rounded(v, OUT, BITS)
             at = position(g[:, :, None], lane, p, PLANES, LANES, ORDER)
@@ -74,11 +75,12 @@ def row_of(pid, BLOCK_N: tl.constexpr, rows, SPLIT: tl.constexpr):
 @triton.jit
 def one_row_kernel(
     x, bias, out, rows, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor,
-    number, count,
+    number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """x [columns] times BLOCK_N rows of the weight, whose rows are `per_row` chunks, into out [rows]."""
@@ -93,8 +95,8 @@ def one_row_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
-                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             k = position(c[None, :, None], lane, p, PLANES, LANES, ORDER)
             a = tl.load(x + k, mask=there & (lane >= 0), other=0.0).to(tl.float32)
@@ -108,11 +110,12 @@ def one_row_kernel(
 @triton.jit
 def rows_kernel(
     x, bias, out, m_rows, rows, columns, per_row, codes, scale, nested, zero, shift, table, dynamic, group, plane_size,
-    offset, factor, number, count,
+    offset, factor, number, count, many,
     FAMILY: tl.constexpr, PACKING: tl.constexpr, PLANES: tl.constexpr, LANES: tl.constexpr,
     ORDER: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
-    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, NBYTES: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
+    SHIFT: tl.constexpr, FUSED: tl.constexpr, ARITHMETIC: tl.constexpr, CHUNKS: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, Q: tl.constexpr, H: tl.constexpr, S: tl.constexpr, D_STEP: tl.constexpr, Q_STEP: tl.constexpr,
+    H_STEP: tl.constexpr, S_STEP: tl.constexpr, Z: tl.constexpr, BITS: tl.constexpr,
     OUT: tl.constexpr, SPLIT: tl.constexpr, BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -131,8 +134,8 @@ def rows_kernel(
         for p in tl.static_range(PLANES):
             v = values(
                 codes, scale, nested, zero, shift, table, dynamic, group, plane_size, offset, factor, number, count,
-                g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED, ARITHMETIC,
-                CHUNKS, NBYTES, D, M, Q, H, Z, BITS,
+                many, g, live, p, FAMILY, PACKING, PLANES, LANES, ORDER, TABLE, SCALE, ZERO, FACTOR, SHIFT, FUSED,
+                ARITHMETIC, CHUNKS, D, M, Q, H, S, D_STEP, Q_STEP, H_STEP, S_STEP, Z, BITS,
             )  # fmt: skip
             w = tl.reshape(rounded(v, OUT, BITS), [BLOCK_N, BLOCK_C * LANES])
             k = tl.reshape(position(c[:, None], lane, p, PLANES, LANES, ORDER), [BLOCK_C * LANES])

@@ -1,0 +1,66 @@
+"""Where the fields of GGUF's blocks lie, as rows, and the order in which kernels of GPUs want them.
+
+In a file a weight is blocks of 18 or 34 or 210 bytes, one after the other, so that no block begins where a load of 16
+bytes, or of 4, could begin. "Fields apart" are the same bytes in another order: the first field of all blocks, then the
+second of all blocks, and so on. The fields with the largest powers of two in their sizes come first, and sizes are
+even: with a multiple of 8 blocks, which nearly all weights have, every field begins at a multiple of 16 bytes, and
+with any number half-precision numbers are at even addresses. Nothing is added. No torch in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Field:
+    """Bytes of a block: of its codes, the upper bits of them ("high"), 4- to 8-bit scales of parts of it ("scales"), or
+    its half-precision numbers ("scale", "minimum")."""
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a field is: that of block b at byte `start` + b * `step`, or n * `start` + b * `step` with the fields of n
+    blocks apart."""
+
+    start: int
+    step: int
+
+
+def _row(*fields: tuple[str, int, int]) -> tuple[Field, ...]:
+    return tuple(Field(*field) for field in fields)
+
+
+# ggml's `ggml-common.h`: name, first byte, and bytes of each, in the order of fields apart.
+FIELDS: Mapping[str, tuple[Field, ...]] = {
+    "q8_0": _row(("codes", 2, 32), ("scale", 0, 2)),
+    "q4_0": _row(("codes", 2, 16), ("scale", 0, 2)),
+    "q4_1": _row(("codes", 4, 16), ("scale", 0, 2), ("minimum", 2, 2)),
+    "q5_0": _row(("codes", 6, 16), ("high", 2, 4), ("scale", 0, 2)),
+    "q5_1": _row(("codes", 8, 16), ("high", 4, 4), ("scale", 0, 2), ("minimum", 2, 2)),
+    "iq4_nl": _row(("codes", 2, 16), ("scale", 0, 2)),
+    "q4_k": _row(("codes", 16, 128), ("scales", 4, 12), ("scale", 0, 2), ("minimum", 2, 2)),
+    "q5_k": _row(("codes", 48, 128), ("high", 16, 32), ("scales", 4, 12), ("scale", 0, 2), ("minimum", 2, 2)),
+    "q2_k": _row(("codes", 16, 64), ("scales", 0, 16), ("scale", 80, 2), ("minimum", 82, 2)),
+    "q3_k": _row(("codes", 32, 64), ("high", 0, 32), ("scales", 96, 12), ("scale", 108, 2)),
+    "q6_k": _row(("codes", 0, 128), ("high", 128, 64), ("scales", 192, 16), ("scale", 208, 2)),
+    "iq4_xs": _row(("codes", 8, 128), ("scales", 2, 6), ("scale", 0, 2)),
+}
+
+
+def places(kind: str, *, apart: bool) -> dict[str, Place]:
+    """Where each field of a type is, in blocks or apart."""
+    rows = FIELDS[kind]
+    if not apart:
+        nbytes = sum(field.size for field in rows)
+        return {field.name: Place(field.start, nbytes) for field in rows}
+    found, start = {}, 0
+    for field in rows:
+        found[field.name] = Place(start, field.size)
+        start += field.size
+    return found

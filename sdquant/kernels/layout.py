@@ -1,0 +1,59 @@
+"""In which order the bytes of a packed weight are kept in memory: that of its file, or the one that kernels read best.
+
+It is chosen once, when a layer is made, for the device that the layer will compute on. What waits elsewhere for its
+turn waits in that order, so that nothing is converted when it moves. Files always have their own order
+(`Backend.for_files`), and every other device reads either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import backends
+from ..backends.base import Packed
+from . import choice
+
+if TYPE_CHECKING:
+    from .forms import Form
+
+
+def laid_out(packed: Packed, device: str) -> Packed:
+    """The weight of a linear layer or a convolution in the order for `device`; itself where that is the one it has, or
+    it has no bytes (on the meta device)."""
+    backend = backends.of_scheme(packed.spec.scheme)
+    form = backend.form(packed)
+    if form is None or form.apart or packed.device.type == "meta" or not wanted(form, device):
+        return packed
+    return backend.for_kernels(packed)
+
+
+def wanted(form: Form, device: str) -> bool:
+    """Whether the kernels of `device` ("cuda:0", "cpu") are better off with the fields of such a weight apart."""
+    return any(reader.wants_apart(form) for reader in choice.readers(device.partition(":")[0]))
+
+
+def is_apart(packed: Packed) -> bool:
+    """Whether it is not in the order of its file."""
+    form = backends.of_scheme(packed.spec.scheme).form(packed)
+    return form is not None and form.apart
+
+
+def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
+    """Replace the parts of a weight in a state dict, if they are in another order than those of `own`, which it is for.
+
+    Args:
+        prefix: of the parts' keys.
+
+    What is not a weight of the size of `own` is left to torch, which says what is wrong.
+    """
+    backend = backends.of_scheme(own.spec.scheme)
+    found = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    other = Packed(spec=own.spec, parts=found)
+    if not found or set(found) == set(own.parts) or other.nbytes != own.nbytes:
+        return
+    for made in (backend.for_files(other), backend.for_kernels(other)):
+        if set(made.parts) == set(own.parts):
+            for name in found:
+                del state[prefix + name]
+            state.update({prefix + name: part for name, part in made.parts.items()})
+            return

@@ -1,0 +1,80 @@
+"""The gradients of products with packed weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import choice
+
+if TYPE_CHECKING:
+    from ..backends.base import Geometry
+    from .quantized import QuantizedLayer
+
+
+def convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
+    """Without a gradient, as the layer computes."""
+    return choice.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
+
+
+class Computed(torch.autograd.Function):
+    """A product that the backend computes with the codes; its gradient is that of the product with the float weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLayer, geometry: Geometry | None) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.form = layer, geometry, (x.shape, x.dtype)
+        backend, packed = layer._backend, layer.packed
+        return backend.linear(packed, x) if geometry is None else backend.convolve(packed, x, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (shape, dtype) = grads, ctx.form
+        return _gradient(grad, ctx.layer.dequantize(dtype), shape, ctx.geometry), None, None
+
+
+class Decoded(torch.autograd.Function):
+    """A product with the decoded weight that keeps nothing: its gradient decodes the weight again.
+
+    Kept for the gradient, the weights of all layers would be in memory as floats, and training a LoRA would take as
+    much as on the unquantized model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Any, geometry: Geometry | None) -> Tensor:
+        ctx.layer, ctx.geometry, ctx.shape = layer, geometry, x.shape
+        done: Tensor = layer._linear(x, bias) if geometry is None else convolve(layer, x, bias, geometry)
+        return done
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad,) = grads
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = _gradient(grad, ctx.layer._float_weight(grad), ctx.shape, ctx.geometry)
+        if ctx.needs_input_grad[1]:
+            channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
+            of_bias = grad.sum([d for d in range(grad.dim()) if d != channels])
+        return of_x, of_bias, None, None
+
+
+def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | None) -> Tensor:
+    """Of x [*shape], where y = x weight^T or a convolution of x, and `grad` is that of y.
+
+    It does not depend on x, so that nothing but the weight is needed.
+    """
+    if how is None:
+        return grad @ weight
+    if isinstance(how.padding, str):  # "same" may be uneven, which the gradient's own function cannot do
+        with torch.enable_grad():
+            x = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
+            conv: Any = choice.CONVOLUTIONS[len(how.stride) - 1]
+            y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
+        return torch.autograd.grad(y, x, grad)[0]
+    like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)
+    mask = [True, False, False]
+    found: Tensor = torch.ops.aten.convolution_backward(
+        grad, like, weight, None, how.stride, how.padding, how.dilation, False, zeros, how.groups, mask
+    )[0]
+    return found
