@@ -30,7 +30,7 @@ from .fidelity import machine, versions
 from .offload import build, step
 
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
-TOKENS = (1024, 4096)  # of the image: more rows than are multiplied without decoding the weight
+TOKENS = (1024,)  # of the image: more rows than are multiplied without decoding the weight
 HIDDEN = 2048  # the width
 RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={4 << 20}"}
 # Scheme, and the budget's share of the weights; None: everything in memory.

@@ -36,9 +36,10 @@ def attended(
         return None
     if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         return None
-    if not _sound():
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale <= 0 or not _sound():  # the kernel takes the largest score before it is scaled
         return None
-    return native.attend(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+    return native.attend(query, key, value, scale)
 
 
 @cache

@@ -42,17 +42,19 @@ class _Forward:
         self.module, self.forward = module, type(module).forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # a compiled graph has torch's; and the compiler does not know the expression below
+            return self.forward(self.module, *args, **kwargs)
+        forward = type(self.module).forward  # of now: web UIs replace those of classes
         x = args[0] if args else kwargs.get("hidden_states")
-        small = isinstance(x, Tensor) and x.numel() < LEAST
-        if small or is_compiling():  # a compiled graph has torch's
-            return self.forward(self.module, *args, **kwargs)
+        if isinstance(x, Tensor) and x.numel() < LEAST:
+            return forward(self.module, *args, **kwargs)
         with _Asking():
-            return self.forward(self.module, *args, **kwargs)
+            return forward(self.module, *args, **kwargs)
 
     @property
     def __signature__(self) -> inspect.Signature:
         """For who looks which arguments a module takes."""
-        return inspect.signature(self.forward.__get__(self.module))
+        return inspect.signature(type(self.module).forward.__get__(self.module))
 
 
 def ask(model: nn.Module, on: bool) -> None:

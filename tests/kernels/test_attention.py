@@ -107,6 +107,7 @@ def test_what_is_left_to_torch() -> None:
     assert attention.attended(q, k, v, torch.zeros(40, 40)) is None
     assert attention.attended(q, k, v, dropout_p=0.1) is None
     assert attention.attended(q, k, v, is_causal=True) is None
+    assert attention.attended(q, k, v, scale=-0.1) is None
     assert attention.attended(q, k[:, :1], v[:, :1], enable_gqa=True) is None
     assert attention.attended(q, k[:, :1], v[:, :1]) is None
     assert attention.attended(q.float(), k.float(), v.float()) is None
@@ -201,6 +202,15 @@ def test_ctrl_c_in_a_forward_leaves_nothing_behind(counted: Counted, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         net(torch.randn(1, 9, 32))
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_forward_that_a_class_gets_later_is_used(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = module()
+    asking.ask(net, True)
+    monkeypatch.setattr(Attention, "forward", lambda self, x: F.scaled_dot_product_attention(x, x, x) + 1)
+    x = torch.randn(1, 9, 32)
+    assert torch.equal(net(x), F.scaled_dot_product_attention(x, x, x) + 1)
+    assert counted.calls == 1
 
 
 def test_a_forward_that_is_somebody_elses_is_left_alone() -> None:

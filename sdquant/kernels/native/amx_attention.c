@@ -5,13 +5,12 @@
    laid out in pairs of columns, values turned, once for a head.
 
    Of 32 queries the scores with a block of keys are made, turned into shares, and multiplied with the values. Shares are
-   2 ** (score - base), with a base for each query that is the largest score so far, or up to MARGIN below it: only when
-   it is exceeded by more do former results have to be scaled down. What is left in the end is a division by the sum of
-   the shares. (Online softmax: Milakov and Gimelshein, 2018; the margin is FlashAttention-4's.) */
+   2 ** (score - base), where each query's base is its largest score so far: where that grows, former results are scaled
+   down. What is left in the end is a division by the sum of the shares. (Online softmax: Milakov and Gimelshein, 2018.)
+   */
 #include "amx.h"
 
 #ifdef AMX
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +23,6 @@ enum {
     BLOCK = 256,                     /* keys: their scores and shares stay in the first cache */
     SIDES = QUERIES / TILE_ROWS,
 };
-#define MARGIN 8.0f
 #define LEAST (-120.0f) /* exponents of two: less is nothing, and would be slow */
 
 /* What one thread works with; `steps` of width and `groups` of 32 keys, padded with zeros. */
@@ -134,7 +132,7 @@ static void score(const Room *room, int64_t group, int64_t groups) {
     MEMORY_IS_WRITTEN;
 }
 
-/* 2 ** x for x at most 2 ** 7, to 1e-4 of it, which is less than what rounding to bf16 takes; NaN stays NaN. */
+/* 2 ** x for x at most 0, to 1e-4 of it, which is less than what rounding to bf16 takes; NaN stays NaN. */
 INLINE __m512 power(__m512 x) {
     const __m512 magic = _mm512_set1_ps(12582912.0f); /* 1.5 * 2 ** 23: what is added to it is rounded */
     x = _mm512_max_ps(_mm512_set1_ps(LEAST), x);
@@ -167,14 +165,13 @@ static void share(const Room *room, int64_t keys, int side, float scale, __m512 
     const float *scores = room->scores + side * BLOCK * 16;
     char *shares = room->shares + side * BLOCK / 2 * TILE_BYTES;
     const __m512 factor = _mm512_set1_ps(scale), largest = _mm512_mul_ps(largest_of(scores, keys), factor);
-    const __mmask16 above = _mm512_cmp_ps_mask(largest, _mm512_add_ps(*base, _mm512_set1_ps(MARGIN)), _CMP_GT_OQ);
+    const __mmask16 above = _mm512_cmp_ps_mask(largest, *base, _CMP_GT_OQ);
     if (first) {
         *base = largest;
     } else if (above) {
-        const __m512 now = _mm512_mask_mov_ps(*base, above, largest);
-        const __m512 less = power(_mm512_sub_ps(*base, now));
+        const __m512 less = _mm512_mask_mov_ps(_mm512_set1_ps(1), above, power(_mm512_sub_ps(*base, largest)));
         *total = _mm512_mul_ps(*total, less);
-        *base = now;
+        *base = _mm512_mask_mov_ps(*base, above, largest);
         float *sums = room->sums + side * room->steps * STEP * 16;
         for (int64_t c = 0; c < room->steps * STEP; c++, sums += 16)
             _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), less));

@@ -1,0 +1,26 @@
+"""The table of memory foretold and taken, from what `bench.plan_memory` kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tools.tables import markdown
+
+FILE = Path("bench/results/plan_memory.json")
+
+
+def table(root: Path) -> str:
+    """A line for each row that was measured."""
+    values = json.loads((root / FILE).read_text(encoding="utf-8"))
+    lines = [
+        [
+            f"`{row['scheme']}`" if row["scheme"] else "bf16",
+            f"{row['budget_share']:.0%}" if row["budget_share"] else "-",
+            *(f"{row[name] / 1e6:.0f} MB" for name in ("foretold", "measured")),
+            f"{row['ratio']:.3f}",
+            f"{row['as_it_is'] / 1e6:.0f} MB",
+        ]
+        for row in values["rows"]
+    ]
+    return markdown(("weights", "budget", "foretold", "measured", "ratio", "glibc as it is"), lines, left=2)
