@@ -10,7 +10,7 @@ transformer that has made a step, which the libraries themselves take, is held a
 Twice: with the C library giving back what is freed (`measured`), and as it is by itself (`as_it_is`). glibc keeps freed
 memory below 32 MB for the next one who asks, and until 2.38 often cannot use it then, since torch asks for aligned
 memory (glibc's bug 14581): a process then holds two to three times its activations. RETURNING, in the environment, has
-it give back pieces above 4 MB at once, at the price of a slower step.
+it give back pieces above 1 MB at once, at the price of a slower step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .offload import build, step
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
 TOKENS = (1024,)  # of the image: more rows than are multiplied without decoding the weight
 HIDDEN = 2048  # the width
-RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={4 << 20}"}
+RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={1 << 20}"}
 # Scheme, and the budget's share of the weights; None: everything in memory.
 ROWS = ((None, None), (None, 0.5), (None, 0.25), ("int8", None), ("int8", 0.5), ("nf4", None))
 

@@ -1,7 +1,8 @@
 """Which attention runs inside a model's attention modules: `kernels.attention` is asked before torch.
 
 Modules call `torch.nn.functional.scaled_dot_product_attention`, by whatever way their library has; inside their forward
-that call is looked for. Forward hooks would not do: torch does not call them where Ctrl-C ends a forward.
+that call is looked for. Forward hooks would not do: torch does not call them where Ctrl-C ends a forward. Nor would the
+marks of `rules.interception`: they take a module out of compiled graphs, which is too much for what is only faster.
 """
 
 from __future__ import annotations

@@ -35,26 +35,11 @@ static void lay_out(const uint16_t *x, int64_t m, int64_t columns, int64_t tile,
 /* 32 rows of the weight, `stride` bytes apart, by two tiles of activations, or by one: sums [2][2][16][16], by tile of
    the weight and of the activations. */
 static void both(const char *w, int64_t stride, const char *x, int64_t steps, float *sums) {
-    const char *x1 = x + steps * TILE_ROWS * TILE_BYTES, *w1 = w + TILE_ROWS * stride;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_tiles();
     MEMORY_IS_WRITTEN;
-    for (int64_t s = 0; s < steps; s++) {
-        _tile_loadd(4, w + s * TILE_BYTES, stride);
-        _tile_loadd(6, x + s * TILE_ROWS * TILE_BYTES, TILE_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, x1 + s * TILE_ROWS * TILE_BYTES, TILE_BYTES);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, w1 + s * TILE_BYTES, stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, TILE_BYTES);
-    _tile_stored(1, sums + 256, TILE_BYTES);
-    _tile_stored(2, sums + 512, TILE_BYTES);
-    _tile_stored(3, sums + 768, TILE_BYTES);
+    multiply_tiles(w, w + TILE_ROWS * stride, stride, TILE_BYTES, x, x + steps * TILE_ROWS * TILE_BYTES,
+                   TILE_ROWS * TILE_BYTES, steps);
+    store_tiles(sums, sums + 256, sums + 512, sums + 768);
 }
 
 static void single(const char *w, int64_t stride, const char *x, int64_t steps, float *sums) {

@@ -107,27 +107,12 @@ static void lay_values(const Attention *a, int64_t head, const Room *room) {
 /* The scores of `groups` times 32 keys. */
 static void score(const Room *room, int64_t group, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) {
-        const char *k = room->keys + (group + g) * 2 * room->steps * TILE, *k1 = k + room->steps * TILE;
-        const char *q = room->queries;
+        const char *k = room->keys + (group + g) * 2 * room->steps * TILE;
         float *to = room->scores + g * STEP * 16, *to1 = to + BLOCK * 16;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t s = 0; s < room->steps; s++, k += TILE, k1 += TILE, q += SIDES * TILE) {
-            _tile_loadd(4, k, TILE_BYTES);
-            _tile_loadd(6, q, TILE_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, q + TILE, TILE_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, k1, TILE_BYTES);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, to, TILE_BYTES);
-        _tile_stored(1, to1, TILE_BYTES);
-        _tile_stored(2, to + 256, TILE_BYTES);
-        _tile_stored(3, to1 + 256, TILE_BYTES);
+        zero_tiles();
+        multiply_tiles(k, k + room->steps * TILE, TILE_BYTES, TILE, room->queries, room->queries + TILE, SIDES * TILE,
+                       room->steps);
+        store_tiles(to, to1, to + 256, to1 + 256);
     }
     MEMORY_IS_WRITTEN;
 }
@@ -211,20 +196,8 @@ static void gather(const Room *room, int64_t group, int64_t groups) {
         _tile_loadd(1, sums1, TILE_BYTES);
         _tile_loadd(2, sums + 256, TILE_BYTES);
         _tile_loadd(3, sums1 + 256, TILE_BYTES);
-        for (int64_t g = 0; g < groups; g++, v += room->steps * 2 * TILE, p += TILE) {
-            _tile_loadd(4, v, TILE_BYTES);
-            _tile_loadd(6, p, TILE_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, p + BLOCK / 2 * TILE_BYTES, TILE_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, v + TILE, TILE_BYTES);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, sums, TILE_BYTES);
-        _tile_stored(1, sums1, TILE_BYTES);
-        _tile_stored(2, sums + 256, TILE_BYTES);
-        _tile_stored(3, sums1 + 256, TILE_BYTES);
+        multiply_tiles(v, v + TILE, TILE_BYTES, room->steps * 2 * TILE, p, p + BLOCK / 2 * TILE_BYTES, TILE, groups);
+        store_tiles(sums, sums1, sums + 256, sums1 + 256);
     }
     MEMORY_IS_WRITTEN;
 }

@@ -220,10 +220,7 @@ INLINE void tiles(int two, int is_signed, const uint8_t *panel, int64_t stride, 
     const char *ahead = wanted->ahead, *out = wanted->out;
     const uint8_t *lower = panel + TILE_ROWS * stride;
     const int8_t *second = codes + between;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_tiles();
     MEMORY_IS_WRITTEN;
     for (int64_t s = 0; s < steps; s++, panel += TILE_BYTES, lower += TILE_BYTES, codes += TILE, second += TILE) {
         for (int64_t i = 0; i < wanted->ahead_step; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
