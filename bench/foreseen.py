@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bench.models import MODELS
-from sdquant import activations, backends, components, demo, foreseeing, networks, planner, selection
-from sdquant.benchmark import inputs
+from sdquant import activations, backends, components, demo, foreseeing, inputs, networks, planner, selection
 from sdquant.compat.row import meant
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """How much memory a network's temporaries take at the most, besides its weights, without weights and without memory.
 
-    of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight
-    traces(pipe)                      the same, and what the calls compute (`work`)
-    with measured(pipe) as peaks:     the same of what really runs, at the price of some microseconds an operation
+    of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight;
+                                      and what the calls compute (`work`)
+    of_component(unet)                the same of a UNet or transformer without its pipeline, for a step
+    with measured(pipe) as peaks:     the peaks of what really runs, at the price of some microseconds an operation
         pipe("a handwritten seven")
 
 Both follow the storages that operations make, from the operation that makes one to its last reference. What a kernel
@@ -25,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from . import inputs
 from .offload import components_of
 from .offload.entry import ENTRIES, wrap
 from .work import Work, product
@@ -195,14 +197,6 @@ class _Shapes:
 
 def of_pipeline(
     pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
-) -> dict[str, int | None]:
-    """The peaks of `traces`, in bytes."""
-    found = traces(pipe, width=width, height=height, prompt=prompt)
-    return {name: None if one is None else one.peak for name, one in found.items()}
-
-
-def traces(
-    pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
 ) -> dict[str, Trace | None]:
     """What each component of a pipeline takes and computes when one image is drawn; no weight is read.
 
@@ -238,6 +232,33 @@ def traces(
     return {
         name: Trace(peaks.get(name, 0), shapes[name].work) for name in (*peaks, *(n for n in parts if n not in peaks))
     }
+
+
+def of_component(module: nn.Module, *, width: int | None = None, height: int | None = None) -> Trace | None:
+    """What a step of a UNet or transformer takes and computes for one image, from made-up inputs (`inputs`).
+
+    Args:
+        module: of diffusers; its weights may be on the meta device.
+        width, height: of the image in pixels; None for what the model was made for.
+
+    Returns:
+        None where nobody has written down what the class takes, or it looks at values, which are not there.
+
+    Raises:
+        SettingsError: it makes no image of that size.
+    """
+    name, config = type(module).__name__, getattr(module, "config", None)
+    if config is None or not inputs.knows(name):
+        return None
+    args, kwargs = inputs.of_one_image(name, config, width=width, height=height)
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    shapes = _Shapes(module)
+    try:
+        peak, _ = shapes.run(module.forward, args, inputs.moved(kwargs, torch.device("cpu"), dtype))
+    except Exception as error:  # of a network whose config is unlike those of its class
+        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        return None
+    return Trace(peak, shapes.work)
 
 
 def _replace(part: nn.Module, method: str, shapes: _Shapes, name: str, peaks: dict[str, int]) -> Callable[[], None]:

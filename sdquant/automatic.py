@@ -190,7 +190,10 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
             "Name the quantization and the offload mode",
         )
     told = [one.peak for one in traced.values() if one is not None]
-    rest = max(told) if told else allowance(sum(part.bytes_bf16 for part in rows[0].plan.components))
+    parts = rows[0].plan.components
+    if not told or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
+        told.append(allowance(sum(part.bytes_bf16 for part in parts)))
+    rest = max(told)
     room = memory.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)

@@ -90,18 +90,20 @@ def trace(
         width, height: of the image in pixels; None for what the model was made for.
 
     Returns:
-        None for components whose shapes do not tell; a component alone, whose inputs nobody knows, is one.
+        None for components whose shapes do not tell, and for one that is alone and of a class whose inputs nobody has
+        written down (`inputs`).
 
     Raises:
-        SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used.
+        SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used; an image of that
+            size cannot be.
     """
     networks = of_plan(made) if networks is None else networks
     if set(networks) == {"model"}:
-        return dict.fromkeys(networks)
+        return {"model": activations.of_component(networks["model"].module, width=width, height=height)}
     folder = loader.folder_of(made)
     components.check_pipeline(folder)
     pipe = components.pipeline(folder, {name: one.module for name, one in networks.items()})
-    return activations.traces(pipe, width=width, height=height)
+    return activations.of_pipeline(pipe, width=width, height=height)
 
 
 def trace_if_sound(made: Plan) -> dict[str, Trace | None]:

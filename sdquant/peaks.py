@@ -110,7 +110,7 @@ def predict(
 def of_model(model: Any) -> int | None:
     """Bytes that computing takes at the most in a loaded pipeline, besides its weights.
 
-    None if nobody can tell, as of a component alone, whose inputs nobody knows.
+    None if nobody can tell, as of a component alone: the rest of its pipeline will want room, too.
     """
     if not components.is_pipeline(model):
         return None
@@ -122,7 +122,7 @@ def of_model(model: Any) -> int | None:
     except SdquantError as error:
         log.debug("activations cannot be told: %s", error)
         return None
-    known = [size for size in activations.of_pipeline(twin).values() if size is not None]
+    known = [trace.peak for trace in activations.of_pipeline(twin).values() if trace is not None]
     return max(known) + max(_scratch(part) for part in parts.values()) if known else None
 
 

@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 import sdquant
 from bench import _results, models
 from bench import compare as comparing_results
-from sdquant import cli
-from sdquant.benchmark import Benchmark, Row, bench, inputs, peers, running, variants
+from sdquant import cli, inputs
+from sdquant.benchmark import Benchmark, Row, bench, peers, running, variants
+from sdquant.benchmark.inputs import snr
 from sdquant.benchmark.jobs import Job
 from sdquant.benchmark.picture import sheet
 from sdquant.benchmark.worker import Held
@@ -246,8 +247,8 @@ def test_random_inputs_that_cannot_be() -> None:
 
 def test_snr_is_a_ratio_of_energies() -> None:
     wanted = torch.tensor([3.0, -4.0], dtype=torch.float64)
-    assert inputs.snr(wanted + torch.tensor([0.3, 0.4]), wanted) == pytest.approx(20.0)  # 25 to 0.25
-    assert inputs.snr(wanted.clone(), wanted) == float("inf")
+    assert snr(wanted + torch.tensor([0.3, 0.4]), wanted) == pytest.approx(20.0)  # 25 to 0.25
+    assert snr(wanted.clone(), wanted) == float("inf")
 
 
 def test_ratios_are_of_the_same_round(tmp_path: Path) -> None:

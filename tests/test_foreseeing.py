@@ -94,6 +94,12 @@ def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> p
     return sdquant.plan(sdquant.demo.path("digits-sd"), quant, runtime=runtime, device="cpu", **values)
 
 
+def test_a_unet_alone_takes_as_long_as_in_its_pipeline(traced: dict[str, dict[str, Trace | None]]) -> None:
+    alone = sdquant.plan(sdquant.demo.path("digits-sd") / "unet", "int8", runtime="plain", device="cpu")
+    found = foreseeing.step(alone, networks.trace(alone), "amx")
+    assert found == pytest.approx(foreseeing.step(plan(), traced["digits-sd"], "amx"), rel=1e-3)
+
+
 def test_where_nothing_was_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
     sd = traced["digits-sd"]
     ours = foreseeing.step(plan(), sd, "amx")

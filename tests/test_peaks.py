@@ -10,7 +10,7 @@ import pytest
 import sdquant
 from sdquant import activations, cli, offload, peaks
 from sdquant.drawing import draw
-from sdquant.errors import BudgetError, IncompatibleError
+from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import scratch
 from sdquant.memory import LEAST_MARGIN, LEAST_RESERVE, room
 
@@ -106,9 +106,20 @@ def test_balanced_offload_keeps_room_for_activations() -> None:
     assert report["fetches"] == 0
 
 
-def test_of_a_component_alone_and_of_other_sizes(sd: Path) -> None:
-    alone = peaks.predict(sdquant.plan(sd / "unet"))
-    assert alone.activations is None and alone.bytes == alone.weights > 0
+def test_of_a_component_alone(sd: Path) -> None:
+    """A UNet's inputs are made as its pipeline makes them; what others take nobody has written down."""
+    whole, alone = peaks.predict(sdquant.plan(sd)), peaks.predict(sdquant.plan(sd / "unet"))
+    assert alone.activations == whole.parts["unet"]
+    assert alone.bytes == alone.weights + whole.parts["unet"]  # type: ignore[operator]
+    larger = peaks.predict(sdquant.plan(sd / "unet"), width=128)  # 64 for its latents and a VAE like Stable Diffusion's
+    assert larger.activations == pytest.approx(2 * alone.activations, rel=0.1)  # type: ignore[operator]
+    with pytest.raises(SettingsError, match="multiples of 8 pixels"):
+        peaks.predict(sdquant.plan(sd / "unet"), height=33)
+    vae = peaks.predict(sdquant.plan(sd / "vae"))
+    assert vae.activations is None and vae.bytes == vae.weights > 0
+
+
+def test_of_other_sizes(sd: Path) -> None:
     small, large = (peaks.predict(sdquant.plan(sd), width=side, height=side) for side in (32, 64))
     assert large.weights == small.weights
     assert large.activations == pytest.approx(4 * small.activations, rel=0.1)  # type: ignore[operator]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from .inputs import Inputs
+    from ..inputs import Inputs
     from .jobs import Job
 
 NO_GPU = "diffusers refuses bitsandbytes on the CPU: bitsandbytes' own modules were put in the place of the linear ones"

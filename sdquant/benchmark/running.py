@@ -201,9 +201,10 @@ def _inputs(
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
-        from .inputs import batch_of, random
+        from ..inputs import random, side_of
+        from .inputs import batch_of
 
-        size = size or (_side(target),) * 2
+        size = size or (side_of(target.config) or SIDE,) * 2
         given = random(target.class_name, target.config, size, batch, seed)
         torch.save(given, work / INPUTS)
         return "random", size, batch_of(given)
@@ -228,14 +229,6 @@ def _inputs(
         workers.remove(worker)
     width, height = made["size"]
     return "pipeline", (width, height), made["batch"]
-
-
-def _side(target: Target) -> int:
-    """Of the image that the model was trained for, in pixels, as far as its config tells."""
-    from .inputs import PIXELS
-
-    sample = target.config.get("sample_size")
-    return sample * PIXELS if isinstance(sample, int) and sample > 1 else SIDE
 
 
 def _room(here: machine.Machine, device: str) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .inputs import Inputs
+    from ..inputs import Inputs
     from .jobs import Job
 
 
@@ -92,7 +92,7 @@ class Held:
     def _read(self) -> Inputs:
         import torch
 
-        from .inputs import moved
+        from ..inputs import moved
         from .jobs import INPUTS
 
         args, values = torch.load(self.job.work / INPUTS, weights_only=True)

@@ -1,0 +1,171 @@
+"""What a UNet or transformer is given for one step where no pipeline says it: random values of the right shapes.
+
+The shapes are those that the pipelines of the class make for an image of a size and a text of full length; where a
+pipeline asks its text encoders the values are N(0, 1), which is about what these give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Positional and named arguments of one call.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+PIXELS = 8  # of the image for one of a latent, in each direction: what the VAEs of all classes below do
+CLIP_TOKENS, T5_TOKENS, SD3_TOKENS = 77, 512, 77 + 256
+TIMESTEP = 500.0  # of 1000: the middle of the noise
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a class takes.
+
+    Attributes:
+        make: the named inputs, from the config, the latents' height and width, the rows and what draws N(0, 1).
+        step: the image's sides are multiples of so many pixels.
+        rows: for one image, as its pipelines have it: two where guidance takes a second prompt.
+        side: of the image in pixels, where the config names none.
+    """
+
+    make: Callable[..., dict[str, Any]]
+    step: int
+    rows: int
+    side: int
+
+
+def knows(class_name: str) -> bool:
+    """Whether it is written down here what a class takes."""
+    return class_name in _KINDS
+
+
+def random(class_name: str, config: Mapping[str, Any], size: tuple[int, int], batch: int, seed: int) -> Inputs:
+    """Inputs made from the config, float32 on the CPU.
+
+    Args:
+        size: width and height of the image in pixels. batch: images; guidance by a second prompt takes two for each.
+
+    Raises:
+        SettingsError: nobody has written down what this class takes, or it cannot make an image of that size.
+    """
+    kind, (width, height) = _kind(class_name), size
+    step = kind.step
+    if width % step or height % step:
+        raise SettingsError(
+            f"An image of {width}x{height} was asked for",
+            f"{class_name} draws multiples of {step} pixels",
+            f"Use {max(step, width // step * step)}x{max(step, height // step * step)}",
+        )
+    noise = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=noise)
+
+    return (), kind.make(config, height // PIXELS, width // PIXELS, batch, draw)
+
+
+def of_one_image(
+    class_name: str, config: Mapping[str, Any], *, width: int | None = None, height: int | None = None
+) -> Inputs:
+    """Those of a step for one image with guidance, as the pipelines of the class have it.
+
+    Args:
+        width, height: in pixels; None for what the model was made for.
+
+    Raises:
+        SettingsError: as `random`.
+    """
+    kind = _kind(class_name)
+    side = side_of(config) or kind.side
+    return random(class_name, config, (width or side, height or side), kind.rows, 0)
+
+
+def _kind(class_name: str) -> _Kind:
+    if class_name not in _KINDS:
+        raise SettingsError(
+            f"A {class_name} was to be run without its pipeline",
+            f"what it takes is known here for {', '.join(_KINDS)}",
+            "Give the pipeline's folder, or base=<pipeline folder>",
+        )
+    return _KINDS[class_name]
+
+
+def side_of(config: Mapping[str, Any]) -> int | None:
+    """Of the image that the model was trained for, in pixels; None where its config does not tell."""
+    sample = config.get("sample_size")
+    return sample * PIXELS if isinstance(sample, int) and sample > 1 else None
+
+
+def _unet(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
+    """Stable Diffusion's and SDXL's: latents [batch, channels, height, width], text [batch, 77, width of the text]."""
+    crossed = config["cross_attention_dim"]
+    values: dict[str, Any] = {
+        "sample": draw(batch, config["in_channels"], height, width),
+        "timestep": torch.tensor(TIMESTEP),
+        "encoder_hidden_states": draw(batch, CLIP_TOKENS, crossed[0] if isinstance(crossed, list) else crossed),
+    }
+    if config.get("addition_embed_type") == "text_time":
+        # Six numbers of the image's sizes and crop go through an embedding each, and stand behind the text's.
+        pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        tall, wide = height * PIXELS, width * PIXELS
+        sizes = torch.tensor([[tall, wide, 0, 0, tall, wide]] * batch, dtype=torch.float32)
+        values["added_cond_kwargs"] = {"text_embeds": draw(batch, pooled), "time_ids": sizes}
+    return values
+
+
+def _flux(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
+    """FLUX.1's: packed latents [batch, patches, 64], text [batch, 512, width], and where each token stands."""
+    tall, wide = height // 2, width // 2
+    places = torch.zeros(tall, wide, 3)
+    places[..., 1] += torch.arange(tall)[:, None]
+    places[..., 2] += torch.arange(wide)[None, :]
+    values = {
+        "hidden_states": draw(batch, tall * wide, config["in_channels"]),
+        "encoder_hidden_states": draw(batch, T5_TOKENS, config["joint_attention_dim"]),
+        "pooled_projections": draw(batch, config["pooled_projection_dim"]),
+        "timestep": torch.full((batch,), TIMESTEP / 1000),
+        "img_ids": places.reshape(tall * wide, 3),
+        "txt_ids": torch.zeros(T5_TOKENS, 3),
+    }
+    return values | ({"guidance": torch.full((batch,), 3.5)} if config.get("guidance_embeds") else {})
+
+
+def _sd3(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
+    """Stable Diffusion 3's: latents [batch, 16, height, width], text of CLIP and T5 one after the other."""
+    return {
+        "hidden_states": draw(batch, config["in_channels"], height, width),
+        "encoder_hidden_states": draw(batch, SD3_TOKENS, config["joint_attention_dim"]),
+        "pooled_projections": draw(batch, config["pooled_projection_dim"]),
+        "timestep": torch.full((batch,), TIMESTEP),
+    }
+
+
+_KINDS: dict[str, _Kind] = {
+    "UNet2DConditionModel": _Kind(_unet, step=PIXELS, rows=2, side=512),
+    "FluxTransformer2DModel": _Kind(_flux, step=2 * PIXELS, rows=1, side=1024),
+    "SD3Transformer2DModel": _Kind(_sd3, step=2 * PIXELS, rows=2, side=1024),
+}
+
+# Named inputs that stay in float32 whatever the model's dtype: the pipelines give them so, as sizes and places have
+# too many digits for 16 bits.
+_EXACT = frozenset({"img_ids", "txt_ids"})
+
+
+def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None, name: str = "") -> Any:
+    """Inputs, with their tensors copied to a device, and those of floats to a dtype; what is no tensor as it is."""
+    if isinstance(value, torch.Tensor):
+        floats = dtype is not None and value.is_floating_point() and name not in _EXACT and value.ndim > 0
+        return value.detach().to(device, dtype if floats else None, copy=True)
+    if isinstance(value, Mapping):
+        return {key: moved(one, device, dtype, str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(moved(one, device, dtype) for one in value)
+    return value
