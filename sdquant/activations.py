@@ -254,7 +254,7 @@ def of_component(module: nn.Module, *, width: int | None = None, height: int | N
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     shapes = _Shapes(module)
     try:
-        peak, _ = shapes.run(module.forward, args, inputs.moved(kwargs, torch.device("cpu"), dtype))
+        peak, _ = shapes.run(module.forward, args, inputs.moved(kwargs, torch.device("meta"), dtype))
     except Exception as error:  # of a network whose config is unlike those of its class
         log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
         return None

@@ -56,26 +56,19 @@ def random(class_name: str, config: Mapping[str, Any], size: tuple[int, int], ba
     Raises:
         SettingsError: nobody has written down what this class takes, or it cannot make an image of that size.
     """
-    kind, (width, height) = _kind(class_name), size
-    step = kind.step
-    if width % step or height % step:
-        raise SettingsError(
-            f"An image of {width}x{height} was asked for",
-            f"{class_name} draws multiples of {step} pixels",
-            f"Use {max(step, width // step * step)}x{max(step, height // step * step)}",
-        )
     noise = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=noise)
 
-    return (), kind.make(config, height // PIXELS, width // PIXELS, batch, draw)
+    return _made(class_name, config, size, batch, draw)
 
 
 def of_one_image(
     class_name: str, config: Mapping[str, Any], *, width: int | None = None, height: int | None = None
 ) -> Inputs:
-    """Those of a step for one image with guidance, as the pipelines of the class have it.
+    """The shapes of those of a step for one image with guidance, as the pipelines of the class have it: float32 on the
+    meta device.
 
     Args:
         width, height: in pixels; None for what the model was made for.
@@ -85,7 +78,22 @@ def of_one_image(
     """
     kind = _kind(class_name)
     side = side_of(config) or kind.side
-    return random(class_name, config, (width or side, height or side), kind.rows, 0)
+    with torch.device("meta"):
+        return _made(class_name, config, (width or side, height or side), kind.rows, torch.empty)
+
+
+def _made(
+    class_name: str, config: Mapping[str, Any], size: tuple[int, int], rows: int, draw: Callable[..., Tensor]
+) -> Inputs:
+    kind, (width, height) = _kind(class_name), size
+    step = kind.step
+    if width % step or height % step:
+        raise SettingsError(
+            f"An image of {width}x{height} was asked for",
+            f"{class_name} draws multiples of {step} pixels",
+            f"Use {max(step, width // step * step)}x{max(step, height // step * step)}",
+        )
+    return (), kind.make(config, height // PIXELS, width // PIXELS, rows, draw)
 
 
 def _kind(class_name: str) -> _Kind:
