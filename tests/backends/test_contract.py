@@ -208,6 +208,8 @@ def test_embedding_looks_up_the_decoded_rows(name: str, shape: tuple[int, int]) 
 def test_some_scheme_of_each_backend_decodes_only_the_rows_looked_up() -> None:
     by_row = set()
     for name, row in ROWS.items():
+        if row.backend in by_row:  # encoding in every scheme takes long
+            continue
         packed = backends.of_scheme(name).encode(_weight((128, 256)), backends.parse(name))
         if backends.of_scheme(name).by_row(packed):
             by_row.add(row.backend)

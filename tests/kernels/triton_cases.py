@@ -352,9 +352,11 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
         for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
             looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
         looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
-    for text, columns in (("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)):
+    integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
+    fields = [("q8_0", 512), ("q6_k", 256)]
+    for text, columns in integers if thorough else integers[:2]:  # the others take seconds each in the interpreter
         looked.append((f"{text} in integers", wrong_integers(text, columns, device)))
-    for text, columns in (("q6_k", 256), ("q8_0", 512)):
+    for text, columns in fields if thorough else fields[:1]:
         looked.append((f"{text} apart in integers", wrong_integers(text, columns, device, apart=True)))
     looked.append(("a layer", wrong_layer(device, compile=thorough)))
     for name, why in looked:
