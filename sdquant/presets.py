@@ -19,7 +19,7 @@ from . import foreseeing, networks
 from . import machine as machines
 from .allowance import allowance
 from .candidates import Candidate, Opened, candidates, open_model
-from .errors import BudgetError, SdquantError, SettingsError
+from .errors import BudgetError, SettingsError
 from .offload import parse_size
 from .precision import USABLE
 from .settings import Settings
@@ -183,31 +183,8 @@ def choose(
         raise SettingsError(
             f"Preset {name!r} was asked for", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one"
         )
-    opened = _open(path, settings, machine, call)
+    opened = open_model(path, settings or Settings(), machine or machines.probe(), call)
     return _chosen(row, opened, candidates(opened), held)
-
-
-def choose_all(
-    path: Any, *, settings: Settings | None = None, machine: Machine | None = None, held: int = 0, **call: Any
-) -> list[tuple[Preset, Chosen | SdquantError]]:
-    """Every preset with what it chooses, or why it cannot; the headers are read once for all.
-
-    Raises:
-        SdquantError: the model cannot be loaded at all.
-    """
-    opened = _open(path, settings, machine, call)
-    rows = candidates(opened)
-    made: list[tuple[Preset, Chosen | SdquantError]] = []
-    for row in PRESETS:
-        try:
-            made.append((row, _chosen(row, opened, rows, held)))
-        except SdquantError as error:
-            made.append((row, error))
-    return made
-
-
-def _open(path: Any, settings: Settings | None, machine: Machine | None, call: dict[str, Any]) -> Opened:
-    return open_model(path, settings or Settings(), machine or machines.probe(), call)
 
 
 def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) -> Chosen:

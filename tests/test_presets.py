@@ -18,7 +18,7 @@ from sdquant.compat import Query, look_up
 from sdquant.demo import digits
 from sdquant.drawing import draw
 from sdquant.precision import USABLE, snr
-from sdquant.presets import PRESETS, Chosen, choose, choose_all
+from sdquant.presets import PRESETS, Chosen, choose
 from sdquant.request import request
 from sdquant.settings import Settings
 
@@ -44,9 +44,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chosen(path: Path, here: machine.Machine, **call: Any) -> dict[str, Chosen]:
     """What each preset chooses; none of them fails."""
-    made = {row.name: got for row, got in choose_all(path, machine=here, **call)}
-    assert all(isinstance(got, Chosen) for got in made.values()), made
-    return {name: got for name, got in made.items() if isinstance(got, Chosen)}
+    return {row.name: choose(row.name, path, machine=here, **call) for row in PRESETS}
 
 
 def needed(got: Chosen) -> int:
@@ -130,15 +128,16 @@ class TestFullSize:
         assert [row.schemes for row in rocm] == [{}]  # nobody has tried it there
 
     def test_nothing_fits(self, big: Path) -> None:
-        said = dict(choose_all(big, machine=with_memory(1.5 * GB)))
-        error = said[next(row for row in PRESETS if row.name == "best-quality")]
-        assert isinstance(error, BudgetError) and "needs 2." in str(error) and str(big) not in str(error)
+        with pytest.raises(BudgetError, match=r"needs 2\.") as raised:
+            choose("best-quality", big, machine=with_memory(1.5 * GB))
+        assert str(big) not in str(raised.value)
         with pytest.raises(BudgetError, match="of RAM"):
             choose("fits-6gb", big, machine=with_memory(24 * GB, ram=1 * GB))
 
     def test_a_card_that_does_not_tell(self, big: Path) -> None:
-        said = {row.name: got for row, got in choose_all(big, machine=with_memory(None))}
-        assert isinstance(said["best-quality"], BudgetError) and isinstance(said["fits-8gb"], Chosen)
+        with pytest.raises(BudgetError):
+            choose("best-quality", big, machine=with_memory(None))
+        assert choose("fits-8gb", big, machine=with_memory(None)).settings.to_dict()
 
     def test_what_is_held_will_be_free(self, big: Path) -> None:
         full = choose("best-quality", big, machine=with_memory(4 * GB), held=44 * GB)
@@ -203,7 +202,7 @@ class TestShipped:
     def test_no_such_model(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("text")
         with pytest.raises(BadFileError):
-            choose_all(tmp_path / "a.txt")
+            choose("fits-6gb", tmp_path / "a.txt")
 
 
 def test_the_allowance_of_small_models_is_small() -> None:
