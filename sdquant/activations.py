@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from . import inputs
+from .errors import SettingsError
 from .offload import components_of
 from .offload.entry import ENTRIES, wrap
 from .work import Work, product
@@ -250,11 +251,13 @@ def of_component(module: nn.Module, *, width: int | None = None, height: int | N
     name, config = type(module).__name__, getattr(module, "config", None)
     if config is None or not inputs.knows(name):
         return None
-    args, kwargs = inputs.of_one_image(name, config, width=width, height=height)
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     shapes = _Shapes(module)
     try:
+        args, kwargs = inputs.of_one_image(name, config, width=width, height=height)
         peak, _ = shapes.run(module.forward, args, inputs.moved(kwargs, torch.device("meta"), dtype))
+    except SettingsError:
+        raise
     except Exception as error:  # of a network whose config is unlike those of its class
         log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
         return None

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import sdquant
 from sdquant import activations
 from sdquant.drawing import draw
+from sdquant.errors import SettingsError
 from sdquant.offload import components_of
 from sdquant.offload.entry import wrap
 
@@ -137,3 +139,19 @@ def test_a_network_that_looks_at_values_is_not_told() -> None:
     assert set(activations.of_pipeline(pipe).values()) == {None}
     del pipe.unet.forward
     assert None not in activations.of_pipeline(pipe).values()
+
+
+def test_of_a_component_alone() -> None:
+    """A UNet that wants what others do not is not told, and neither is a class that is no UNet or transformer."""
+    sizes: dict[str, Any] = {
+        "block_out_channels": (32, 32), "layers_per_block": 1, "cross_attention_dim": 8, "norm_num_groups": 8,
+        "down_block_types": ("DownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "UpBlock2D"),
+    }  # fmt: skip
+    with torch.device("meta"):
+        usual, labelled = UNet2DConditionModel(**sizes), UNet2DConditionModel(**sizes, class_embed_type="timestep")
+    found = activations.of_component(usual, width=64, height=32)
+    assert found is not None and found.peak > 2 * 32 * 8 * 4 * 4  # two images of 32 channels at least
+    assert activations.of_component(labelled) is None
+    assert activations.of_component(nn.Linear(2, 2)) is None
+    with pytest.raises(SettingsError, match="multiples of 8 pixels"):
+        activations.of_component(usual, width=30)
