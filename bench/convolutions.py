@@ -29,7 +29,7 @@ SIDES = (4, 8, 16, 32, 64)
 # In and out: those of the UNets, where most of their weights are; and so few that what a call costs is all there is.
 CHANNELS = (640, 1280, 32)
 ROUNDS = {4: 15, 8: 15, 16: 11, 32: 7, 64: 3}
-FILES = ("q8_0", "q4_0")
+FILES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")
 
 
 def schemes() -> tuple[str, ...]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import math
 import mmap
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
@@ -23,6 +29,18 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 
 # Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
+
+
+def ordinary(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a function make ordinary tensors when it is called in inference mode, too: what is made there can be written
+    to, and trained with, only there; and weights outlive the call that fetched them."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.inference_mode(False), torch.no_grad():  # the first by itself would turn gradients on
+            return function(*args, **kwargs)
+
+    return call
 
 
 def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
@@ -48,6 +66,7 @@ def room(free: int, total: int, activations: int | None) -> int:
     return max(0, free - activations - max(LEAST_MARGIN, int(MARGIN * total)))
 
 
+@ordinary
 def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
     """Uninitialised bytes, uint8 [nbytes], that go back to the system as soon as nothing refers to them.
 

@@ -12,7 +12,10 @@ import threading
 import torch
 from torch import Tensor
 
+from ..memory import ordinary
+
 _local = threading.local()
+_empty = ordinary(torch.empty)  # it is written to in inference mode and outside of it
 _CPU = torch.device("cpu")
 
 
@@ -31,7 +34,7 @@ def _buffer(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     buffers: dict[tuple[torch.dtype, torch.device], Tensor] = _local.__dict__.setdefault("buffers", {})
     buffer = buffers.get((dtype, device))
     if buffer is None or buffer.numel() < size:
-        buffer = buffers[dtype, device] = torch.empty(size, dtype=dtype, device=device)
+        buffer = buffers[dtype, device] = _empty(size, dtype=dtype, device=device)
     return buffer
 
 

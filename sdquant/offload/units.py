@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..memory import flat_buffer
+from ..memory import flat_buffer, ordinary
 from .slots import Slot, own_slots, tensor_bytes
 from .store import aligned
 
@@ -53,6 +53,7 @@ class Unit:
         """Bytes that the unit takes on the device when it is fetched."""
         return sum(aligned(tensor_bytes(tensor)) for slot in self._slots if (tensor := slot.get()) is not None)
 
+    @ordinary
     def stow(self, store: Store) -> None:
         """Put the weights into the store and let the module refer to them there."""
         self._slots = self._collect()
@@ -61,6 +62,7 @@ class Unit:
         self._counters.stored += self.nbytes
         self._place(self._region.waiting)
 
+    @ordinary
     def read(self, buffer: Tensor | None, device: torch.device) -> Tensor:
         """Start bringing the bytes to the device, into `buffer` or memory of their own; does not touch the module."""
         assert self._region is not None
@@ -69,6 +71,7 @@ class Unit:
         self._region.read(buffer)
         return buffer
 
+    @ordinary
     def place(self, flat: Tensor, *, held: bool) -> None:
         """Let the module compute with the bytes that `read` brought. `held`: count them (not so for shared buffers)."""
         assert self._region is not None
@@ -79,6 +82,7 @@ class Unit:
         self._counters.fetched += self.nbytes
         self._counters.fetches += 1
 
+    @ordinary
     def drop(self, store: Store) -> None:
         """Give the weights up on the device: point the module at the stored ones again.
 
@@ -96,6 +100,7 @@ class Unit:
         self._counters.hold(-self._held)
         self._held = 0
 
+    @ordinary
     def free(self, store: Store) -> None:
         """Bring stored weights into ordinary CPU memory, each tensor in its own, and forget the store."""
         if self._region is None:
