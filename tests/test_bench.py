@@ -97,7 +97,7 @@ def test_a_component_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert traces == ["step-as_found__bfloat16_.pt.trace.json", "step-int8.pt.trace.json"]
     assert int8["trace"] == str(tmp_path / "runs" / traces[1])
     events = json.loads((tmp_path / "runs" / traces[1]).read_text())["traceEvents"]
-    assert {"aten::convolution", "aten::group_norm"} <= {event.get("name") for event in events}
+    assert {"sdquant int8 mid_block.resnets.0.conv1", "aten::group_norm"} <= {event.get("name") for event in events}
     # What was measured can be held against itself.
     assert comparing_results.main([str(tmp_path / "a.json")] * 2) == 0
 
@@ -113,7 +113,9 @@ def test_a_pipeline_with_peers(flux: Path) -> None:
     rows = {one.name: one for one in made.rows}
     assert (made.inputs, made.size, made.class_name) == ("pipeline", (32, 32), "FluxTransformer2DModel")
     ours, theirs = rows["qint8"], rows["diffusers quanto int8"]
-    assert ours.snr == theirs.snr and ours.bytes == theirs.bytes and theirs.load_ratio is not None
+    # The same codes; sums in other orders round otherwise to bf16, which moves a few tenths of a dB here.
+    assert ours.snr == pytest.approx(theirs.snr, abs=1) and ours.bytes == pytest.approx(theirs.bytes, rel=1e-3)
+    assert theirs.load_ratio is not None
     assert rows["int8"].snr == pytest.approx(rows["nncf int8_asym"].snr, abs=0.2)
     q8_0 = rows["q8_0"]
     assert q8_0.error is None and q8_0.snr is not None and q8_0.snr > 40

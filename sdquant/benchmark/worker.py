@@ -16,10 +16,11 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -158,11 +159,39 @@ class Held:
         from torch.profiler import ProfilerActivity, profile
 
         which = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
-        with profile(activities=which, record_shapes=True) as seen:
+        with self._layers_named(), profile(activities=which, record_shapes=True) as seen:
             self._step()
             self._wait()
         seen.export_chrome_trace(path)
         return {}
+
+    @contextmanager
+    def _layers_named(self) -> Iterator[None]:
+        """Quantized layers are in a trace by scheme and name meanwhile: the profiler does not see kernels in C."""
+        from torch.profiler import record_function
+
+        from ..layers.quantized import QuantizedLayer
+
+        running: list[Any] = []
+        hooks = []
+        assert self._main is not None
+        for name, layer in self._main.named_modules():
+            if not isinstance(layer, QuantizedLayer):
+                continue
+
+            def begin(*_: Any, text: str = f"sdquant {layer.spec.scheme} {name}") -> None:
+                running.append(record_function(text))
+                running[-1].__enter__()
+
+            def end(*_: Any) -> None:
+                running.pop().__exit__(None, None, None)
+
+            hooks += [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def inputs(self) -> dict[str, Any]:
         """Write down what the pipeline gives its UNet or transformer."""
