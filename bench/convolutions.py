@@ -21,6 +21,7 @@ from bench._results import read, write
 from bench.linear import INTEGER, INTEGERS, OURS, PLAIN, measured
 from bench.linear_peers import packed
 from sdquant import backends
+from sdquant.backends.base import Unfit
 from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 
@@ -82,7 +83,11 @@ def main() -> None:
     with torch.inference_mode():
         for scheme in args.only or schemes():
             for channels in args.channels or CHANNELS:
-                rows = rows_of(scheme, channels, tuple(args.side or SIDES), args.integers, dtype, args.seconds)
+                try:
+                    rows = rows_of(scheme, channels, tuple(args.side or SIDES), args.integers, dtype, args.seconds)
+                except Unfit as error:
+                    print(scheme, channels, error, sep="  ", flush=True)
+                    continue
                 kept.update({(row["name"], row["case"]): row for row in rows})
                 said = [f"{row['who']} M={row['rows']} {row['ratio'] or 0:.2f}" for row in rows if row["who"] != PLAIN]
                 print(scheme, channels, *said, sep="  ", flush=True)
