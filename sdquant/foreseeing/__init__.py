@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # the ratios foreseen are nearest to those measured in bench/results/whole-*.json: `python -m bench.foreseen --fit`.
 OTHER, BYTE = 5e-6, 0.4e-9
 
-# Times that differ by less are the same: the ratios foreseen are off by 9 % (`python -m bench.foreseen`, root mean
+# Times that differ by less are the same: the ratios foreseen are off by 10 % (`python -m bench.foreseen`, root mean
 # square of all), some by twice as much.
 NEAR = 0.10
 
