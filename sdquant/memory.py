@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
@@ -31,12 +31,12 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
 
 
-def ordinary(function: Callable[P, T]) -> Callable[P, T]:
+def ordinary(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Have a function make ordinary tensors when it is called in inference mode, too: what is made there can be written
     to, and trained with, only there; and weights outlive the call that fetched them."""
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         with torch.inference_mode(False), torch.no_grad():  # the first by itself would turn gradients on
             return function(*args, **kwargs)
 
