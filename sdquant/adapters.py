@@ -120,6 +120,12 @@ def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> An
     return made
 
 
+def owner_of(state: Any) -> nn.Module:
+    """The model whose `state_dict()` this is, one that is `prepare`d."""
+    assert isinstance(state, _State)
+    return state.owner
+
+
 def _wraps(module: nn.Module) -> bool:
     return "base_layer" in module._modules and hasattr(type(module), "merge")
 

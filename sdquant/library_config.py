@@ -47,13 +47,20 @@ def library_config(model: nn.Module, floats: Collection[str] = frozenset()) -> d
     """
     specs = _specs(model)
     if not set(specs) - set(floats):
-        rules = said_rules(model) if not specs else {}  # for products of activations alone
-        return {"quantization_config": {"quant_method": METHOD, "quant": "rules", "skip": [], **rules}} if rules else {}
+        if specs or not said_rules(model):  # which may be for products of activations alone
+            return {}
+        return {"quantization_config": own_config(model)}
     read = reading(model)
     if read.config and read.floats <= set(floats):
         return {"quantization_config": dict(read.config)}
-    most = Counter(spec.scheme for spec in specs.values()).most_common(1)[0][0]
-    return {"quantization_config": {"quant_method": METHOD, "quant": most, "skip": [], **said_rules(model)}}
+    return {"quantization_config": own_config(model)}
+
+
+def own_config(model: nn.Module) -> dict[str, Any]:
+    """The `quantization_config` that names sdquant, of a component that is quantized."""
+    counts = Counter(spec.scheme for spec in _specs(model).values())
+    most = counts.most_common(1)[0][0] if counts else "rules"
+    return {"quant_method": METHOD, "quant": most, "skip": [], **said_rules(model)}
 
 
 def said_rules(model: nn.Module) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .cache import cache_of
 from .errors import BadFileError, MissingComponentError
 from .formats import families
 from .formats.readahead import Readahead
+from .inference import ordinary
 from .preparation import prepare
 from .request import Request, request
 from .rules.spec import RulesSpec
@@ -127,6 +128,7 @@ def load(asked: Request) -> Any:
     return load_planned(asked, prepare(asked))
 
 
+@ordinary
 def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
     """`load` for a Request whose plan is made already.
 
@@ -199,6 +201,7 @@ def build(
     """
     from . import components, openvino_runtime
     from .install import Installer
+    from .integrations import loaded
     from .layers.quantized import set_compute
     from .quantizer import quantize_module
     from .rules.sites import stand_in
@@ -229,6 +232,7 @@ def build(
         set_compute(model, part.compute)
     if part.runtime == openvino_runtime.NAME and part.weights:
         openvino_runtime.attach(model)
+    loaded.attach(model)
     return model
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import math
 import mmap
 import sys
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
+from .inference import ordinary
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
@@ -29,18 +25,6 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 
 # Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
-
-
-def ordinary(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function make ordinary tensors when it is called in inference mode, too: what is made there can be written
-    to, and trained with, only there; and weights outlive the call that fetched them."""
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with torch.inference_mode(False), torch.no_grad():  # the first by itself would turn gradients on
-            return function(*args, **kwargs)
-
-    return call
 
 
 def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import adapters, compat, machine, openvino_runtime, planner
 from .compat.runtimes import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
+from .inference import ordinary
 from .request import AUTO, request
 from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .backends.base import QuantSpec
 
 
+@ordinary
 def quantize(
     model: Any,
     quant: str | Mapping[str, str] | None = None,
@@ -47,6 +49,7 @@ def quantize(
         ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
     """
     from .components import is_pipeline, weight_parts
+    from .integrations import loaded
     from .layers.quantized import set_compute
 
     if quant is None and rules is None:
@@ -113,6 +116,7 @@ def quantize(
                 set_compute(parts[name], asked.compute)
             if asked.runtime == openvino_runtime.NAME and openvino_runtime.suits(name, type(parts[name]).__name__):
                 openvino_runtime.attach(parts[name])
+            loaded.attach(parts[name])
     adapters.prepare_pipeline(model)
     return model
 

@@ -3,16 +3,21 @@ fetched. Tensors of inference mode cannot be written to outside, nor kept for a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from torch import nn
 
 import sdquant
-from sdquant import backends
+from sdquant import backends, demo
+from sdquant.drawing import draw
 from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
+
+SD = demo.path("digits-sd")
 
 
 @pytest.mark.parametrize(("scheme", "compute"), [("f32", None), ("q4_k", None), ("nf4", None), ("int8", "int8")])
@@ -63,3 +68,39 @@ def test_offloaded_weights(mode: str) -> None:
     x.requires_grad_()
     step(x).float().sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("quant", "runtime", "offload"),
+    [
+        ("int8", "plain", "none"),
+        ("int8", "plain", "model"),
+        ("sdnq-uint3", "plain", "sequential"),
+        ("nf4", "plain", "balanced"),
+        ("nf4", "library", "balanced"),
+        ("qint8", "library", "model"),
+    ],
+)
+def test_a_model_that_was_loaded_there(quant: str, runtime: str, offload: str, tmp_path: Path) -> None:
+    """Programs load models inside of that mode, and use them in it and outside of it."""
+    with torch.inference_mode():
+        budget = "2MB" if offload == "balanced" else None
+        pipe = sdquant.load_model(SD, quant, offload, runtime=runtime, budget=budget, progress=False)
+        inside = draw(pipe, ["a two"], seeds=[1], steps=1)[0].tobytes()
+    assert draw(pipe, ["a two"], seeds=[1], steps=1)[0].tobytes() == inside
+    with torch.inference_mode():
+        pipe.save_pretrained(tmp_path / "theirs")
+        sdquant.save(pipe, tmp_path / "ours")
+        pipe.sdquant.offload.remove()
+    for part in (pipe.unet, pipe.text_encoder, pipe.vae):
+        assert not any(t.is_inference() for t in (*part.parameters(), *part.buffers()))
+    x = torch.randn(1, 4, 8, 8).bfloat16().requires_grad_()
+    pipe.unet(x, 1, torch.randn(1, 8, pipe.unet.config.cross_attention_dim).bfloat16()).sample.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_model_that_was_quantized_there() -> None:
+    model = UNet2DConditionModel.from_pretrained(SD / "unet")
+    with torch.inference_mode():
+        sdquant.quantize(model, "int4", progress=False)
+    assert not any(t.is_inference() for t in (*model.parameters(), *model.buffers()))

@@ -19,7 +19,8 @@ from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.own import found_in, merged_own, rules_in
 from ..install import common_kind, install_packed, misfit
-from ..layers.quantized import QuantizedLayer, float_layer, set_compute
+from ..layers import packed_of
+from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..quantizer import weights_to_quantize
 from ..reading import read_weight
 from ..rules.kept import forget
@@ -216,10 +217,24 @@ def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """
     made: dict[int, nn.Module] = {}
     for path, module in [*model.named_modules(remove_duplicate=False)]:
-        if isinstance(module, QuantizedLayer):
-            made[id(module)] = made.get(id(module)) or float_layer(module, dtype)
+        packed = packed_of(module) if path else None
+        if packed is not None:
+            made[id(module)] = made.get(id(module)) or _float(module, packed, dtype)
             set_module(model, path, made[id(module)])
     forget(model)
+
+
+def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.Module:
+    """A layer's float form: of one of sdquant's, or of a library's, without what that has beside torch's settings."""
+    if isinstance(module, QuantizedLayer):
+        return float_layer(module, dtype)
+    floats = float_layer(quantized_layer(module, packed), dtype)
+    cls: Any = type(floats)
+    sizes = (1, 1, 1) if isinstance(floats, nn.modules.conv._ConvNd) else (1, 1)
+    usual = vars(cls(*sizes, device="meta"))
+    for name in vars(floats).keys() - usual.keys():
+        delattr(floats, name)
+    return floats
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:

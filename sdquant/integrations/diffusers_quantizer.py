@@ -7,11 +7,12 @@ way round: either folder loads with `from_pretrained` and with `sdquant.load_mod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import adapters
 from ..backends.base import Packed
 from ..components import quiet, set_tensor
 from ..errors import UnsupportedFileError
@@ -24,9 +25,6 @@ from .config import METHOD, Config
 with quiet():  # what it imports besides has remarks to make
     from diffusers.quantizers import auto
     from diffusers.quantizers.base import DiffusersQuantizer
-
-if TYPE_CHECKING:
-    from ..backends.base import PackedSpec
 
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -45,11 +43,6 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         self.weights = Weights(quantization_config)
         self._names: dict[str, str] = {}  # key in the files -> parameter
         self._extra: set[str] = set()  # keys that belong to weights and are not loaded
-        # What `save_pretrained` writes beside the state dict that it hands over. Not the model: the model has the
-        # quantizer, and the two would keep each other in memory until the garbage collector comes.
-        self._loaded: dict[str, PackedSpec] = {}
-        self._config: dict[str, Any] = {}
-        self._rules: dict[str, Any] = {}
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Ask the matrix. Called again when `device_map="auto"` has become a table."""
@@ -153,10 +146,6 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
             self.weights.quantize(model, param_name, param_value.to(target_device))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        from ..library_config import said_rules
-        from ..saving import config_of
-        from ..weights import quantized
-
         for module in model.modules():
             like = module._parameters.get(LIKE) if isinstance(module, QuantizedLayer) else None
             if like is not None and like.device.type == "meta":
@@ -170,11 +159,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
                 self.weights.packed(name, packed.parts)
                 if isinstance(layer, QuantizedLayer):
                     layer.lay_out(self.weights.compute_device(packed))
-        self._loaded = {name: packed.spec for name, packed in quantized(model)}
-        self._config = config_of(model)
         self.weights.mark(model)
         self.weights.close()
-        self._rules = said_rules(model)
         made: Any = model
         # from_single_file leaves it out, and with it what was saved.
         made.register_to_config(quantization_config=self.quantization_config.saved())
@@ -183,29 +169,22 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
     def get_state_dict_and_metadata(
         self, state_dict: Mapping[str, Any], safe_serialization: bool = True
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The tensors and the metadata of the file that `save_pretrained` writes."""
-        from ..saving import written
+        """The tensors and the metadata of the file that `save_pretrained` writes.
 
-        rest = dict(state_dict)
-        rows = []
-        for name, spec in self._loaded.items():
-            stem = f"{name.rpartition('.')[0]}.{PREFIX}"
-            parts = {key.removeprefix(stem): rest.pop(key) for key in state_dict if key.startswith(stem)}
-            rows.append((name, Packed(spec=spec, parts=parts)))
-        again = {twin for names in self.weights.ties.values() for twin in names[1:]}  # tied: written once
-        again |= {key for key in rest if f".{PREFIX}" in key or key.rpartition(".")[2] == LIKE}
-        return written(rows, {key: value for key, value in rest.items() if key not in again}, self._config, self._rules)
+        Raises:
+            ConflictError: a LoRA is on the model.
+        """
+        from ..library_config import library_config
+        from ..saving import contents
+
+        model = adapters.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
+        adapters.refuse_adapted("model", model, "saved")
+        return contents(model) if library_config(model) else (dict(state_dict), {})
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
         made: Any = model
         dequantize(model)
-        made._internal_dict = type(made._internal_dict)(
-            {
-                key: value
-                for key, value in made.config.items()
-                if key not in ("quantization_config", "_pre_quantization_dtype")
-            }
-        )
+        made._internal_dict = type(made._internal_dict)({k: v for k, v in made.config.items() if k not in _SAID})
         return model
 
     @property

@@ -100,10 +100,16 @@ class Quantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors and the metadata of the file that `save_pretrained` writes."""
+        from ..library_config import library_config
         from ..saving import contents, guarded
 
+        if not library_config(model):  # it is a float model again
+            return dict(model.state_dict()), {}
         tensors, metadata = contents(model)
-        return guarded(model, tensors), metadata
+        made: Any = model
+        said: Any = made.config.quantization_config
+        method = said["quant_method"] if isinstance(said, dict) else said.quant_method
+        return guarded(model, tensors) if method == METHOD else tensors, metadata
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         dequantize(model, dtype)

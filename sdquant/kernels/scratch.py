@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import Tensor
 
-from ..memory import ordinary
+from ..inference import ordinary
 
 _local = threading.local()
 _empty = ordinary(torch.empty)  # it is written to in inference mode and outside of it

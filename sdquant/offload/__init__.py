@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
+from ..inference import ordinary
 from .handle import OffloadHandle
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def parse_size(text: str | int, what: str) -> int:
     return size
 
 
+@ordinary
 def apply(
     model: Any,
     mode: str,
@@ -93,7 +95,8 @@ def apply(
 ) -> OffloadHandle:
     """Offload a diffusers pipeline, or one component of it, and return how to undo that.
 
-    While the handle is active the model must not be moved, cast, copied or saved: `handle.remove()` first.
+    While the handle is active the model must not be moved, cast or copied: `handle.remove()` first. `sdquant.save` and
+    `save_pretrained` suspend the mode.
 
     Args:
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
@@ -143,6 +146,7 @@ def apply(
 
         options["activations"] = handle.facts["activations"] = of_model(model)
 
+    @ordinary
     def engage() -> None:
         handle.total = weight_bytes(*parts.values())
         handle.counters.resident = 0

@@ -2,13 +2,15 @@
 
 Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a
 LoRA comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode
-is applied to what the model is then. Copying and pickling are refused.
+is applied to what the model is then. So does one that writes all weights. Copying and pickling are refused.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
+
+from ..inference import ordinary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _METHODS = (
     "load_lora_weights", "unload_lora_weights", "delete_adapters", "set_lora_device", "fuse_lora", "unfuse_lora",
     "load_lora_adapter", "unload_lora", "load_adapter", "add_adapter", "delete_adapter",
+    "save_pretrained",
 )  # fmt: skip
 
 
@@ -34,6 +37,7 @@ def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
 def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
     method = getattr(owner, name)
 
+    @ordinary  # what comes onto the model is there for longer than an inference mode around this call
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with handle.suspended():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import SettingsError
+from ..inference import ordinary
 
 
 @dataclass
@@ -73,11 +74,15 @@ class OffloadHandle:
         if not self.active or self.mode == "none":
             yield
             return
-        self.undo.close()
+        self._undo()
         try:
             yield
         finally:
             self.engage()
+
+    @ordinary
+    def _undo(self) -> None:
+        self.undo.close()
 
     def remove(self) -> None:
         """Take every hook off again, bring weights back into ordinary memory, delete files. Twice is as good as once.
@@ -86,7 +91,7 @@ class OffloadHandle:
         """
         if self.active:
             self.active = False
-            self.undo.close()
+            self._undo()
             if self.mode != "none":
                 from ..memory import give_back
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..memory import flat_buffer, ordinary
+from ..inference import ordinary
+from ..memory import flat_buffer
 from .slots import Slot, own_slots, tensor_bytes
 from .store import aligned
 

@@ -1,0 +1,52 @@
+"""Models that sdquant loaded or quantized itself, and the calls of diffusers and transformers that ask a quantizer.
+
+Without one, `save_pretrained` would write the parts of packed weights as tensors of a model that is not quantized:
+files that nobody could load.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .. import adapters
+from ..errors import SettingsError
+from ..library_config import is_of_transformers, library_config, own_config
+from .config import Config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+
+def attach(model: nn.Module) -> None:
+    """Give a model, whose weights are in place, its quantizer, and its config what that of a saved model says. One that
+    is not quantized, or of no library's class, is left as it is."""
+    said = library_config(model).get("quantization_config")
+    if said is None or not hasattr(model, "save_pretrained"):
+        return
+    adapters.prepare(model)  # also of products alone, which no layer was put in for
+    made: Any = model
+    library = "transformers" if is_of_transformers(model) else "diffusers"
+    try:
+        quantizer = import_module(f"{__package__}.{library}_quantizer").Quantizer
+    except ImportError as error:  # a version from before it had what is used there
+        log.info("save_pretrained of a %s is refused: %s", type(model).__name__, error)
+        made.save_pretrained = _refuse
+        return
+    made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
+    if library == "transformers":
+        made.config.quantization_config = said
+    else:
+        made.register_to_config(quantization_config=said)
+
+
+def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained` where the library is too old to be told how."""
+    raise SettingsError(
+        f"A quantized model was to be saved to {save_directory} by its save_pretrained",
+        "this version of the library cannot save it",
+        "Use sdquant.save(model, folder), or install the newest diffusers and transformers",
+    )
