@@ -23,6 +23,7 @@ from sdquant import backends, demo
 from sdquant.cli import main
 from sdquant.drawing import draw
 from sdquant.lora import add_lora
+from sdquant.rules.kept import rules_of_model
 from sdquant.weights import quantized
 
 from .test_diffusers_quantizer import same
@@ -35,6 +36,7 @@ PARTS: list[tuple[Any, Path]] = [
     (T5EncoderModel, FLUX / "text_encoder_2"),
 ]
 RULES = [{"module_path": ".*", "weight_qtype": "int4", "act_qtype": "int8"}]
+PRODUCTS = [{"op_names": ["sdpa"], "act_qtype": "int8"}]  # of activations alone
 
 
 def written(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
@@ -72,13 +74,21 @@ def test_what_it_writes_is_what_save_writes(tmp_path: Path) -> None:
             same(cls.from_pretrained(place / "theirs", dtype=torch.bfloat16), again)
 
 
-def test_by_rules(tmp_path: Path) -> None:
-    model = sdquant.load_model(SD / "unet", rules=RULES, progress=False)
+@pytest.mark.parametrize("rules", [RULES, PRODUCTS])
+def test_by_rules(rules: Any, tmp_path: Path) -> None:
+    model = sdquant.load_model(SD / "unet", rules=rules, progress=False)
     model.save_pretrained(tmp_path / "theirs")
     sdquant.save(model, tmp_path / "ours")
     alike(tmp_path / "ours", tmp_path / "theirs")
     assert written(tmp_path / "theirs")[1]["rules"] == written(tmp_path / "ours")[1]["rules"] != []
-    same(sdquant.load_model(tmp_path / "theirs", progress=False), model)
+    again = sdquant.load_model(tmp_path / "theirs", progress=False)
+    other = UNet2DConditionModel.from_pretrained(SD / "unet", quantization_config=sdquant.Config(rules=rules))
+    other.save_pretrained(tmp_path / "by diffusers")
+    third = UNet2DConditionModel.from_pretrained(tmp_path / "by diffusers")
+    assert rules_of_model(again) == rules_of_model(model) == rules_of_model(other) == rules_of_model(third) != []
+    if rules is RULES:
+        same(again, model)
+        same(third, other)
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         made: Any = model
         # from_single_file leaves it out, and with it what was saved.
         made.register_to_config(quantization_config=self.quantization_config.saved())
+        adapters.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
         return model
 
     def get_state_dict_and_metadata(
