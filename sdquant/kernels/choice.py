@@ -21,6 +21,7 @@ from ..rows import take
 from . import fp8, int8, widened
 from .patches import few_patches, outputs
 from .scratch import scratch
+from .seen import plain
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Geometry, Packed
@@ -71,6 +72,8 @@ def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype)
     if form is None:
         return _TORCH
     parts = packed.parts
+    if not all(plain(part) for part in parts.values()):
+        return _TORCH
     device = parts[form.codes].device.type
     key = (form, dtype, device, *[part.dtype for part in parts.values()])
     found = _ways.get(key)
@@ -159,6 +162,18 @@ def decode_into(backend: Backend, packed: Packed, form: Form | None, out: Tensor
     else:
         assert form is not None
         reader.decode_into(form, packed.parts, out.view(form.rows, form.columns))
+
+
+def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of a table that `indices` name, [*indices.shape, width] in `dtype`: decoded alone, where there are fewer
+    than the table has and its packing allows it."""
+    rows, width = packed.spec.shape
+    if indices.numel() < rows and backend.by_row(packed):
+        found = backend.decode(take(packed, indices.reshape(-1)), dtype)
+        return found.view(*indices.shape, width)
+    table = scratch(packed.spec.shape, dtype, packed.device)
+    decode_into(backend, packed, form, table)
+    return F.embedding(indices, table)
 
 
 def linear(

@@ -67,6 +67,17 @@ def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(_read(text)[1].shape, dtype=dtype)
 
 
+@torch.library.custom_op("sdquant::embedding", mutates_args=())
+def embedding(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
+    """The rows of a table, float: [*indices.shape, width]."""
+    return choice.embedding(*_packed(text, parts), indices, dtype)
+
+
+@embedding.register_fake
+def _(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
+    return parts[0].new_empty(*indices.shape, _read(text)[1].shape[1], dtype=dtype)
+
+
 def _keep(ctx: Any, inputs: tuple[Tensor, list[Tensor], Tensor | None, str, str], output: Tensor) -> None:
     x, parts, bias, ctx.text, _ = inputs
     ctx.dtype, ctx.biased = x.dtype, bias is not None

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.attention import replacement
+from ..kernels.seen import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ class _Forward:
             return self.forward(self.module, *args, **kwargs)
         forward = type(self.module).forward  # of now: web UIs replace those of classes
         x = args[0] if args else kwargs.get("hidden_states")
-        if isinstance(x, Tensor) and x.numel() < LEAST:
+        if isinstance(x, Tensor) and (x.numel() < LEAST or seen(x)):
             return forward(self.module, *args, **kwargs)
         with _Asking():
             return forward(self.module, *args, **kwargs)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .. import backends
@@ -15,7 +14,7 @@ from ..backends.base import Backend, Geometry, Packed, PackedSpec
 from ..kernels import choice, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
-from ..rows import take
+from ..kernels.seen import seen
 from . import attention
 from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
@@ -203,15 +202,16 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not is_compiling():
+        watched = seen(x)
+        if not watched:
             prepared = self._prepared
-            if prepared is not None and type(x) is Tensor:
+            if prepared is not None:
                 y = prepared(x, self._parameters)
                 if y is not None:
                     return y
         x = _autocast(x)
         if not self._backend.computes(self.spec):
-            if is_compiling():
+            if watched:
                 text = self.compute or ""
                 return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
             if _gradient_of(x):
@@ -257,13 +257,10 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
         """It stays as it is: a row that is looked up would lie in as many places as it has fields."""
 
     def forward(self, indices: Tensor) -> Tensor:
-        packed, dtype = self.packed, self.compute_dtype
-        if indices.numel() < self.num_embeddings and self._backend.by_row(packed):
-            rows = self._backend.decode(take(packed, indices.reshape(-1)), dtype)
-            return rows.view(*indices.shape, self.embedding_dim)
-        table = scratch(self.spec.shape, dtype, packed.device)
-        choice.decode_into(self._backend, packed, self._form, table)
-        return F.embedding(indices, table)
+        dtype = self.compute_dtype
+        if seen(indices):
+            return cast("Tensor", ops.embedding(indices, self._part_tensors(), self._text, dtype))
+        return choice.embedding(self._backend, self.packed, self._form, indices, dtype)
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -282,7 +279,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
-    if not computes and is_compiling():
+    if not computes and seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x):
         return convolve(layer, x, layer._bias(x), geometry)
