@@ -1,40 +1,49 @@
-"""Memory that is foretold against memory that a process then takes, of a Flux transformer with random weights.
+"""Memory that is foretold against memory that a process then takes, of networks with random weights.
 
     python -m bench.plan_memory
 
-Each row is a process of its own: the transformer of `bench.offload`, 2048 wide (3.2 GB in bfloat16), is made, packed
-and offloaded, and makes two steps. What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny
-transformer that has made a step, which the libraries themselves take, is held against
+Each row is a process of its own: a network (the Flux transformer of `bench.offload`, 2048 wide, 3.2 GB in bfloat16, at
+1024 tokens; the UNet of SD1.5, 1.7 GB, at 512x512 with guidance) is made, packed and offloaded, and makes two steps.
+What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny network of the kind that has made a
+step, which the libraries themselves take, is held against
     weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded.
 
 Twice: with the C library giving back what is freed (`measured`), and as it is by itself (`as_it_is`). glibc keeps freed
 memory below 32 MB for the next one who asks, and until 2.38 often cannot use it then, since torch asks for aligned
-memory (glibc's bug 14581): a process then holds two to three times its activations. RETURNING, in the environment, has
-it give back pieces above 1 MB at once, at the price of a slower step.
+memory (glibc's bug 14581): a process then holds several times its activations. RETURNING, in the environment, has it
+give back pieces above 128 kB at once, at the price of a slower step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import offload as flux
 from .fidelity import machine, versions
-from .offload import build, step
+from .models import MODELS
 
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
-TOKENS = (1024,)  # of the image: more rows than are multiplied without decoding the weight
-HIDDEN = 2048  # the width
-RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={1 << 20}"}
-# Scheme, and the budget's share of the weights; None: everything in memory.
-ROWS = ((None, None), (None, 0.5), (None, 0.25), ("int8", None), ("int8", 0.5), ("nf4", None))
+HIDDEN, TOKENS = 2048, 1024  # Flux's width and the image's tokens: more than are multiplied without decoding
+SIDE = 512  # of the UNet's image in pixels
+TINY = {"block_out_channels": [32, 32, 32, 32], "cross_attention_dim": 32}
+RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={1 << 17}"}  # with what glibc starts with, kept there
+# Network, scheme, and the budget's share of the weights; None: everything in memory.
+ROWS = (
+    ("flux", None, None), ("flux", None, 0.5), ("flux", None, 0.25),
+    ("flux", "int8", None), ("flux", "int8", 0.5), ("flux", "nf4", None),
+    ("sd15", None, None), ("sd15", None, 0.5), ("sd15", "int8", None), ("sd15", "int8", 0.7), ("sd15", "nf4", None),
+)  # fmt: skip
 
 
 def anonymous() -> int:
@@ -62,7 +71,56 @@ class Watch(threading.Thread):
         self.join()
 
 
-def measure(scheme: str | None, share: float | None, tokens: int) -> dict[str, Any]:
+def unet(*, tiny: bool = False, meta: bool = False) -> Any:
+    """The UNet of SD1.5, the same at each call; `meta`: without weights."""
+    import torch
+
+    from sdquant import components
+
+    config = dict(MODELS["sd15"].config) | (TINY if tiny else {})
+    net = components.empty("diffusers", config["_class_name"], config).to(torch.bfloat16)
+    if meta:
+        return net
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    net = net.to_empty(device="cpu")
+    random = torch.Generator().manual_seed(0)
+    for weight in net.parameters():
+        if weight.ndim == 1:
+            weight.fill_(1)
+        else:
+            weight.normal_(std=weight[0].numel() ** -0.5, generator=random)
+    for name, buffer in net.named_buffers():
+        buffer.copy_(buffers[name])
+    return net
+
+
+def unet_step(net: Any, side: int, through: Callable[..., Any] | None = None) -> Callable[[], Any]:
+    """What makes one step of two rows, as guidance has it; `through` as in `bench.offload.step`."""
+    import torch
+
+    from sdquant import inputs
+
+    _, given = inputs.random(type(net).__name__, net.config, (side, side), 2, seed=1)
+    given = inputs.moved(given, torch.device("cpu"), torch.bfloat16)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return net(**given) if through is None else through(net, **given)
+
+    return call
+
+
+def network(name: str, *, tiny: bool = False, through: Callable[..., Any] | None = None) -> tuple[Any, Any]:
+    """A network and what makes its step; on the meta device where that goes `through` something."""
+    meta = through is not None
+    if name == "flux":
+        net = flux.build(64, (1, 1)) if tiny else flux.build(HIDDEN, meta=meta)
+        return net, flux.step(net, tokens=64 if tiny else TOKENS, through=through)
+    net = unet(tiny=tiny, meta=meta)
+    return net, unet_step(net, 64 if tiny else SIDE, through)
+
+
+def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any]:
     """One row, in this process."""
     import torch
 
@@ -72,23 +130,21 @@ def measure(scheme: str | None, share: float | None, tokens: int) -> dict[str, A
     from sdquant.weights import quantized
 
     torch.set_num_threads(1)
-    small = build(hidden=64, layers=(1, 1))
+    small, call = network(name, tiny=True)
     if scheme is not None:
-        sdquant.quantize(small, scheme, runtime="plain")
-    step(small, tokens=64)()
-    del small
-    # Before the floor, since it imports much.
-    peak = step(build(HIDDEN, meta=True), tokens=tokens, through=activations.peak_of)()
+        sdquant.quantize(small, scheme, runtime="plain", progress=False)
+    call()
+    del small, call
+    peak = network(name, through=activations.peak_of)[1]()  # before the floor, since it imports much
     give_back()
     floor = anonymous()
-    net = build(HIDDEN)
+    net, call = network(name)
     if scheme is not None:
-        sdquant.quantize(net, scheme, runtime="plain")
+        sdquant.quantize(net, scheme, runtime="plain", progress=False)
     give_back()
     size = offload.weight_bytes(net)
     budget = None if share is None else int(share * size)
-    call = step(net, tokens=tokens)
-    decoded = max((2 * packed.spec.shape[0] * packed.spec.shape[1] for _, packed in quantized(net)), default=0)
+    decoded = max((2 * math.prod(packed.spec.shape) for _, packed in quantized(net)), default=0)
     with tempfile.TemporaryDirectory() as folder:
         handle = offload.apply(
             net, "none" if budget is None else "balanced", device="cpu", budget=budget, folder=folder
@@ -102,7 +158,7 @@ def measure(scheme: str | None, share: float | None, tokens: int) -> dict[str, A
     foretold = weights + peak + decoded
     measured = watch.peak - floor
     return {
-        "scheme": scheme, "budget_share": share, "tokens": tokens, "all_weights": size, "weights": weights,
+        "network": name, "scheme": scheme, "budget_share": share, "all_weights": size, "weights": weights,
         "activations": peak, "decoded": decoded, "foretold": foretold, "measured": measured,
         "ratio": foretold / measured,
     }  # fmt: skip
@@ -123,17 +179,16 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(args.row))))
         return
     rows = []
-    for tokens in TOKENS:
-        for scheme, share in ROWS:
-            words = [sys.executable, "-m", "bench.plan_memory", "--row", json.dumps([scheme, share, tokens])]
-            plain, last = (_run(words, environment) for environment in ({}, RETURNING))
-            rows.append(last | {"as_it_is": plain["measured"]})
-            print(
-                f"{scheme or 'bf16':6} budget {share or 1:4.0%}  {tokens:5} tokens  foretold"
-                f" {last['foretold'] / 1e6:7.1f} MB  measured {last['measured'] / 1e6:7.1f} MB  {last['ratio']:.3f}"
-                f"  as it is {plain['measured'] / 1e6:7.1f} MB",
-                flush=True,
-            )
+    for name, scheme, share in ROWS:
+        words = [sys.executable, "-m", "bench.plan_memory", "--row", json.dumps([name, scheme, share])]
+        plain, last = (_run(words, environment) for environment in ({}, RETURNING))
+        rows.append(last | {"as_it_is": plain["measured"]})
+        print(
+            f"{name:6} {scheme or 'bf16':6} budget {share or 1:4.0%}  foretold {last['foretold'] / 1e6:7.1f} MB"
+            f"  measured {last['measured'] / 1e6:7.1f} MB  {last['ratio']:.3f}"
+            f"  as it is {plain['measured'] / 1e6:7.1f} MB",
+            flush=True,
+        )
     args.out.write_text(json.dumps({"machine": machine(), "versions": versions(), "rows": rows}, indent=1) + "\n")
 
 

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import mmap
+import platform
 import sys
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,14 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 
 # Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
+
+
+def hoarder() -> str | None:
+    """The C library by name, if a process holds more of it than what is in use: glibc before 2.38 often cannot use
+    freed memory again for torch, which asks for aligned memory (its bug 14581). See docs/benchmarks.md."""
+    name, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    return f"{name} {version}" if name == "glibc" and numbers and numbers < (2, 38) else None
 
 
 def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:

@@ -133,3 +133,15 @@ def test_the_command_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert peak == said.to_dict() and peak["bytes"] > peak["weights"]
     assert cli.main(words) == 0
     assert "at the most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("library", "more"),
+    [(("glibc", "2.36"), True), (("glibc", "2.38"), False), (("glibc", "2.4"), True), (("", ""), False)],
+)
+def test_the_command_tells_of_a_c_library_that_keeps_more(
+    library: tuple[str, str], more: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: library)
+    assert cli.main(["plan", "digits-sd", "-q", "int8", "--device", "cpu"]) == 0
+    assert (f"{' '.join(library)} keeps some of what is freed" in capsys.readouterr().out) == more

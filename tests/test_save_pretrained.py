@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
@@ -173,6 +174,14 @@ class TestLife:
         ):
             for name, tensor in wanted.items():
                 assert torch.equal(again.get_parameter(name), tensor.reshape(again.get_parameter(name).shape)), name
+
+
+def test_peft_saves_what_it_put_around_one(tmp_path: Path) -> None:
+    """It asks the model's config for its quantization."""
+    model = sdquant.load_model(SD / "unet", "nf4", progress=False)
+    around = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["to_q"]))
+    around.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").exists()
 
 
 class TestRefused:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tools.tables import markdown
 
 FILE = Path("bench/results/plan_memory.json")
+NAMES = {"flux": "Flux", "sd15": "SD1.5"}
 
 
 def table(root: Path) -> str:
@@ -15,6 +16,7 @@ def table(root: Path) -> str:
     values = json.loads((root / FILE).read_text(encoding="utf-8"))
     lines = [
         [
+            NAMES[row["network"]],
             f"`{row['scheme']}`" if row["scheme"] else "bf16",
             f"{row['budget_share']:.0%}" if row["budget_share"] else "-",
             *(f"{row[name] / 1e6:.0f} MB" for name in ("foretold", "measured")),
@@ -23,4 +25,4 @@ def table(root: Path) -> str:
         ]
         for row in values["rows"]
     ]
-    return markdown(("weights", "budget", "foretold", "measured", "ratio", "glibc as it is"), lines, left=2)
+    return markdown(("network", "weights", "budget", "foretold", "measured", "ratio", "glibc as it is"), lines, left=3)

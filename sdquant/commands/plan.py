@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _peak(peak: Peak, device: str) -> str:
     """What is on the device at the most, in words."""
+    from ..memory import hoarder
+
     parts = [f"{_shared.size(peak.weights)} of weights at once"]
     if peak.copied:
         parts.append(f"{_shared.size(peak.copied)} of OpenVINO's copy of them")
@@ -81,7 +83,12 @@ def _peak(peak: Peak, device: str) -> str:
         most = max(peak.parts, key=lambda name: peak.parts[name] or 0)
         parts.append(f"{_shared.size(peak.activations)} of activations ({most})")
     text = f"at the most {_shared.size(peak.bytes)} on {device}: {', '.join(parts)}"
-    return text if peak.activations is not None else f"{text}; activations come on top, which shapes alone do not tell"
+    if peak.activations is None:
+        return f"{text}; activations come on top, which shapes alone do not tell"
+    library = hoarder() if device == "cpu" else None
+    if library is not None:
+        text += f"\n  ({library} keeps some of what is freed: the process takes more; see docs/benchmarks.md)"
+    return text
 
 
 def _row(part: ComponentPlan) -> tuple[str, ...]:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class _Said(dict[str, Any]):
+    """A `quantization_config` as it stands in a config.json, which PEFT asks as it would a library's own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same."""
+        return dict(self)
+
+
 def attach(model: nn.Module) -> None:
     """Give a model, whose weights are in place, its quantizer, and its config what that of a saved model says. One that
     is not quantized, or of no library's class, is left as it is."""
@@ -38,9 +46,9 @@ def attach(model: nn.Module) -> None:
         return
     made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
     if library == "transformers":
-        made.config.quantization_config = said
+        made.config.quantization_config = _Said(said)
     else:
-        made.register_to_config(quantization_config=said)
+        made.register_to_config(quantization_config=_Said(said))
 
 
 def _refuse(save_directory: Any, *args: Any, **kwargs: Any) -> None:
