@@ -191,6 +191,12 @@ class TestRefused:
         with pytest.raises(sdquant.ConflictError, match="a LoRA is on it"):
             model.save_pretrained(tmp_path)
 
+    def test_a_pickle(self, tmp_path: Path) -> None:
+        model = sdquant.load_model(SD / "unet", "int8", progress=False)
+        with pytest.raises(sdquant.SettingsError, match="Leave safe_serialization out"):
+            model.save_pretrained(tmp_path, safe_serialization=False)
+        assert not list(tmp_path.glob("*.bin"))
+
     def test_a_library_that_cannot_be_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """An old version of diffusers, which has no such quantizers. Copies refuse as well."""
         monkeypatch.setitem(sys.modules, "sdquant.integrations.diffusers_quantizer", None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import adapters
 from ..backends.base import Packed
 from ..components import quiet, set_tensor
-from ..errors import UnsupportedFileError
+from ..errors import SettingsError, UnsupportedFileError
 from ..install import install_packed
 from ..layers import packed_of
 from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
@@ -173,13 +173,19 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         """The tensors and the metadata of the file that `save_pretrained` writes.
 
         Raises:
-            ConflictError: a LoRA is on the model.
+            ConflictError: a LoRA is on the model. SettingsError: it is not to be a safetensors file.
         """
         from ..library_config import library_config
         from ..saving import contents
 
         model = adapters.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
         adapters.refuse_adapted("model", model, "saved")
+        if not safe_serialization:
+            raise SettingsError(
+                "A quantized model was to be saved as a pickle (safe_serialization=False)",
+                "what tells how it is quantized stands in the metadata of a safetensors file",
+                "Leave safe_serialization out",
+            )
         return contents(model) if library_config(model) else (dict(state_dict), {})
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
