@@ -158,21 +158,20 @@ def _one_writer(place: Path) -> Iterator[Path]:
     name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
     beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
     made = _make_folder(place.parent)
+    file = None
     try:
-        file = _locked(place, lock)
-    except BaseException:
-        _unmake(made)
-        raise
-    try:
+        with undisturbed():  # Ctrl-C comes when it is known that the lock is ours
+            file = _locked(place, lock)
         if not place.exists() and beside.with_suffix(".old").exists():
             beside.with_suffix(".old").rename(place)  # killed between two renames
         _remove_shared(beside)
         yield beside
     finally:
         with undisturbed():
-            _remove_shared(beside)
-            lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
-            os.close(file)
+            if file is not None:
+                _remove_shared(beside)
+                lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
+                os.close(file)
             _unmake(made)
 
 
