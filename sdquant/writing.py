@@ -209,11 +209,11 @@ def _unmake(folders: list[Path]) -> None:
 
 
 def _locked(place: Path, lock: Path) -> int:
+    """The lock file, open and held."""
     while True:
-        file, mine = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), False
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(file)
-            mine = True
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(lock)):
                     return file
@@ -222,11 +222,6 @@ def _locked(place: Path, lock: Path) -> int:
             raise ConflictError(
                 f"{place} was to be written", "another process is writing to it", "Wait until it is done"
             ) from None
-        except KeyboardInterrupt:
-            if mine:
-                lock.unlink(missing_ok=True)
-            os.close(file)
-            raise
         os.close(file)  # its holder has removed it meanwhile
 
 
