@@ -61,7 +61,7 @@ def traced(model: str, size: tuple[int, int]) -> tuple[torch.nn.Module, Work]:
     for parameter in module.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     _, given = inputs.random(config["_class_name"], module.config, size, 1, 0)
-    return module, activations.work_of(module, **inputs.moved(given, torch.device("cpu"), torch.bfloat16))
+    return module, activations.trace_of(module, **inputs.moved(given, torch.device("cpu"), torch.bfloat16)).work
 
 
 @cache

@@ -6,12 +6,12 @@ Each row is a process of its own: a network (the Flux transformer of `bench.offl
 1024 tokens; the UNet of SD1.5, 1.7 GB, at 512x512 with guidance) is made, packed and offloaded, and makes two steps.
 What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny network of the kind that has made a
 step, which the libraries themselves take, is held against
-    weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded.
+    weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded
+    + what oneDNN keeps of its kernels.
 
-Twice: with the C library giving back what is freed (`measured`), and as it is by itself (`as_it_is`). glibc keeps freed
-memory below 32 MB for the next one who asks, and until 2.38 often cannot use it then, since torch asks for aligned
-memory (glibc's bug 14581): a process then holds several times its activations. RETURNING, in the environment, has it
-give back pieces above 128 kB at once, at the price of a slower step.
+Quantized networks are quantized in place, which leaves more holes in the C library's heap than loading does. Then steps
+are made in turns with `sdquant.heap` looking after that and without: `unwatched` is what the process holds without it,
+and `step` the time of a step with it over that without (medians).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,9 +35,9 @@ from .models import MODELS
 
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
 HIDDEN, TOKENS = 2048, 1024  # Flux's width and the image's tokens: more than are multiplied without decoding
+ROUNDS = 3  # of steps in turns
 SIDE = 512  # of the UNet's image in pixels
 TINY = {"block_out_channels": [32, 32, 32, 32], "cross_attention_dim": 32}
-RETURNING = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={1 << 17}"}  # with what glibc starts with, kept there
 # Network, scheme, and the budget's share of the weights; None: everything in memory.
 ROWS = (
     ("flux", None, None), ("flux", None, 0.5), ("flux", None, 0.25),
@@ -120,6 +120,26 @@ def network(name: str, *, tiny: bool = False, through: Callable[..., Any] | None
     return net, unet_step(net, 64 if tiny else SIDE, through)
 
 
+def without_looking(call: Callable[[], Any]) -> tuple[int, float]:
+    """What the process holds at the most if nobody looks after its heap, and a step's time over that without."""
+    from sdquant import heap
+
+    times: dict[bool, list[float]] = {False: [], True: []}
+    peak, looks = 0, heap._looks
+    try:
+        for _ in range(ROUNDS):
+            for looking in times:
+                heap._looks = looks if looking else lambda: False  # type: ignore[assignment]
+                with Watch() as watch:
+                    start = time.perf_counter()
+                    call()
+                    times[looking].append(time.perf_counter() - start)
+                peak = peak if looking else max(peak, watch.peak)
+    finally:
+        heap._looks = looks
+    return peak, statistics.median(times[True]) / statistics.median(times[False])
+
+
 def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any]:
     """One row, in this process."""
     import torch
@@ -135,7 +155,7 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
         sdquant.quantize(small, scheme, runtime="plain", progress=False)
     call()
     del small, call
-    peak = network(name, through=activations.peak_of)[1]()  # before the floor, since it imports much
+    trace = network(name, through=activations.trace_of)[1]()  # before the floor, since it imports much
     give_back()
     floor = anonymous()
     net, call = network(name)
@@ -154,20 +174,15 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
             for _ in range(2):
                 call()
         weights = handle.report()["peak"]
+        unwatched, step = without_looking(call)
         handle.remove()
-    foretold = weights + peak + decoded
+    foretold = weights + trace.peak + decoded + trace.kernels
     measured = watch.peak - floor
     return {
         "network": name, "scheme": scheme, "budget_share": share, "all_weights": size, "weights": weights,
-        "activations": peak, "decoded": decoded, "foretold": foretold, "measured": measured,
-        "ratio": foretold / measured,
+        "activations": trace.peak, "decoded": decoded, "kernels": trace.kernels, "foretold": foretold,
+        "measured": measured, "unwatched": unwatched - floor, "step": step, "ratio": foretold / measured,
     }  # fmt: skip
-
-
-def _run(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environment)
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
 
 
 def main() -> None:
@@ -181,12 +196,13 @@ def main() -> None:
     rows = []
     for name, scheme, share in ROWS:
         words = [sys.executable, "-m", "bench.plan_memory", "--row", json.dumps([name, scheme, share])]
-        plain, last = (_run(words, environment) for environment in ({}, RETURNING))
-        rows.append(last | {"as_it_is": plain["measured"]})
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
         print(
-            f"{name:6} {scheme or 'bf16':6} budget {share or 1:4.0%}  foretold {last['foretold'] / 1e6:7.1f} MB"
-            f"  measured {last['measured'] / 1e6:7.1f} MB  {last['ratio']:.3f}"
-            f"  as it is {plain['measured'] / 1e6:7.1f} MB",
+            f"{name:6} {scheme or 'bf16':6} budget {share or 1:4.0%}  foretold {row['foretold'] / 1e6:7.1f} MB"
+            f"  measured {row['measured'] / 1e6:7.1f} MB  {row['ratio']:.3f}"
+            f"  unwatched {row['unwatched'] / 1e6:7.1f} MB  step {row['step']:.3f}",
             flush=True,
         )
     args.out.write_text(json.dumps({"machine": machine(), "versions": versions(), "rows": rows}, indent=1) + "\n")

@@ -12,8 +12,8 @@ import torch
 from . import components
 from .backends.base import Packed, PackedSpec, Part
 from .formats import safetensors_write
+from .heap import trim
 from .install import Installer, install_packed
-from .memory import trim
 from .saving import guard_of, written
 from .weights import plain
 

@@ -11,8 +11,8 @@ from . import adapters, backends, components
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
+from .heap import Trimmer
 from .layers import kind_of, quantized_layer
-from .memory import Trimmer
 from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .rows import cut
 

@@ -146,7 +146,7 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
         parts, kept = _parts(asked, made, tick)
     whole = assemble(made, parts)
     from . import adapters, offload
-    from .memory import trim
+    from .heap import trim
 
     trim()
     adapters.prepare_pipeline(whole)

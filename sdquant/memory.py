@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import math
 import mmap
-import platform
 import sys
 from typing import TYPE_CHECKING
 
 import torch
 
+from . import heap
+from .heap import trim
 from .inference import ordinary
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ MARGIN, LEAST_MARGIN = 0.02, 256 << 20
 
 # Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
 RESERVE, LEAST_RESERVE = 0.15, 1 << 30
-
-
-def hoarder() -> str | None:
-    """The C library by name, if a process holds more of it than what is in use: glibc before 2.38 often cannot use
-    freed memory again for torch, which asks for aligned memory (its bug 14581). See docs/benchmarks.md."""
-    name, version = platform.libc_ver()
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    return f"{name} {version}" if name == "glibc" and numbers and numbers < (2, 38) else None
 
 
 def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
@@ -86,25 +78,4 @@ def give_back() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     trim()
-
-
-class Trimmer:
-    """Calls `trim` whenever `step` bytes have been worked on: what was freed in between does not pile up."""
-
-    def __init__(self, step: int = 8 << 20) -> None:
-        self._step, self._since = step, 0
-
-    def add(self, nbytes: int) -> None:
-        """`nbytes` more were worked on."""
-        self._since += nbytes
-        if self._since >= self._step:
-            self._since = 0
-            trim()
-
-
-def trim() -> None:
-    """Let the C library hand freed memory to the system; glibc keeps up to twice the model otherwise."""
-    if sys.platform.startswith("linux"):
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if malloc_trim is not None:
-            malloc_trim(0)
+    heap.forget()

@@ -49,6 +49,8 @@ class Peak:
         parts: by component, in the order in which they run: its activations.
         budget: what balanced offload keeps to.
         copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
+        kernels: what libraries keep of the components' operations on the CPU; see `activations.Trace`. Budgets leave
+            them to their margin.
     """
 
     weights: int
@@ -58,6 +60,7 @@ class Peak:
     parts: Mapping[str, int | None] = field(default_factory=dict)
     budget: int | None = None
     copied: int = 0
+    kernels: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -86,6 +89,7 @@ def predict(
     scratch = max((one.scratch for one in nets.values()), default=0)
     copied = sum(one.copied for one in nets.values())  # the matrix allows no offload beside it
     device = torch.device(made.device)
+    kernels = sum(one.kernels for one in found.values() if one is not None) if device.type == "cpu" else 0
     ordered = {name: nets[name] for name in parts}
     budget = None
     if made.offload == "balanced":
@@ -100,10 +104,12 @@ def predict(
         activations=most,
         scratch=scratch,
         bytes=copied
+        + kernels
         + max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items()),
         parts=parts,
         budget=budget,
         copied=copied,
+        kernels=kernels,
     )
 
 

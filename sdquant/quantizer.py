@@ -133,8 +133,8 @@ def quantize_module(
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
     from .components import tied
     from .encoding import encode
+    from .heap import Trimmer, trim
     from .install import install_packed
-    from .memory import Trimmer, trim
 
     trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):

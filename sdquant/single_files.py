@@ -174,7 +174,7 @@ def _tensors(
     import torch
 
     from .encoding import refuse_not_finite
-    from .memory import Trimmer
+    from .heap import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
     for each in rows:

@@ -65,18 +65,18 @@ def test_of_a_chain_whose_peak_is_known_by_hand() -> None:
     net = Chain()
     x = torch.zeros(8, 100)
     both = 2 * 8 * 1000 * 4  # a and b, at the exponential
-    assert activations.peak_of(net, x) == both
+    assert activations.trace_of(net, x).peak == both
     with activations.measured(net) as peaks, torch.no_grad():
         net(x)
     assert peaks == {"model": both}
-    assert activations.peak_of(net, x.double().float().repeat(2, 1)) == 2 * both
+    assert activations.trace_of(net, x.double().float().repeat(2, 1)).peak == 2 * both
     assert net.first.weight.device.type == "cpu" and net(x).shape == (8, 10)  # its weights are its own again
 
 
 def test_weights_are_not_needed() -> None:
     with torch.device("meta"):
         net = Chain()
-    assert activations.peak_of(net, torch.zeros(8, 100)) == 2 * 8 * 1000 * 4
+    assert activations.trace_of(net, torch.zeros(8, 100)).peak == 2 * 8 * 1000 * 4
     assert net.first.weight.is_meta
 
 
@@ -85,7 +85,7 @@ def test_views_and_what_is_changed_in_place_take_nothing() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.view(-1)[::2].add_(1).reshape(-1, 2).t()
 
-    assert activations.peak_of(Views(), torch.zeros(64, 4)) == 0
+    assert activations.trace_of(Views(), torch.zeros(64, 4)).peak == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -105,7 +105,20 @@ def test_what_a_convolution_takes_inside(side: int, dtype: torch.dtype) -> None:
             live += event.nbytes()
             most = max(most, live)
     # Where oneDNN has other kernels (another processor) it may take less, and a little of its own.
-    assert most <= 1.02 * activations.peak_of(Conv(), x) + (131072 if AMX else 16384)
+    assert most <= 1.02 * activations.trace_of(Conv(), x).peak + (131072 if AMX else 16384)
+
+
+def test_what_onednn_keeps_of_its_kernels_is_counted_once_for_each_shape() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 32)).bfloat16()
+    x = torch.zeros(8, 64, dtype=torch.bfloat16)
+    assert activations.trace_of(net, x).kernels == 2 * activations.trace_of(net[0], x).kernels > 0
+    assert activations.trace_of(net.float(), x.float()).kernels == 0  # MKL's
+    conv = nn.Conv2d(4, 4, 3)
+    assert (
+        0
+        < activations.trace_of(conv, torch.zeros(1, 4, 9, 9)).kernels
+        < activations.trace_of(nn.Sequential(conv, conv), torch.zeros(1, 4, 9, 9)).kernels
+    )
 
 
 def peaks_of(pipe: Any, **size: int) -> dict[str, int | None]:

@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 def test_rows_that_layers_see() -> None:
-    work = activations.work_of(Net(), torch.zeros(2, 8, 6, 6))
+    work = activations.trace_of(Net(), torch.zeros(2, 8, 6, 6)).work
     seen = {(p.weight, p.kind, p.numbers, p.rows): times for p, times in work.products.items() if p.weight}
     assert seen == {
         ("conv.weight", "conv", 8 * 16 * 9, 2 * 9): 1,

@@ -74,7 +74,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     with activations.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     weights = offload.weight_bytes(*offload.components_of(pipe).values())
-    assert foretold.bytes == pytest.approx(weights + max(seen.values()) + kept, rel=WITHIN)
+    assert foretold.bytes - foretold.kernels == pytest.approx(weights + max(seen.values()) + kept, rel=WITHIN)
 
 
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded() -> None:
@@ -110,7 +110,8 @@ def test_of_a_component_alone(sd: Path) -> None:
     """A UNet's inputs are made as its pipeline makes them; what others take nobody has written down."""
     whole, alone = peaks.predict(sdquant.plan(sd)), peaks.predict(sdquant.plan(sd / "unet"))
     assert alone.activations == whole.parts["unet"]
-    assert alone.bytes == alone.weights + whole.parts["unet"]  # type: ignore[operator]
+    assert alone.bytes == alone.weights + whole.parts["unet"] + alone.kernels  # type: ignore[operator]
+    assert 0 < alone.kernels < whole.kernels
     larger = peaks.predict(sdquant.plan(sd / "unet"), width=128)  # 64 for its latents and a VAE like Stable Diffusion's
     assert larger.activations == pytest.approx(2 * alone.activations, rel=0.1)  # type: ignore[operator]
     with pytest.raises(SettingsError, match="multiples of 8 pixels"):
@@ -133,15 +134,3 @@ def test_the_command_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert peak == said.to_dict() and peak["bytes"] > peak["weights"]
     assert cli.main(words) == 0
     assert "at the most" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("library", "more"),
-    [(("glibc", "2.36"), True), (("glibc", "2.38"), False), (("glibc", "2.4"), True), (("", ""), False)],
-)
-def test_the_command_tells_of_a_c_library_that_keeps_more(
-    library: tuple[str, str], more: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("platform.libc_ver", lambda: library)
-    assert cli.main(["plan", "digits-sd", "-q", "int8", "--device", "cpu"]) == 0
-    assert (f"{' '.join(library)} keeps some of what is freed" in capsys.readouterr().out) == more

@@ -21,8 +21,9 @@ def table(root: Path) -> str:
             f"{row['budget_share']:.0%}" if row["budget_share"] else "-",
             *(f"{row[name] / 1e6:.0f} MB" for name in ("foretold", "measured")),
             f"{row['ratio']:.3f}",
-            f"{row['as_it_is'] / 1e6:.0f} MB",
+            f"{row['unwatched'] / 1e6:.0f} MB",
+            f"{row['step']:.2f}",
         ]
         for row in values["rows"]
     ]
-    return markdown(("network", "weights", "budget", "foretold", "measured", "ratio", "glibc as it is"), lines, left=3)
+    return markdown(("network", "weights", "budget", "foretold", "measured", "ratio", "without", "step"), lines, left=3)

@@ -72,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _peak(peak: Peak, device: str) -> str:
     """What is on the device at the most, in words."""
-    from ..memory import hoarder
-
     parts = [f"{_shared.size(peak.weights)} of weights at once"]
     if peak.copied:
         parts.append(f"{_shared.size(peak.copied)} of OpenVINO's copy of them")
@@ -82,12 +80,11 @@ def _peak(peak: Peak, device: str) -> str:
     if peak.activations is not None:
         most = max(peak.parts, key=lambda name: peak.parts[name] or 0)
         parts.append(f"{_shared.size(peak.activations)} of activations ({most})")
+    if peak.kernels:
+        parts.append(f"{_shared.size(peak.kernels)} of oneDNN's kernels")
     text = f"at the most {_shared.size(peak.bytes)} on {device}: {', '.join(parts)}"
     if peak.activations is None:
         return f"{text}; activations come on top, which shapes alone do not tell"
-    library = hoarder() if device == "cpu" else None
-    if library is not None:
-        text += f"\n  ({library} keeps some of what is freed: the process takes more; see docs/benchmarks.md)"
     return text
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..heap import look_beside
 from ..kernels import choice
 from ..kernels.scratch import scratch
 from ..layers.quantized import LIKE, QuantizedLayer
@@ -111,6 +112,7 @@ class PackedLayer(QuantizedLayer):
 
     def forward_comfy_cast_weights(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What ComfyUI's forward calls."""
+        look_beside(x)
         weight = self.decoded(x.dtype, x.device, fresh=torch.is_grad_enabled() and x.requires_grad)
         for function in self.weight_function:
             weight = function(weight)

@@ -155,6 +155,10 @@ def apply(
             for part in parts.values():
                 part.__dict__[_HANDLE] = handle
                 handle.undo.callback(part.__dict__.pop, _HANDLE, None)
+            if target.type == "cpu":
+                from ..heap import watch
+
+                handle.undo.callback(watch(*parts.values()))
             if mode != "none":
                 from ..memory import give_back
                 from .changes import follow

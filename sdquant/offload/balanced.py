@@ -1,6 +1,6 @@
 """Need-based residency under a budget.
 
-If all weights fit into the budget, they are on the device and nothing is hooked. If not:
+If all weights fit into the budget, they are on the device and nothing moves. If not:
 * a component that is called makes those that were used longest ago give up weights, only as many as it needs;
 * a component that is larger than the budget keeps as many of its blocks as fit, and streams the rest: the next block is
   on its way while one runs.

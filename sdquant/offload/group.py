@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import SettingsError
-from ..memory import trim
+from ..heap import trim
 from .entry import tidy
 from .slots import slots, tensor_bytes, weight_bytes
 from .store import DiskStore

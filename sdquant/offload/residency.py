@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
-from ..memory import trim
+from ..heap import trim
 from .slots import tensor_bytes
 from .store import DiskStore, PinnedStore, Store
 

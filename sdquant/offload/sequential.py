@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..memory import trim
+from ..heap import trim
 from .entry import tidy
 from .residency import tier
 from .slots import is_opaque, slots, weight_bytes

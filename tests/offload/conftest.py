@@ -99,5 +99,6 @@ def hooked(model: Any) -> list[str]:
         for name, module in part.named_modules():
             registry = module.__dict__.get("_diffusers_hook")  # an empty one is the pipeline's own
             left += [f"{name}: {hook}" for hook in (registry.hooks if registry is not None else ())]
-            left += [f"{name}: torch hook"] * (len(module._forward_hooks) + len(module._forward_pre_hooks))
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+                left.append(f"{name}: torch hook of {hook.__module__}")
     return left

@@ -64,7 +64,7 @@ def component(module: nn.Module) -> Component:
     return cut({"model": module}, Counters(), blocks=True)[0][0]
 
 
-def test_nothing_moves_and_nothing_is_hooked_when_all_fits(tmp_path: Path) -> None:
+def test_nothing_moves_when_all_fits(tmp_path: Path) -> None:
     pipe = made("sd")
     pointers = [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
     total = offload.weight_bytes(*offload.components_of(pipe).values())
@@ -72,7 +72,7 @@ def test_nothing_moves_and_nothing_is_hooked_when_all_fits(tmp_path: Path) -> No
         handle = offload.apply(pipe, "balanced", device="cpu", budget=budget, folder=tmp_path)
         draw(pipe)
         assert pointers == [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
-        assert [left for left in hooked(pipe) if "_sdquant_offload" not in left] == []
+        assert {left.partition(": ")[2] for left in hooked(pipe)} == {"_sdquant_offload", "torch hook of sdquant.heap"}
         assert not list(tmp_path.iterdir())
         report = handle.report()
         assert report["fetches"] == report["evictions"] == report["stored"] == 0

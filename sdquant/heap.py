@@ -1,0 +1,119 @@
+"""What a process holds of freed memory, kept small while a model computes on the CPU.
+
+glibc keeps freed pieces below 32 MB for whoever asks next. It fills a request from the piece that fits best, wherever
+that lies, and before 2.38 often cannot use a freed piece again for torch, which asks for aligned memory (its bug
+14581): so one operation after another touches pages that none had touched, and the process comes to hold several times
+its activations. `look` hands such pages back when they have become many. What is handed back costs a page fault when it
+is used again, so that doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step, and this 1 to 3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+SHARE, LEAST = 0.02, 16 << 20  # of what was in use when it was looked for last, and bytes at the least, may be unused
+LARGE = 1 << 18  # elements of activations: an operation with fewer makes nothing much, and ends before it is looked up
+
+_STATM = "/proc/self/statm"  # in pages: the whole, what is resident, what of that files back, ...
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+_limit = 0  # bytes that the process may hold before it is looked at more closely
+
+
+def look_beside(x: Tensor) -> None:
+    """`look`, before an operation with the activations `x`, if that is on the CPU and large."""
+    if x.is_cpu and x.numel() >= LARGE:
+        look()
+
+
+def watch(*models: nn.Module) -> Callable[[], None]:
+    """`look_beside` the inputs of every layer of the models that does not do so itself; gives how to undo it."""
+    hooks = [
+        module.register_forward_pre_hook(_before)
+        for model in models
+        for module in model.modules()
+        if next(module.children(), None) is None and not getattr(module, "looks", False)
+    ]
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return undo
+
+
+def _before(_: nn.Module, args: tuple[Any, ...]) -> None:
+    if not is_compiling() and args and type(args[0]) is Tensor:
+        look_beside(args[0])
+
+
+def look() -> None:
+    """Hand freed pages back to the system, if the process holds more than it was seen to need, and a little."""
+    global _limit
+    if not _looks() or held() <= _limit:
+        return
+    trim()
+    now = held()
+    _limit = max(_limit, now + max(LEAST, int(SHARE * now)))
+
+
+def forget() -> None:
+    """What was needed so far says nothing about what comes: a model has come or gone."""
+    global _limit
+    _limit = 0
+
+
+def held() -> int:
+    """Bytes of memory that this process holds and no file backs."""
+    file = os.open(_STATM, os.O_RDONLY)
+    try:
+        _, resident, shared, *_ = os.read(file, 128).split()
+    finally:
+        os.close(file)
+    return (int(resident) - int(shared)) * _PAGE
+
+
+@cache
+def _looks() -> bool:
+    return _malloc_trim() is not None and os.path.exists(_STATM)
+
+
+class Trimmer:
+    """Calls `trim` whenever `step` bytes have been worked on: what was freed in between does not pile up."""
+
+    def __init__(self, step: int = 8 << 20) -> None:
+        self._step, self._since = step, 0
+
+    def add(self, nbytes: int) -> None:
+        """`nbytes` more were worked on."""
+        self._since += nbytes
+        if self._since >= self._step:
+            self._since = 0
+            trim()
+
+
+def trim() -> None:
+    """Let the C library hand freed memory to the system; glibc keeps up to twice the model otherwise."""
+    returns = _malloc_trim()
+    if returns is not None:
+        returns(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's function of that name; None where there is none (musl, other systems)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

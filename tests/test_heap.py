@@ -1,0 +1,124 @@
+"""Freed memory goes back to the system while a model computes, once it is much."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sdquant
+from sdquant import heap, offload
+from sdquant.kernels.native import extension
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim"
+)
+
+PIECE = 16 << 10  # float32 values: 64 kB, which glibc takes from the heap and does not map by themselves
+
+
+def holes(nbytes: int) -> list[torch.Tensor]:
+    """Leave freed pieces in the heap; gives what keeps them apart, and so from going back at once."""
+    pieces = [torch.ones(PIECE) for _ in range(nbytes // (4 * PIECE))]
+    return pieces[::16]
+
+
+def fallen(call: Callable[[], Any]) -> int:
+    """Bytes by which the memory that the process holds is smaller when a call has ended."""
+    before = heap.held()
+    call()
+    return before - heap.held()
+
+
+def test_what_is_freed_goes_back_once_it_is_much() -> None:
+    heap.look()  # of what other tests left
+    apart = [holes(96 << 20)]
+    assert fallen(heap.look) > 64 << 20
+    apart.append(holes(heap.LEAST // 4))
+    assert fallen(heap.look) < 1 << 20
+    apart.append(holes(96 << 20))
+    assert fallen(heap.look) > 64 << 20
+
+
+def test_another_model_is_looked_at_anew() -> None:
+    heap.look()
+    kept = torch.ones(256 << 18)
+    heap.look()
+    del kept
+    apart = [holes(96 << 20)]
+    assert fallen(heap.look) < 1 << 20  # the process was seen to need as much
+    heap.forget()
+    assert fallen(heap.look) > 64 << 20
+    del apart
+
+
+def test_what_was_needed_once_may_be_held_again() -> None:
+    heap.forget()
+    once = [torch.ones(PIECE) for _ in range((192 << 20) // (4 * PIECE))]
+    heap.look()
+    apart = [once[::16], holes(96 << 20)]
+    del once
+    assert fallen(heap.look) > 192 << 20  # what was there was more than that
+    apart.append(holes(96 << 20))
+    assert fallen(heap.look) < 1 << 20
+
+
+@pytest.mark.parametrize("compute", [None, "int8"])
+@pytest.mark.parametrize("layer", [nn.Linear(64, 64), nn.Conv2d(64, 64, 3, padding=1)], ids=["linear", "conv"])
+def test_layers_look(layer: nn.Module, compute: str | None) -> None:
+    if compute is not None and extension() is None:
+        pytest.skip("without C kernels products in integers are prepared by nobody")
+    net = sdquant.quantize(nn.Sequential(layer), "int8", runtime="plain", compute=compute, progress=False)
+    small, large = (
+        torch.ones(4, 64, 8, n) if isinstance(layer, nn.Conv2d) else torch.ones(n * 32, 64) for n in (8, 256)
+    )
+    with torch.no_grad():
+        net(large)
+        heap.forget()
+        apart = [holes(96 << 20)]
+        assert fallen(lambda: net(small)) < 1 << 20
+        assert fallen(lambda: net(large)) > 64 << 20
+        del apart
+
+
+class Blocks(nn.Module):
+    """Eight of 1 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(512, 512) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["none", "balanced", "model"])
+def test_layers_of_floats_look_where_a_model_was_loaded_or_offloaded(mode: str) -> None:
+    net, x = Blocks(), torch.ones(512, 512)
+    handle = offload.apply(net, mode, device="cpu", budget=4 << 20 if mode == "balanced" else None)
+    with torch.no_grad():
+        net(x)
+        heap.forget()
+        apart = [holes(96 << 20)]
+        assert fallen(lambda: net(x)) > 64 << 20
+        handle.remove()
+        heap.forget()
+        apart = [holes(96 << 20)]
+        assert fallen(lambda: net(x)) < 1 << 20
+        del apart
+
+
+def test_looking_breaks_no_compiled_graph() -> None:
+    net = Blocks()
+    handle = offload.apply(net, "none", device="cpu")
+    x = torch.ones(512, 512)
+    compiled = torch.compile(net, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), net(x))
+    handle.remove()
