@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..heap import look_beside
 from ..rows import take
-from . import fp8, int8, widened
+from . import fp8, int8, tiled, widened
 from .patches import few_patches, outputs
 from .scratch import scratch
 from .seen import plain
@@ -116,6 +116,8 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
             why = "it decodes to other numbers"
         elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
             why = "its products are wrong"
+        elif not _decodes_rows(reader, form, packed, wanted):
+            why = "it decodes some rows to other numbers"
         elif not _rounds(reader, form, packed, wanted):
             why = "it rounds to other numbers"
     except Exception as error:  # whatever it is: the kernel does not work here, and torch does
@@ -126,6 +128,15 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
             reader.name, packed.spec.scheme, packed.device.type, why,
         )  # fmt: skip
     return not why
+
+
+def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+    """Whether rows of the weight, where they can be had alone, are the same."""
+    first = len(weight) // 3
+    got = torch.full_like(weight[first:], torch.nan)
+    if not reader.rows_into(form, packed.parts, first, len(weight), got):
+        return True
+    return torch.equal(got.nan_to_num(), weight[first:].nan_to_num())
 
 
 def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
@@ -196,6 +207,10 @@ def linear(
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
+    if x.is_cpu and x.numel() <= tiled.most(x.dtype) * x.shape[-1]:
+        done = _tiled(chosen, packed, form, x.reshape(-1, x.shape[-1]), bias)
+        if done is not None:
+            return done.view(*x.shape[:-1], packed.spec.shape[0])
     if x.is_cpu and widened.pays(x.dtype):
         return widened.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
@@ -250,10 +265,14 @@ def convolve(
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
     if chosen.few and form is not None and plainly and x.device.type == "cpu":  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
-        rows = few_patches(x, kernel, how, chosen.few)
+        most = max(chosen.few, tiled.most_patches(x.dtype, math.prod(shape)))
+        rows = few_patches(x, kernel, how, most)
+        y = None
         if rows is not None:
-            y = _product(chosen, packed, form, rows, bias).view(len(x), *outputs(x.shape[2:], kernel, how), form.rows)
-            return y.movedim(-1, 1).contiguous()
+            few = len(rows) <= chosen.few
+            y = (_product if few else _tiled)(chosen, packed, form, rows, bias)
+        if y is not None:
+            return y.view(len(x), *outputs(x.shape[2:], kernel, how), shape[0]).movedim(-1, 1).contiguous()
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         run: Any = CONVOLUTIONS[len(how.stride) - 1]
@@ -265,7 +284,20 @@ def convolve(
     return run(x, _decoded(backend, packed, form, x), bias)
 
 
-def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> widened.Rows:
+def _tiled(chosen: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    """x [m, columns] times the transposed weight, and the bias, part by part; None where the reader reads no parts."""
+    reader = chosen.reader
+    if reader is None or form is None:
+        return None
+
+    def rows(start: int, stop: int) -> Tensor | None:
+        out = scratch((stop - start, x.shape[1]), x.dtype, x.device)
+        return out if reader.rows_into(form, packed.parts, start, stop, out) else None
+
+    return tiled.linear(x, bias, packed.spec.shape[0], rows)
+
+
+def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> tiled.Rows:
     """What gives rows of the float weight, rounded to `dtype`, as float32, in the scratch buffer."""
     reader = way(backend, packed, form, dtype).reader
     columns = math.prod(packed.spec.shape[1:])

@@ -39,9 +39,13 @@ class Reader(ABC):
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
         """The weight into `out`, contiguous [rows, columns]: the bits of the backend's own decoding."""
 
+    def rows_into(self, form: Form, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
+        """Rows start to stop of what `decode_into` gives into `out`, contiguous [stop - start, columns]. False, and
+        nothing is done, where it cannot."""
+        return False
+
     def rounded(self, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
-        """Rows start to stop of what `decode_into` gives for `dtype`, as float32 into `out`, contiguous
-        [stop - start, columns]. False, and nothing is done, where it cannot."""
+        """As `rows_into`, of what `decode_into` gives for `dtype`, as float32."""
         return False
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ the cache, and a part of the activations widened.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .native import isa
+from .tiled import Rows, parts
 
 # Weights that are decoded at a time for each thread, in rows of them: 4 MB; and more with more than so many rows of
 # activations, which torch lays out anew for each part of the weight.
@@ -26,7 +27,6 @@ ROWS = 1024  # of activations at a time
 CONVOLVED = 1 << 22  # weights of a convolution, which looks at all its inputs each time
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-Rows = Callable[[int, int], Tensor]  # of start and stop: those rows of the weight, [stop - start, columns], float32
 
 
 @cache
@@ -49,7 +49,7 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
         for some in range(0, len(flat), ROWS):
             wide = flat[some : some + ROWS].float()
             each = WEIGHTS * torch.get_num_threads() * max(len(wide) // FEW, 1) // columns
-            for start, stop in _tiles(rows, each):
+            for start, stop in parts(rows, each):
                 done = F.linear(wide, weight(start, stop), None if added is None else added[start:stop])
                 out[some : some + ROWS, start:stop] = done
     return out.view(*x.shape[:-1], rows)
@@ -66,21 +66,15 @@ def convolve(
     wide, added = x.float(), None if bias is None else bias.float()
     each = CONVOLVED // math.prod(shape[1:]) if groups == 1 else shape[0]
     with _as_they_are():
-        parts = [
+        done = [
             run(wide, weight(start, stop).view(-1, *shape[1:]), None if added is None else added[start:stop]).to(
                 x.dtype
             )
-            for start, stop in _tiles(shape[0], each)
+            for start, stop in parts(shape[0], each)
         ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return done[0] if len(done) == 1 else torch.cat(done, 1)
 
 
 def _as_they_are() -> AbstractContextManager[object]:
     """Without autocast, which would have torch multiply in 16 bits after all."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
-
-
-def _tiles(rows: int, each: int) -> Iterator[tuple[int, int]]:
-    each = max(32, each // 32 * 32)
-    for start in range(0, rows, each):
-        yield start, min(start + each, rows)

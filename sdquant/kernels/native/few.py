@@ -1,8 +1,8 @@
 """Up to how many rows of activations a product is faster than decoding into scratch and torch's own product.
 
-Measured on a Zen5 core and on a Granite Rapids core, with AMX and with AVX2 alone (for torch too), with weights of 3072
-and 12288 rows and columns. Where
-both take as long the product is left to torch, which has more cores to spread it over.
+Measured on Zen 4 and Zen 5 cores and on a Granite Rapids core, with AMX and with AVX2 alone (for torch too), with
+weights of 3072 and 12288 rows and columns. Where both take as long the product is left to torch, which has more cores
+to spread it over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import extension, isa
 ALL = 1 << 30
 _FEW = {
     "amx": {torch.float32: 96, torch.float16: 32},
-    "avx512bf16": {torch.bfloat16: 96, torch.float32: 96, torch.float16: 96},
+    "avx512bf16": {torch.bfloat16: 24, torch.float32: 96, torch.float16: 96},  # in bfloat16 then `tiled` takes over
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 # With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so

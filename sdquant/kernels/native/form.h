@@ -116,8 +116,10 @@ int amd(void);
 
 /* product.c */
 void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
-/* Rows start to stop, in their own order, rounded to `type` and as floats again, into `out` [stop - start, columns]. */
-void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, float *out);
+/* Rows start to stop, in their own order, into `out` [stop - start, columns]. */
+void decode_part(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
+/* The same, rounded to `type` and as floats again. */
+void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
 Product product_rows;
 /* The order in which rows are worked through: rows that share bytes follow each other. */
 int64_t row_at(const Form *form, int planes, int64_t i);

@@ -92,41 +92,44 @@ static Form *common(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, 
     return parts_of(args[0], args + 2, parts);
 }
 
-PyDoc_STRVAR(decode_doc, "decode(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
-                         "Rows start to stop, in the order of the kernels, into their places of `out`.");
+typedef void Rows(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out);
 
-static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+static PyObject *some_rows(PyObject *const *args, Py_ssize_t given, Rows *run) {
     Parts parts;
     Type type;
-    (void)module;
     const Form *form = common(args, given, COMMON + 3, &parts, &type);
     if (!form) return NULL;
     const int64_t start = number(args[7]), stop = number(args[8]);
     void *out = address(args[9]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    decode_rows(form, &parts, type, start, stop, out);
+    run(form, &parts, type, start, stop, out);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(decode_doc, "decode(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
+                         "Rows start to stop, in the order of the kernels, into their places of `out`.");
+
+static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    return some_rows(args, given, decode_rows);
+}
+
+PyDoc_STRVAR(part_doc, "part(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
+                       "Rows start to stop, in their own order, into `out` [stop - start, columns].");
+
+static PyObject *py_part(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    return some_rows(args, given, decode_part);
+}
+
 PyDoc_STRVAR(rounded_doc, "rounded(form, type, codes, scale, nested, zeros, shift, start, stop, out)\n--\n\n"
-                          "Rows start to stop, in their own order, rounded to the type and as float32 into `out`\n"
-                          "[stop - start, columns].");
+                          "As `part`, rounded to the type and as float32.");
 
 static PyObject *py_rounded(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    Parts parts;
-    Type type;
     (void)module;
-    const Form *form = common(args, given, COMMON + 3, &parts, &type);
-    if (!form) return NULL;
-    const int64_t start = number(args[7]), stop = number(args[8]);
-    float *out = address(args[9]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    decode_rounded(form, &parts, type, start, stop, out);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return some_rows(args, given, decode_rounded);
 }
 
 PyDoc_STRVAR(product_doc, "product(form, type, codes, scale, nested, zeros, shift, start, stop, out, x, m, bias)\n--\n\n"
@@ -235,6 +238,7 @@ static PyObject *py_choose(PyObject *module, PyObject *name) {
 static PyMethodDef METHODS[] = {
     {"form", py_form, METH_VARARGS, form_doc},
     {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL, decode_doc},
+    {"part", (PyCFunction)(void (*)(void))py_part, METH_FASTCALL, part_doc},
     {"rounded", (PyCFunction)(void (*)(void))py_rounded, METH_FASTCALL, rounded_doc},
     {"product", (PyCFunction)(void (*)(void))py_product, METH_FASTCALL, product_doc},
     {"quantize", (PyCFunction)(void (*)(void))py_quantize, METH_FASTCALL, quantize_doc},

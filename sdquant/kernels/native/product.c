@@ -37,9 +37,15 @@ void decode_rows(const Form *form, Parts *parts, Type type, int64_t start, int64
     }
 }
 
-void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, float *out) {
+void decode_part(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *out) {
+    parts->ahead = AHEAD;
+    kernels()->decoder(form)(form, parts, start * form->columns, (stop - start) * form->columns, type, out);
+}
+
+void decode_rounded(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, void *to) {
     enum { PIECE = 4096 }; /* of whole blocks */
     uint16_t piece[PIECE];
+    float *out = to;
     const Kernels *use = kernels();
     Decode *decode = use->decoder(form);
     const int64_t first = start * form->columns, last = stop * form->columns;

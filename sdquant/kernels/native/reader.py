@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..reader import Parts, Reader
 from . import extension
@@ -38,15 +38,25 @@ class Native(Reader):
         to = out.data_ptr()
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
+    def rows_into(self, form: Form, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
+        if is_blocks(form) and form.columns % form.group:
+            return False
+        self._part(extension().part, form, parts, out.dtype, start, stop, out)  # type: ignore[union-attr]
+        return True
+
     def rounded(self, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
         if is_blocks(form) and form.columns % form.group:
             return False
-        decode, common = extension().rounded, (plan(form, parts), TYPES[dtype], *addresses(form, parts))  # type: ignore[union-attr]
-        to, size = out.data_ptr(), form.columns * out.element_size()
+        self._part(extension().rounded, form, parts, dtype, start, stop, out)  # type: ignore[union-attr]
+        return True
+
+    @staticmethod
+    def _part(decode: Any, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> None:
+        common, to = (plan(form, parts), TYPES[dtype], *addresses(form, parts)), out.data_ptr()
+        size = form.columns * out.element_size()
         over_rows(
             stop - start, form.columns, lambda one, end: decode(*common, start + one, start + end, to + one * size)
         )
-        return True
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
         return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
