@@ -76,8 +76,11 @@ def forget() -> None:
 
 
 def held() -> int:
-    """Bytes of memory that this process holds and no file backs."""
-    file = os.open(_STATM, os.O_RDONLY)
+    """Bytes of memory that this process holds and no file backs; 0 where the system does not say."""
+    try:
+        file = os.open(_STATM, os.O_RDONLY)
+    except OSError:  # no /proc, or no more files may be open: nothing that a computing model should end for
+        return 0
     try:
         _, resident, shared, *_ = os.read(file, 128).split()
     finally:
@@ -87,7 +90,7 @@ def held() -> int:
 
 @cache
 def _looks() -> bool:
-    return _malloc_trim() is not None and os.path.exists(_STATM)
+    return _malloc_trim() is not None and held() > 0
 
 
 class Trimmer:

@@ -68,6 +68,20 @@ def test_what_was_needed_once_may_be_held_again() -> None:
     assert fallen(heap.look) < 1 << 20
 
 
+def test_where_the_system_does_not_say_models_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when no more files may be open, in the middle of it all."""
+    heap.forget()
+    apart = [holes(96 << 20)]
+    before = heap.held()
+    with monkeypatch.context() as patch:
+        patch.setattr(heap, "_STATM", "/nowhere")
+        assert heap.held() == 0
+        heap.look()
+    assert before - heap.held() < 1 << 20
+    assert fallen(heap.look) > 64 << 20
+    del apart
+
+
 @pytest.mark.parametrize("compute", [None, "int8"])
 @pytest.mark.parametrize("layer", [nn.Linear(64, 64), nn.Conv2d(64, 64, 3, padding=1)], ids=["linear", "conv"])
 def test_layers_look(layer: nn.Module, compute: str | None) -> None:

@@ -14,7 +14,7 @@ from . import extension, isa
 ALL = 1 << 30
 _FEW = {
     "amx": {torch.float32: 96, torch.float16: 32},
-    "avx512bf16": {torch.bfloat16: 24, torch.float32: 96, torch.float16: 96},  # in bfloat16 then `tiled` takes over
+    "avx512bf16": {torch.bfloat16: 32, torch.float32: 96, torch.float16: 96},  # in bfloat16 then `tiled` takes over
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
 # With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
