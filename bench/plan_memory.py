@@ -7,7 +7,7 @@ Each row is a process of its own: a network (the Flux transformer of `bench.offl
 What the process alone holds (RssAnon, every 2 ms) less what it held with a tiny network of the kind that has made a
 step, which the libraries themselves take, is held against
     weights on the device at once + activations by a trace of shapes + the largest quantized weight, decoded
-    + what oneDNN keeps of its kernels.
+    + what oneDNN keeps of its kernels + freed memory that may be held.
 
 Quantized networks are quantized in place, which leaves more holes in the C library's heap than loading does. Then steps
 are made in turns with `sdquant.heap` looking after that and without: `unwatched` is what the process holds without it,
@@ -145,7 +145,7 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
     import torch
 
     import sdquant
-    from sdquant import activations, offload
+    from sdquant import activations, heap, offload
     from sdquant.memory import give_back
     from sdquant.weights import quantized
 
@@ -176,7 +176,8 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
         weights = handle.report()["peak"]
         unwatched, step = without_looking(call)
         handle.remove()
-    foretold = weights + trace.peak + decoded + trace.kernels
+    used = weights + trace.peak + decoded + trace.kernels
+    foretold = used + heap.spare(used)
     measured = watch.peak - floor
     return {
         "network": name, "scheme": scheme, "budget_share": share, "all_weights": size, "weights": weights,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-SHARE, LEAST = 0.02, 16 << 20  # of what was in use when it was looked for last, and bytes at the least, may be unused
+SHARE, LEAST = 0.02, 16 << 20  # of what is in use, and bytes at the least: may be held without being used
 LARGE = 1 << 18  # elements of activations: an operation with fewer makes nothing much, and ends before it is looked up
 
 _STATM = "/proc/self/statm"  # in pages: the whole, what is resident, what of that files back, ...
@@ -66,7 +66,12 @@ def look() -> None:
         return
     trim()
     now = held()
-    _limit = max(_limit, now + max(LEAST, int(SHARE * now)))
+    _limit = max(_limit, now + spare(now))
+
+
+def spare(nbytes: int) -> int:
+    """Bytes that a process which uses `nbytes` may hold beside them; 0 where nobody looks."""
+    return max(LEAST, int(SHARE * nbytes)) if _looks() else 0
 
 
 def forget() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import activations, components
+from . import activations, components, heap
 from .errors import SdquantError
 from .memory import default_budget
 from .networks import Network, of_plan, trace
@@ -49,8 +49,8 @@ class Peak:
         parts: by component, in the order in which they run: its activations.
         budget: what balanced offload keeps to.
         copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
-        kernels: what libraries keep of the components' operations on the CPU; see `activations.Trace`. Budgets leave
-            them to their margin.
+        kernels: what libraries keep of the components' operations on the CPU; see `activations.Trace`.
+        unused: freed memory that a process on the CPU may hold; see `heap`. Budgets leave both to their margin.
     """
 
     weights: int
@@ -61,6 +61,7 @@ class Peak:
     budget: int | None = None
     copied: int = 0
     kernels: int = 0
+    unused: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -99,17 +100,19 @@ def predict(
         moments = _balanced(ordered, device, budget)
     else:
         moments = _MODES[made.offload](ordered, device)
+    used = copied + kernels
+    used += max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items())
+    unused = heap.spare(used) if device.type == "cpu" else 0
     return Peak(
         weights=max(moments.values()),
         activations=most,
         scratch=scratch,
-        bytes=copied
-        + kernels
-        + max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items()),
+        bytes=used + unused,
         parts=parts,
         budget=budget,
         copied=copied,
         kernels=kernels,
+        unused=unused,
     )
 
 

@@ -82,6 +82,8 @@ def _peak(peak: Peak, device: str) -> str:
         parts.append(f"{_shared.size(peak.activations)} of activations ({most})")
     if peak.kernels:
         parts.append(f"{_shared.size(peak.kernels)} of oneDNN's kernels")
+    if peak.unused:
+        parts.append(f"{_shared.size(peak.unused)} of freed memory")
     text = f"at the most {_shared.size(peak.bytes)} on {device}: {', '.join(parts)}"
     if peak.activations is None:
         return f"{text}; activations come on top, which shapes alone do not tell"

@@ -50,11 +50,12 @@ class Way:
 
     Attributes:
         reader: None for the backend's own decoding.
-        few: up to how many rows of activations the reader multiplies by itself.
+        few, few_patches: up to how many rows of activations, and patches of images, the reader multiplies by itself.
     """
 
     reader: Reader | None = None
     few: int = 0
+    few_patches: int = 0
 
 
 _TORCH = Way()
@@ -86,7 +87,8 @@ def way(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype)
 def _chosen(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype, device: str) -> Way:
     for reader in readers(device):
         if reader.reads(form, packed.parts, dtype) and _passes(reader, backend, packed, form, dtype):
-            return Way(reader=reader, few=reader.few(form, packed.parts, dtype))
+            of = form, packed.parts, dtype
+            return Way(reader=reader, few=reader.few(*of), few_patches=reader.few_patches(*of))
     return _TORCH
 
 
@@ -151,7 +153,7 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
 def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
     rounding are: readers have different kernels for those."""
-    most = reader.few(form, packed.parts, weight.dtype)
+    most = reader.few_patches(form, packed.parts, weight.dtype)
     return all(_multiplies_rows(m, reader, form, packed, weight) for m in sorted({1, min(3, most), min(64, most)}))
 
 
@@ -263,13 +265,15 @@ def convolve(
         return int8.convolve(backend, packed, form, x, bias, how)
     chosen = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
-    if chosen.few and form is not None and plainly and x.device.type == "cpu":  # elsewhere nobody has measured it
+    if (
+        chosen.few_patches and form is not None and plainly and x.device.type == "cpu"
+    ):  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
-        most = max(chosen.few, tiled.most_patches(x.dtype, math.prod(shape)))
+        most = max(chosen.few_patches, tiled.most_patches(x.dtype, math.prod(shape)))
         rows = few_patches(x, kernel, how, most)
         y = None
         if rows is not None:
-            few = len(rows) <= chosen.few
+            few = len(rows) <= chosen.few_patches
             y = (_product if few else _tiled)(chosen, packed, form, rows, bias)
         if y is not None:
             return y.view(len(x), *outputs(x.shape[2:], kernel, how), shape[0]).movedim(-1, 1).contiguous()

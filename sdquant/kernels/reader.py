@@ -52,6 +52,10 @@ class Reader(ABC):
         """Up to how many rows of activations of `dtype` `product` is the faster way; 0 where it never is."""
         return 0
 
+    def few_patches(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+        """The same of patches of images, for which torch's convolution is the other way."""
+        return self.few(form, parts, dtype)
+
     def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """x [m, columns] times the transposed weight, and the bias [rows], into `out` [m, rows]; all of one dtype. Sums
         in float32, then rounded once.

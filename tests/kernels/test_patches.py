@@ -50,7 +50,7 @@ def test_few_outputs_are_multiplied_and_are_those_of_the_decoded_weight(text: st
         got = layer(x)
         conv.weight.copy_(layer.dequantize())
         wanted = conv(x)
-    few, rows = choice.way(layer._backend, packed, layer._form, x.dtype).few, places[0] * places[1]
+    few, rows = choice.way(layer._backend, packed, layer._form, x.dtype).few_patches, places[0] * places[1]
     assert calls == ([rows] if rows <= few else [])
     assert got.is_contiguous()
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)

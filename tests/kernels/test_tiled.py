@@ -33,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return original(self, form, parts, start, stop, out)
 
     way = choice.way
-    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=2))
+    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=2, few_patches=2))
     monkeypatch.setattr(tiled, "most", lambda dtype: 16)
     monkeypatch.setattr(tiled, "WEIGHTS", 1 << 14)
     monkeypatch.setattr(tiled, "CONVOLVED", 0)

@@ -39,7 +39,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(choice, "_ways", {})
     monkeypatch.setattr(choice, "_verdicts", {})
     way = choice.way
-    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=0))
+    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=0, few_patches=0))
     yield wanted
     if wanted != "torch":
         native.extension().choose("")  # type: ignore[union-attr]

@@ -17,6 +17,7 @@ _FEW = {
     "avx512bf16": {torch.bfloat16: 32, torch.float32: 96, torch.float16: 96},  # in bfloat16 then `tiled` takes over
     "avx2": {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64},  # then `widened` takes over
 }
+_PATCHES = {"avx512bf16": {torch.bfloat16: 96}}  # of images, where that is more: torch's convolutions take longer
 # With AMX activations of bf16 are laid out anew, once: so many numbers, beyond which reading them takes over, and so
 # many rows, beyond which decoding is a small part of either way.
 _LAID_OUT, _TALL = 1 << 22, 1024
@@ -35,6 +36,11 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
         return _ON_AMD
     # Without instructions for float16 torch's product takes 5 times as long as this one.
     return ALL if few and dtype == torch.float16 and name != "avx2" and not _halves() else few
+
+
+def few_patches(dtype: torch.dtype, columns: int) -> int:
+    """See `Reader.few_patches`."""
+    return max(few_rows(dtype, columns), _PATCHES.get(isa() or "", {}).get(dtype, 0))
 
 
 def _halves() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..reader import Parts, Reader
 from . import extension
 from .blocks import by_block, is_blocks
-from .few import few_rows
+from .few import few_patches, few_rows
 from .plans import TYPES, addresses, plan
 from .prepared import Few, Integers
 from .threads import over_rows
@@ -39,13 +39,13 @@ class Native(Reader):
         over_rows(form.rows, form.columns, lambda start, stop: decode(*common, start, stop, to))
 
     def rows_into(self, form: Form, parts: Parts, start: int, stop: int, out: Tensor) -> bool:
-        if is_blocks(form) and form.columns % form.group:
+        if not _in_rows(form):
             return False
         self._part(extension().part, form, parts, out.dtype, start, stop, out)  # type: ignore[union-attr]
         return True
 
     def rounded(self, form: Form, parts: Parts, dtype: torch.dtype, start: int, stop: int, out: Tensor) -> bool:
-        if is_blocks(form) and form.columns % form.group:
+        if not _in_rows(form):
             return False
         self._part(extension().rounded, form, parts, dtype, start, stop, out)  # type: ignore[union-attr]
         return True
@@ -59,7 +59,10 @@ class Native(Reader):
         )
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        return 0 if is_blocks(form) and form.columns % form.group else few_rows(dtype, form.columns)
+        return few_rows(dtype, form.columns) if _in_rows(form) else 0
+
+    def few_patches(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
+        return few_patches(dtype, form.columns) if _in_rows(form) else 0
 
     def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         if not x.shape[0]:
@@ -74,6 +77,11 @@ class Native(Reader):
     ) -> Prepared | None:
         made = Few(form, parts, dtype, few, prefix) if few else None
         return made if integers is None else Integers(form, parts, dtype, *integers, made, prefix)
+
+
+def _in_rows(form: Form) -> bool:
+    """Whether no block is in two rows."""
+    return not is_blocks(form) or form.columns % form.group == 0
 
 
 def native() -> Native | None:
