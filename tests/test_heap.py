@@ -22,10 +22,21 @@ pytestmark = pytest.mark.skipif(
 PIECE = 16 << 10  # float32 values: 64 kB, which glibc takes from the heap and does not map by themselves
 
 
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    """What other tests needed says nothing here."""
+    heap.forget()
+
+
 def holes(nbytes: int) -> list[torch.Tensor]:
     """Leave freed pieces in the heap; gives what keeps them apart, and so from going back at once."""
     pieces = [torch.ones(PIECE) for _ in range(nbytes // (4 * PIECE))]
     return pieces[::16]
+
+
+def much() -> int:
+    """More bytes than may be held without being used."""
+    return 2 * heap.spare(heap.held())
 
 
 def fallen(call: Callable[[], Any]) -> int:
@@ -36,49 +47,47 @@ def fallen(call: Callable[[], Any]) -> int:
 
 
 def test_what_is_freed_goes_back_once_it_is_much() -> None:
-    heap.look()  # of what other tests left
-    apart = [holes(96 << 20)]
-    assert fallen(heap.look) > 64 << 20
+    heap.look()
+    apart = [holes(much())]
+    assert fallen(heap.look) > much() // 2
     apart.append(holes(heap.LEAST // 4))
     assert fallen(heap.look) < 1 << 20
-    apart.append(holes(96 << 20))
-    assert fallen(heap.look) > 64 << 20
+    apart.append(holes(much()))
+    assert fallen(heap.look) > much() // 2
 
 
 def test_another_model_is_looked_at_anew() -> None:
     heap.look()
-    kept = torch.ones(256 << 18)
+    kept = torch.ones(2 * much() // 4)
     heap.look()
     del kept
-    apart = [holes(96 << 20)]
+    apart = [holes(much())]
     assert fallen(heap.look) < 1 << 20  # the process was seen to need as much
     heap.forget()
-    assert fallen(heap.look) > 64 << 20
+    assert fallen(heap.look) > much() // 2
     del apart
 
 
 def test_what_was_needed_once_may_be_held_again() -> None:
-    heap.forget()
-    once = [torch.ones(PIECE) for _ in range((192 << 20) // (4 * PIECE))]
+    once = [torch.ones(PIECE) for _ in range(2 * much() // (4 * PIECE))]
     heap.look()
-    apart = [once[::16], holes(96 << 20)]
+    apart = [once[::16], holes(much())]
     del once
-    assert fallen(heap.look) > 192 << 20  # what was there was more than that
-    apart.append(holes(96 << 20))
+    assert fallen(heap.look) > 2 * much()  # what was there was more than that
+    apart.append(holes(much()))
     assert fallen(heap.look) < 1 << 20
 
 
 def test_where_the_system_does_not_say_models_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when no more files may be open, in the middle of it all."""
-    heap.forget()
-    apart = [holes(96 << 20)]
+    apart = [holes(much())]
     before = heap.held()
     with monkeypatch.context() as patch:
         patch.setattr(heap, "_STATM", "/nowhere")
         assert heap.held() == 0
         heap.look()
     assert before - heap.held() < 1 << 20
-    assert fallen(heap.look) > 64 << 20
+    assert fallen(heap.look) > much() // 2
     del apart
 
 
@@ -94,9 +103,9 @@ def test_layers_look(layer: nn.Module, compute: str | None) -> None:
     with torch.no_grad():
         net(large)
         heap.forget()
-        apart = [holes(96 << 20)]
+        apart = [holes(much())]
         assert fallen(lambda: net(small)) < 1 << 20
-        assert fallen(lambda: net(large)) > 64 << 20
+        assert fallen(lambda: net(large)) > much() // 2
         del apart
 
 
@@ -120,11 +129,11 @@ def test_layers_of_floats_look_where_a_model_was_loaded_or_offloaded(mode: str) 
     with torch.no_grad():
         net(x)
         heap.forget()
-        apart = [holes(96 << 20)]
-        assert fallen(lambda: net(x)) > 64 << 20
+        apart = [holes(much())]
+        assert fallen(lambda: net(x)) > much() // 2
         handle.remove()
         heap.forget()
-        apart = [holes(96 << 20)]
+        apart = [holes(much())]
         assert fallen(lambda: net(x)) < 1 << 20
         del apart
 
