@@ -4,8 +4,8 @@ glibc keeps freed pieces below 32 MB for whoever asks next. It fills a request f
 that lies, and before 2.38 often cannot use a freed piece again for torch, which asks for aligned memory (its bug
 14581): so one operation after another touches pages that none had touched, and the process comes to hold several times
 its activations. `look` hands such pages back when they have become many. What is handed back costs a page fault when it
-is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step, from 16 MB on 6 %, and
-as it is done here 2 to 4 % (bench/plan_memory.py).
+is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step; what it takes here is in
+docs/benchmarks.md (bench/plan_memory.py).
 """
 
 from __future__ import annotations

@@ -265,9 +265,7 @@ def convolve(
         return int8.convolve(backend, packed, form, x, bias, how)
     chosen = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
-    if (
-        chosen.few_patches and form is not None and plainly and x.device.type == "cpu"
-    ):  # elsewhere nobody has measured it
+    if chosen.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
         most = max(chosen.few_patches, tiled.most_patches(x.dtype, math.prod(shape)))
         rows = few_patches(x, kernel, how, most)
