@@ -1,8 +1,8 @@
 """Attention with `compute="int8"`: torch's, or, where there is a faster kernel, that one in the same precision.
 
-The kernel for processors with AMX multiplies bf16 with sums in float32 and rounds the shares to bf16, as torch's does;
-its error is torch's, too. With integers for nearly all other products of a step, torch's attention would take a third
-of what is left.
+The kernels for processors with AMX, and for those with AVX-512 alone, multiply bf16 with sums in float32 and round the
+shares to bf16, as torch's does; their error is torch's, too. With integers for nearly all other products of a step,
+torch's attention would take a third of what is left, and more than half without AMX.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .native import attention as native
+from .native import isa
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def _sound() -> bool:
         wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
     good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())
     if not good:
-        log.warning("The %s kernel for attention is not used: its results are wrong. Torch's is.", "amx")
+        log.warning("The %s kernel for attention is not used: its results are wrong. Torch's is.", isa())
     return good
 
 

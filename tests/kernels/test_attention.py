@@ -1,4 +1,4 @@
-"""Attention by the kernel for AMX, against exact numbers; and where it is asked."""
+"""Attention by own kernels, against exact numbers; and where it is asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sdquant import demo
 from sdquant.components import main_part
 from sdquant.drawing import draw
 from sdquant.kernels import attention, native
-from sdquant.kernels.native import attention as by_amx
+from sdquant.kernels.native import attention as by_own
 from sdquant.layers import attention as asking
 
 # batch, heads, queries, keys, width: whole blocks and what is left over, of each.
@@ -30,9 +30,9 @@ SIZES = (
 
 
 @pytest.fixture
-def amx() -> None:
-    if native.isa() != "amx":
-        pytest.skip("this processor has no AMX")
+def own() -> None:
+    if native.isa() not in ("amx", "avx512bf16"):
+        pytest.skip("there is no kernel for this processor")
 
 
 def random(*shape: int) -> Tensor:
@@ -45,7 +45,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q.double(), k.double(), v.double())
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("spread", [1, 30])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_errors_are_those_of_torch(size: tuple[int, ...], spread: int) -> None:
@@ -63,7 +63,7 @@ def test_errors_are_those_of_torch(size: tuple[int, ...], spread: int) -> None:
     assert own <= 1.2 * theirs + 2**-12
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 def test_tensors_in_any_order_of_memory_and_any_number_of_threads() -> None:
     torch.manual_seed(0)
     q, k, v = (random(2, 4, 130, 64) for _ in range(3))
@@ -86,7 +86,7 @@ def test_tensors_in_any_order_of_memory_and_any_number_of_threads() -> None:
     assert torch.equal(one[0], wanted[0])
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 def test_scores_that_are_no_numbers_are_not_hidden() -> None:
     q, k, v = (random(1, 1, 40, 32) for _ in range(3))
     k[0, 0, 35, 3] = torch.nan
@@ -100,7 +100,7 @@ def test_scores_that_are_no_numbers_are_not_hidden() -> None:
     assert found.isnan().any(2).nonzero().tolist() == [[0, 0, 5]]
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 def test_what_is_left_to_torch() -> None:
     q, k, v = (random(1, 2, 40, 32) for _ in range(3))
     assert attention.attended(q, k, v) is not None
@@ -122,10 +122,10 @@ def test_what_is_left_to_torch() -> None:
             assert attention.attended(q, k, v) is None
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    right = by_amx.attend
-    monkeypatch.setattr(by_amx, "attend", lambda q, k, v, scale: right(q, k, v, 0.9 * scale))
+    right = by_own.attend
+    monkeypatch.setattr(by_own, "attend", lambda q, k, v, scale: right(q, k, v, 0.9 * scale))
     attention._sound.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -233,7 +233,7 @@ def test_models_that_compute_in_int8_ask(name: str, counted: Counted) -> None:
     assert not any(isinstance(m.__dict__.get("forward"), asking._Forward) for m in main_part(pipe).modules())
 
 
-@pytest.mark.usefixtures("amx")
+@pytest.mark.usefixtures("own")
 def test_a_model_draws_the_same_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped UNet, whose inputs are small: as if they were large."""
     pipe = sdquant.load_model(
@@ -242,7 +242,7 @@ def test_a_model_draws_the_same_with_it(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = draw(pipe, ["a three"], seeds=[0], steps=4)
     monkeypatch.setattr(asking, "LEAST", 0)
     calls = []
-    monkeypatch.setattr(by_amx, "attend", lambda *args, run=by_amx.attend: calls.append(args) or run(*args))
+    monkeypatch.setattr(by_own, "attend", lambda *args, run=by_own.attend: calls.append(args) or run(*args))
     found = draw(pipe, ["a three"], seeds=[0], steps=4)
     assert calls
     import numpy as np

@@ -23,5 +23,6 @@ typedef struct {
 
 /* Blocks of QUERIES rows start .. stop, counted over all heads, those of one head together. 0: no memory. */
 int attend_amx(const Attention *attention, int64_t start, int64_t stop);
+int attend_avx512(const Attention *attention, int64_t start, int64_t stop);
 
 #endif

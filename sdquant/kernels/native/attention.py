@@ -1,4 +1,4 @@
-"""Attention in C, where the processor has AMX."""
+"""Attention in C, where the processor multiplies bf16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_WIDTH = 256  # of a head: with 512 torch's takes 0.85 of this kernel's time
 
 def reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether there is a kernel for such tensors."""
-    if isa() != "amx" or any(type(x) is not torch.Tensor for x in (q, k, v)):
+    if isa() not in ("amx", "avx512bf16") or any(type(x) is not torch.Tensor for x in (q, k, v)):
         return False
     return (
         all(x.dtype == torch.bfloat16 and x.is_cpu and x.ndim == 4 and x.stride(3) == 1 for x in (q, k, v))

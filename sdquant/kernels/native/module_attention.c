@@ -24,20 +24,23 @@ PyObject *py_attend(PyObject *module, PyObject *bytes) {
     }
     memcpy(n, from, sizeof n);
     memcpy(&scale, n + 20, sizeof scale);
+    int (*run)(const Attention *attention, int64_t start, int64_t stop) = NULL;
 #ifdef AMX
-    if (kernels() == &amx_kernels) {
+    if (kernels() == &amx_kernels) run = attend_amx;
+#endif
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) /* as avx512.h has it */
+    if (kernels() == &avx512_kernels) run = attend_avx512;
+#endif
+    if (run) {
         const Attention attention = {rows_at(n), rows_at(n + 4), rows_at(n + 8), rows_at(n + 12),
                                      n[16],      n[17],          n[18],          n[19],           (float)scale};
         int done;
         Py_BEGIN_ALLOW_THREADS
-        done = attend_amx(&attention, n[21], n[22]);
+        done = run(&attention, n[21], n[22]);
         Py_END_ALLOW_THREADS
         if (!done) return PyErr_NoMemory();
         Py_RETURN_NONE;
     }
-#else
-    (void)rows_at;
-#endif
     PyErr_SetString(PyExc_RuntimeError, "no attention for this instruction set");
     return NULL;
 }
