@@ -38,8 +38,10 @@ class Field:
 COMPARED = (
     Field("ratio", -1, 0.10),  # a step, layer or load against the reference or peer of its run
     Field("load_ratio", 1, 0.25),  # a peer's load against sdquant's
+    Field("missed", -1, 0.02, share=False),  # by which something foretold was wrong
     Field("bytes", -1, 0.01),
     Field("peak", -1, 0.10),
+    Field("added", -1, 0.10),  # bytes of anonymous memory
     Field("snr", 1, 0.2, share=False),  # dB
     Field("psnr", 1, 0.5, share=False),  # dB
     Field("qat_snr", 1, 0.5, share=False),  # dB

@@ -1,15 +1,15 @@
 """Time of decoding GGUF's block types: torch's own, libgguf's (ggml), the C kernels of each instruction set.
 
-    OMP_NUM_THREADS=1 python bench/gguf_decode.py [--json FILE] [--rounds N] [--size N]
+    OMP_NUM_THREADS=1 python -m bench.gguf_decode [--json FILE] [--rounds N] [--size N]
 
-Milliseconds of CPU time of the process for [size, size] weights, medians, ways by turns; copying as many bfloat16
-numbers is there to compare with. `sdquant/kernels/libgguf.py` has its table of types from here.
+Milliseconds of CPU time of the process for [size, size] weights, medians, ways by turns, and their ratio to torch's.
+Copying as many bfloat16 numbers is there to compare with. `sdquant/kernels/libgguf.py` has its table of types from
+here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from functools import partial
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from gguf_linear import machine
 from torch import Tensor
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
@@ -26,6 +25,8 @@ from sdquant.kernels.forms import Form
 from sdquant.kernels.libgguf import Libgguf
 from sdquant.kernels.native import extension
 from sdquant.kernels.native.reader import Native
+
+from ._results import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,9 +79,13 @@ def main() -> None:
             turns["copy"] = partial(torch.empty_like(source).copy_, source)
             got = medians(turns, args.rounds)
             print(f"{str(dtype)[6:]:9}{kind:8}" + "".join(f"  {name} {ms:.2f}" for name, ms in got.items()), flush=True)
-            results.append({"type": kind, "dtype": str(dtype)[6:], "ms": got})
+            case = f"{args.size}x{args.size} {str(dtype)[6:]}"
+            results += [
+                {"name": f"{kind} · {name}", "case": case, "ms": ms, "ratio": ms / got["torch"]}
+                for name, ms in got.items()
+            ]
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "size": args.size, "results": results}, indent=1) + "\n")
+        write(args.json, "gguf_decode", results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How well balanced offload hides the reading of weights behind the computation, on the CPU with a slow disk.
 
-    python -m bench.offload                    every row, about ten minutes on one core
-    python -m bench.offload --rounds 2         a quick look
+    python -m bench.offload               every row, about eight minutes, on two cores: one computes, the other reads
+    python -m bench.offload --rounds 2    a quick look
 
 A Flux transformer with random weights (hidden 1024, 3 double and 18 single blocks, bfloat16) makes steps with one
 thread; blocks that do not fit the budget wait in files that are read at a limited rate. In one process and turn by
@@ -14,7 +14,6 @@ The first step of each turn is left out: what was read while the other model ran
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .fidelity import machine, versions
+from ._results import write
 
 RESULTS = Path(__file__).parent / "results" / "offload.json"
 HIDDEN, DOUBLE, SINGLE = 1024, 3, 18
@@ -160,8 +159,12 @@ def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: i
     compute = statistics.median(in_memory)
     floor = max(compute, read / rate if rate else 0.0)
     taken = statistics.median(offloaded)
+    reading = "as fast as the disk is" if transfer is None else f"for {transfer:g} of the computation"
     return {
+        "name": "balanced",
+        "case": f"budget {share:.0%}, read {reading}",
         "budget_share": share,
+        "transfer": transfer,
         "weights": size,
         "budget": budget,
         "peak": report["peak"],
@@ -205,8 +208,7 @@ def main() -> None:
             f"  ratio {last['ratio']:.3f}  best {last['ratio_of_best']:.3f}",
             flush=True,
         )
-    whole = {"machine": machine(), "versions": versions(), "threads": 1, "rounds": args.rounds, "rows": rows}
-    args.out.write_text(json.dumps(whole, indent=1) + "\n")
+    write(args.out, "offload", rows, threads=1, rounds=args.rounds)
 
 
 if __name__ == "__main__":

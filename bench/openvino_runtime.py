@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import statistics
 import time
 import warnings
@@ -28,7 +27,7 @@ import torch
 import sdquant
 from sdquant import demo
 
-from .fidelity import machine, versions
+from ._results import write
 
 warnings.filterwarnings("ignore")
 VARIANTS: tuple[tuple[str, str | None, str | None], ...] = (
@@ -81,9 +80,10 @@ def quantized(model: Any, scheme: str | None, runtime: str | None) -> Any:
     return model if scheme is None else sdquant.quantize(model, scheme, runtime=runtime, progress=False)
 
 
-def measure(name: str, load: Callable[[], Any], inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(name: str, load: Callable[[], Any], inputs: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     """All variants of one model in one dtype."""
-    models, rows = {}, {}
+    models: dict[str, Any] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for label, scheme, runtime in VARIANTS:
         gc.collect()
         model = quantized(load().eval().requires_grad_(False), scheme, runtime)
@@ -91,10 +91,7 @@ def measure(name: str, load: Callable[[], Any], inputs: dict[str, Any], rounds: 
         with torch.no_grad():
             answer = model(**inputs).sample.double()
         first = time.perf_counter() - begin
-        rows[label] = {
-            "first_s": round(first, 3),
-            "weights_mb": round(sdquant.offload.weight_bytes(model) / 1e6, 1),
-        }
+        rows[label] = {"name": label, "case": name, "first_s": first, "bytes": sdquant.offload.weight_bytes(model)}
         models[label] = (model, answer)
     times: dict[str, list[float]] = {label: [] for label in models}
     for turn in range(rounds):
@@ -107,11 +104,16 @@ def measure(name: str, load: Callable[[], Any], inputs: dict[str, Any], rounds: 
     for label, row in rows.items():
         base = models["plain " + label.split()[1]][1] if label.startswith("openvino") else models["unquantized"][1]
         noise = float((models[label][1] - base).pow(2).sum())
-        row["cpu_s"] = round(statistics.median(times[label]), 5)
-        row["ratio"] = round(statistics.median(times[label]) / whole, 3)
-        row["snr_db"] = round(10 * float(torch.log10(base.pow(2).sum() / noise)), 1) if noise else None
-        print(f"{name:24} {label:14} {row}", flush=True)
-    return rows
+        row["cpu_s"] = statistics.median(times[label])
+        row["ratio"] = row["cpu_s"] / whole
+        if noise:
+            row["snr"] = 10 * float(torch.log10(base.pow(2).sum() / noise))
+        print(
+            f"{name:24} {label:14} first {row['first_s']:6.2f} s  {row['bytes'] / 1e6:7.1f} MB"
+            f"  {row['cpu_s']:.4f} s  {row['ratio']:.3f}" + (f"  {row['snr']:.1f} dB" if noise else ""),
+            flush=True,
+        )
+    return list(rows.values())
 
 
 def main() -> None:
@@ -123,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     wide = wide_flux(args.hidden)
-    found: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     for dtype in (torch.float32, torch.bfloat16):
         word = str(dtype).removeprefix("torch.")
         for model in ("digits-sd", "digits-flux"):
@@ -133,18 +135,12 @@ def main() -> None:
                 pipe = sdquant.load_model(demo.path(model), dtype=word, progress=False)
                 return pipe.unet if model == "digits-sd" else pipe.transformer
 
-            found[f"{model} {word}"] = measure(f"{model} {word}", shipped, inputs, 3 * args.rounds)
+            found += measure(f"{model} {word}", shipped, inputs, 3 * args.rounds)
         inputs = flux_inputs(dtype, args.tokens, args.tokens // 4, args.hidden, 64)
         name = f"flux {args.hidden} x {args.tokens} {word}"
-        found[name] = measure(name, lambda dtype=dtype: copy.deepcopy(wide).to(dtype), inputs, args.rounds)
-    packages = versions() | {"openvino": metadata.version("openvino")}
-    about = {
-        "machine": machine(),
-        "versions": packages,
-        "threads": 1,
-        "clock": "process CPU time, medians, interleaved",
-    }
-    args.out.write_text(json.dumps({**about, "steps": found}, indent=1) + "\n")
+        found += measure(name, lambda dtype=dtype: copy.deepcopy(wide).to(dtype), inputs, args.rounds)
+    more = {"threads": 1, "clock": "process CPU time, medians, interleaved", "openvino": metadata.version("openvino")}
+    write(args.out, "openvino_runtime", found, **more)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from . import offload as flux
-from .fidelity import machine, versions
+from ._results import write
 from .models import MODELS
 
 RESULTS = Path(__file__).parent / "results" / "plan_memory.json"
@@ -180,9 +180,11 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
     foretold = used + heap.spare(used)
     measured = watch.peak - floor
     return {
+        "name": scheme or "bf16", "case": f"{name}, budget {share or 1:.0%}",
         "network": name, "scheme": scheme, "budget_share": share, "all_weights": size, "weights": weights,
         "activations": trace.peak, "decoded": decoded, "kernels": trace.kernels, "foretold": foretold,
-        "measured": measured, "unwatched": unwatched - floor, "step": step, "ratio": foretold / measured,
+        "measured": measured, "unwatched": unwatched - floor, "step": step,
+        "of_measured": foretold / measured, "missed": abs(foretold / measured - 1),
     }  # fmt: skip
 
 
@@ -202,11 +204,11 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name:6} {scheme or 'bf16':6} budget {share or 1:4.0%}  foretold {row['foretold'] / 1e6:7.1f} MB"
-            f"  measured {row['measured'] / 1e6:7.1f} MB  {row['ratio']:.3f}"
+            f"  measured {row['measured'] / 1e6:7.1f} MB  {row['of_measured']:.3f}"
             f"  unwatched {row['unwatched'] / 1e6:7.1f} MB  step {row['step']:.3f}",
             flush=True,
         )
-    args.out.write_text(json.dumps({"machine": machine(), "versions": versions(), "rows": rows}, indent=1) + "\n")
+    write(args.out, "plan_memory", rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ that lies, and before 2.38 often cannot use a freed piece again for torch, which
 14581): so one operation after another touches pages that none had touched, and the process comes to hold several times
 its activations. `look` hands such pages back when they have become many. What is handed back costs a page fault when it
 is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step; what it takes here is in
-docs/benchmarks.md (bench/plan_memory.py).
+docs/benchmarks.md (bench/plan_memory.py), up to 17 % where faults are slow. `SDQUANT_TRIM=0` in the environment leaves
+freed memory to the C library, for who has memory to spare.
 """
 
 from __future__ import annotations
@@ -26,26 +27,36 @@ if TYPE_CHECKING:
 
 SHARE, LEAST = 0.04, 48 << 20  # of what is in use, and bytes at the least: may be held without being used
 LARGE = 1 << 18  # elements of activations: an operation with fewer makes nothing much, and ends before it is looked up
+OFTEN = 1 << 20  # elements of operations between two looks: each takes 20 us of a model's step, its own code not cached
 
 _STATM = "/proc/self/statm"  # in pages: the whole, what is resident, what of that files back, ...
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 
 _limit = 0  # bytes that the process may hold before it is looked at more closely
+_since = 0  # elements of operations since the last look
 
 
 def look_beside(x: Tensor) -> None:
-    """`look`, before an operation with the activations `x`, if that is on the CPU and large."""
-    if x.is_cpu and x.numel() >= LARGE:
+    """Count an operation with the activations `x`, if that is on the CPU and large, and `look` every now and then."""
+    global _since
+    if not x.is_cpu or x.numel() < LARGE:
+        return
+    _since += x.numel()
+    if _since >= OFTEN:
+        _since = 0
         look()
 
 
 def watch(*models: nn.Module) -> Callable[[], None]:
-    """`look_beside` the inputs of every layer of the models that does not do so itself; gives how to undo it."""
+    """`look_beside` the inputs of every layer of the models; gives how to undo it.
+
+    Layers do not do so by themselves: one that is called alone would pay for what others have freed.
+    """
     hooks = [
         module.register_forward_pre_hook(_before)
         for model in models
         for module in model.modules()
-        if next(module.children(), None) is None and not getattr(module, "looks", False)
+        if next(module.children(), None) is None
     ]
 
     def undo() -> None:
@@ -77,8 +88,8 @@ def spare(nbytes: int) -> int:
 
 def forget() -> None:
     """What was needed so far says nothing about what comes: a model has come or gone."""
-    global _limit
-    _limit = 0
+    global _limit, _since
+    _limit = _since = 0
 
 
 def held() -> int:
@@ -96,7 +107,7 @@ def held() -> int:
 
 @cache
 def _looks() -> bool:
-    return _malloc_trim() is not None and held() > 0
+    return os.environ.get("SDQUANT_TRIM") != "0" and _malloc_trim() is not None and held() > 0
 
 
 class Trimmer:

@@ -13,7 +13,6 @@ from torch import nn
 
 import sdquant
 from sdquant import heap, offload
-from sdquant.kernels.native import extension
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim"
@@ -91,21 +90,46 @@ def test_where_the_system_does_not_say_models_compute(monkeypatch: pytest.Monkey
     del apart
 
 
+def test_who_has_memory_to_spare_can_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [holes(much())]
+    try:
+        monkeypatch.setenv("SDQUANT_TRIM", "0")
+        heap._looks.cache_clear()
+        assert fallen(heap.look) < 1 << 20
+        assert heap.spare(1 << 30) == 0
+    finally:
+        monkeypatch.undo()
+        heap._looks.cache_clear()
+    assert fallen(heap.look) > much() // 2
+    del apart
+
+
+def test_small_steps_are_counted_together() -> None:
+    apart = [holes(much())]
+    small, large = torch.ones(heap.LARGE - 1), torch.ones(heap.LARGE)
+    assert fallen(lambda: heap.look_beside(small)) < 1 << 20
+    for _ in range(heap.OFTEN // heap.LARGE - 1):
+        assert fallen(lambda: heap.look_beside(large)) < 1 << 20
+    assert fallen(lambda: heap.look_beside(large)) > much() // 2
+    del apart
+
+
 @pytest.mark.parametrize("compute", [None, "int8"])
 @pytest.mark.parametrize("layer", [nn.Linear(64, 64), nn.Conv2d(64, 64, 3, padding=1)], ids=["linear", "conv"])
-def test_layers_look(layer: nn.Module, compute: str | None) -> None:
-    if compute is not None and extension() is None:
-        pytest.skip("without C kernels products in integers are prepared by nobody")
+def test_quantized_layers_look_in_a_model_that_was_offloaded(layer: nn.Module, compute: str | None) -> None:
     net = sdquant.quantize(nn.Sequential(layer), "int8", runtime="plain", compute=compute, progress=False)
     small, large = (
-        torch.ones(4, 64, 8, n) if isinstance(layer, nn.Conv2d) else torch.ones(n * 32, 64) for n in (8, 256)
+        torch.ones(4, 64, 8, n) if isinstance(layer, nn.Conv2d) else torch.ones(n * 32, 64) for n in (8, 512)
     )
     with torch.no_grad():
         net(large)
         heap.forget()
         apart = [holes(much())]
+        assert fallen(lambda: net(large)) < 1 << 20  # a layer alone is not to pay for what others have freed
+        handle = offload.apply(net, "none", device="cpu")
         assert fallen(lambda: net(small)) < 1 << 20
         assert fallen(lambda: net(large)) > much() // 2
+        handle.remove()
         del apart
 
 

@@ -12,7 +12,7 @@ NAMES = {"flux": "Flux", "sd15": "SD1.5"}
 
 
 def table(root: Path) -> str:
-    """A line for each row that was measured."""
+    """A line for each row that was measured, and where."""
     values = json.loads((root / FILE).read_text(encoding="utf-8"))
     lines = [
         [
@@ -20,10 +20,12 @@ def table(root: Path) -> str:
             f"`{row['scheme']}`" if row["scheme"] else "bf16",
             f"{row['budget_share']:.0%}" if row["budget_share"] else "-",
             *(f"{row[name] / 1e6:.0f} MB" for name in ("foretold", "measured")),
-            f"{row['ratio']:.3f}",
+            f"{row['of_measured']:.3f}",
             f"{row['unwatched'] / 1e6:.0f} MB",
             f"{row['step']:.2f}",
         ]
         for row in values["rows"]
     ]
-    return markdown(("network", "weights", "budget", "foretold", "measured", "ratio", "without", "step"), lines, left=3)
+    header = ("network", "weights", "budget", "foretold", "measured", "ratio", "without", "step")
+    machine = values["machine"]
+    return f"Measured on {machine['cpu']} ({machine['native']}).\n\n{markdown(header, lines, left=3)}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools import compute, memory, speed
+from tools import compute, memory, offload, speed
 from tools.tables import markdown
 
 if TYPE_CHECKING:
@@ -383,6 +383,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "plan_memory": memory.table,
+    "offload": offload.table,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
     "compute_snr": compute.snr, "compute_errors": compute.errors, "compute_step": compute.step,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..heap import look_beside
 from ..rows import take
 from . import fp8, int8, tiled, widened
 from .patches import few_patches, outputs
@@ -199,7 +198,6 @@ def linear(
         compute: "int8" for products in integers, "fp8" for those in 8-bit floats, where that pays.
     """
     _beside(packed, x)
-    look_beside(x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
     if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
@@ -258,7 +256,6 @@ def convolve(
 ) -> Tensor:  # fmt: skip
     """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...] in x's dtype. As `linear`."""
     _beside(packed, x)
-    look_beside(x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
     if fits and compute == int8.NAME and int8.pays_convolved(packed, form, x, how):

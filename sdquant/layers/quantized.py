@@ -58,7 +58,6 @@ class QuantizedLayer(nn.Module):
     that class: PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`, and both are to be floats.
     """
 
-    looks = True  # see `heap.watch`
     spec: PackedSpec
     _backend: Backend
     _form: Form | None  # how the packed weight lies in memory, for the kernels

@@ -72,7 +72,8 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
     size, tiles = x.qvalue.shape[-1], common_tiles(x, weight, "weights")
     lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
     left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
-    sums = torch.stack([sums_of_codes(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)], -1)
+    each = [sums_of_codes(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)]
+    sums = torch.stack(each, -1) if tiles > 1 else each[0][..., None]  # not copied: it is as large as the result
     if x.zero_point is not None:
         zero = _codes_of_zero(x.zero_point, x.qvalue.shape, tiles)
         part = [
@@ -86,8 +87,8 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
         ]
         sums = sums - torch.stack(part, -1)
     # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
-    scaled = sums.to(x.scale.dtype) * _expanded(x.scale, lead)[:, None, :]
-    scaled = scaled * _expanded(weight.scale, weight.qvalue.shape[:1])[None]
+    scaled = sums.to(x.scale.dtype).mul_(_expanded(x.scale, lead)[:, None, :])
+    scaled = scaled.mul_(_expanded(weight.scale, weight.qvalue.shape[:1])[None])
     done = scaled.sum(-1) if tiles > 1 else scaled[..., 0]
     return done.to(x.dtype).reshape(*lead, rows)
 

@@ -45,7 +45,7 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
     if noise is not None:
         x = x.float() + noise(x.shape)  # in bfloat16 the sum itself would be rounded, and not evenly
     # XLA's cast saturates and takes NaN for 0; torch's would wrap.
-    return torch.nan_to_num(torch.round(x).float(), nan=0.0).clamp(low, high).to(storage(row))
+    return torch.round(x).float().nan_to_num_(nan=0.0).clamp_(low, high).to(storage(row))
 
 
 def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:

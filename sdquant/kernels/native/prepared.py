@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import float32, get_num_threads, is_autocast_enabled
 
-from ...heap import LARGE, look
 from ..int8_steps import Coding, scales_in
 from . import extension, int8
 from .blocks import grid
@@ -140,8 +139,6 @@ class Integers(_Held):
         at = self._addresses(x, own)
         if at is None or not size:
             return None
-        if size >= LARGE:
-            look()
         bias = own.get("bias")
         floats = bias if bias is None or bias.dtype is float32 else bias.to(float32)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
