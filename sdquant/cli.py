@@ -12,18 +12,16 @@ import importlib
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from . import __version__
 from .commands._config import ConfigParser
 from .distributed import label
 from .errors import SdquantError
+from .stopping import Stop
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
@@ -54,17 +52,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = parser().parse_args(argv)
-    if not sys.stderr.isatty() or label() not in _SPEAKERS:
-        args.progress = False  # bars are for terminals, and for one process
-    stop = _Stop()
+    args = None
+    stop = Stop()
     try:
-        with _voices(args.verbose), stop:
-            code = int(args.run(args))
+        with stop:
+            args = parser().parse_args(argv)
+            if not sys.stderr.isatty() or label() not in _SPEAKERS:
+                args.progress = False  # bars are for terminals, and for one process
+            with _voices(args.verbose):
+                code = int(args.run(args))
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        return stop.say() if stop.signal is not None else _failed(error, args)
+        if stop.signal is not None:
+            return stop.say()
+        if args is None:
+            raise
+        return _failed(error, args)
 
 
 def _failed(error: BaseException, args: argparse.Namespace) -> int:
@@ -121,41 +125,6 @@ def _voices(verbose: bool) -> Iterator[None]:
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
-
-
-class _Stop:
-    """Ctrl-C and SIGTERM while a command runs: the stack unwinds and what is half-written goes.
-
-    The signal is remembered, because a library that is interrupted in its import may swallow the interrupt, or stay
-    half-imported and fail with an error of another kind.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._old: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # only that one may set handlers
-            self._old = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _: object) -> None:
-        self.signal = number
-        raise KeyboardInterrupt
-
-    def say(self) -> int:
-        """What is said at the end, and the exit code."""
-        # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
-        # by the signal instead of with our code. The next exec() makes it forget.
-        exec("")
-        said = "terminated" if self.signal == signal.SIGTERM else "interrupted"
-        if label() and self.signal == signal.SIGTERM:
-            said += ", as torchrun does when another process has ended: look at what that one says"
-        print(f"sdquant{label()}: {said}", file=sys.stderr)
-        return 128 + int(self.signal or 0)
 
 
 class _Line(logging.Formatter):

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
 from ..errors import SdquantError
-from ..writing import remove, undisturbed
+from ..temporary import temporary_folder
+from ..writing import undisturbed
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -214,16 +215,12 @@ def working() -> Iterator[tuple[Path, list[Worker]]]:
     When the block is left all of them are ended, whatever they do, and the folder is removed.
     """
     workers: list[Worker] = []
-    folder: Path | None = None
-    try:
-        with undisturbed():
-            folder = Path(tempfile.mkdtemp(prefix="sdquant-bench-"))
-        yield folder, workers
-    finally:
-        with undisturbed():
-            for worker in workers:
-                worker.interrupt()
-            for worker in workers:
-                worker.end()
-            if folder is not None:
-                remove(folder)
+    with temporary_folder("sdquant-bench-") as folder:
+        try:
+            yield folder, workers
+        finally:
+            with undisturbed():
+                for worker in workers:
+                    worker.interrupt()
+                for worker in workers:
+                    worker.end()

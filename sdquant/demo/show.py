@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from .. import backends
 from ..errors import BackendUnavailableError
 from ..pictures import psnr
+from ..temporary import temporary_folder
 from . import digits, path
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
@@ -174,13 +174,13 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
     made: list[Row | Skipped] = []
     reference: Row | None = None
     with (
-        tempfile.TemporaryDirectory(prefix="sdquant-demo-") as work,
+        temporary_folder("sdquant-demo-") as work,
         tqdm(total=len(cases), desc=model, unit="scheme", disable=not progress, leave=False) as bar,
     ):
         for case in cases:
             bar.set_postfix_str(case.label)
             try:
-                row = _case(model, case, steps, images or IMAGES[model], reference, Path(work))
+                row = _case(model, case, steps, images or IMAGES[model], reference, work)
             except BackendUnavailableError as error:
                 if case.quant is None:
                     raise

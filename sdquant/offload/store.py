@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from torch import Tensor
 from ..errors import BadFileError, SettingsError
 from ..machine import ram
 from ..memory import ALIGN
+from ..temporary import OwnFolder
 from .slots import is_opaque, tensor_bytes
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class DiskStore(Store):
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         place = Path(folder) if folder is not None else Path(tempfile.gettempdir())
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix=".sdquant-", dir=place))
+            self._folder = OwnFolder(".sdquant-", place)
         except OSError as error:
             raise SettingsError(
                 f"Offloaded weights were to wait in {place}",
@@ -189,7 +189,10 @@ class DiskStore(Store):
                 "Choose a folder that exists and can be written, on a disk, with `folder=`",
             ) from error
         self._files = 0
-        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, True)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
 
     def add(self, tensors: Sequence[Tensor]) -> Region:
         """Write the tensors to a file and map it.
@@ -228,7 +231,7 @@ class DiskStore(Store):
                     at += file.write(run[at : at + CHUNK])
 
     def close(self) -> None:
-        self._remove()
+        self._folder.close()
 
 
 def pinned_limit(total: int, free: int) -> int:

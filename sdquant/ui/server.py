@@ -6,11 +6,9 @@ import contextlib
 import ipaddress
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError, SettingsError
+from ..temporary import temporary_folder
 from .guard import Guard
 from .signin import SignIn
 
@@ -84,7 +83,7 @@ def serve(
             "Set SDQUANT_UI_PASSWORD, or leave --host and --allow-host out to serve this machine only",
         )
     gradio_is_there()
-    with _bound(address, family, port) as sock, _folder() as uploads, _environment(uploads):
+    with _bound(address, family, port) as sock, temporary_folder("sdquant-ui-") as uploads, _environment(uploads):
         at = int(sock.getsockname()[1])
         origins = [f"http://{name}:{at}" for name in ("127.0.0.1", "localhost", "[::1]") if local or address in _EVERY]
         origins += [] if address in _EVERY else [f"http://{_bracketed(name)}:{at}" for name in (address, host)]
@@ -186,16 +185,6 @@ def _bound(address: str, family: socket.AddressFamily, port: int | None) -> Iter
         f"it cannot be opened: {why}",
         "Name another with --port, or end the program that uses it",
     ) from last
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder for uploads and images that only this user can read, gone at the end."""
-    folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="sdquant-ui-")))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -101,13 +101,6 @@ def test_gradio_sees_nothing_of_the_users_environment(tmp_path: Path, monkeypatc
     assert "GRADIO_ANALYTICS_ENABLED" not in os.environ
 
 
-def test_the_folder_is_the_users_alone_and_goes() -> None:
-    with module._folder() as folder:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "x").write_text("x")
-    assert not folder.exists()
-
-
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDQUANT_UI_PASSWORD", raising=False)
     assert cli.main(["ui", "--models", "nowhere"]) == 2
@@ -173,9 +166,10 @@ def test_gradio_itself_checks_files_too(tmp_path: Path) -> None:
     code = f"""
 import asyncio, json, sys
 from pathlib import Path
+from sdquant.temporary import temporary_folder
 from sdquant.ui import server
 from tests.ui import small_page
-with server._folder() as folder, server._environment(folder):
+with temporary_folder("sdquant-ui-") as folder, server._environment(folder):
     from sdquant.ui.roots import Roots
     page = small_page.build(Roots(), Path("none"))
     app = server._mounted(page, {{}})
