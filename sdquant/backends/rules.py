@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingsError
+from ..kernels.forms import Form
 from .base import (
     Backend,
     Found,
@@ -37,6 +38,11 @@ TYPES = (
     "float8_e4m3fn", "float8_e5m2", "nf4", "mxfp8", "mxfp4", "nvfp4",
 )  # fmt: skip
 CHUNK = 1 << 18  # weights decoded at a time
+# Packings of `kernels.forms` that `rules.packing` gives codes of so many bits, in rows of whole units; and the names of
+# the tables of types whose codes are no numbers.
+_PACKINGS = {8: "int8", 4: "nibbles-low", 3: "threes"}
+_TABLES = {"nf4": "nf4", "e2m1": "e2m1"}
+_UNIT = 8
 
 _OPTIONS = {
     "weight_qtype": Option(default="int8", help="type of the weights", choices=TYPES),
@@ -116,13 +122,39 @@ class RulesBackend(Backend):
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         """In the dtype of the scales, then cast. A few rows at a time, for the sake of memory."""
         from ..rules.packed import weight_of
-        from ..rules.qarray import dequantize
+        from ..rules.qarray import values
 
         shape, rule = packed.spec.shape, _rule_of(packed.spec)
         step = max(1, CHUNK // max(1, math.prod(shape[1:])))
         for start in range(0, shape[0], step):
             rows = slice(start, min(start + step, shape[0]))
-            out[rows].copy_(dequantize(weight_of(packed, rule, rows)))
+            out[rows].copy_(values(weight_of(packed, rule, rows)))
+
+    def form(self, packed: Packed) -> Form | None:
+        from ..rules.qtypes import qtype
+
+        spec, scale = packed.spec, packed.parts["scale"]
+        row = qtype(_rule_of(spec).weight_qtype or "")
+        rows, columns = spec.shape[0], math.prod(spec.shape[1:])
+        packing = {"float": row.storage}.get(row.kind, _PACKINGS.get(row.bits))
+        asymmetric = "zero_point" in packed.parts
+        if packing is None or spec.dtype == "float64" or (scale.numel() > 1 and len(scale) != rows):
+            return None
+        if row.bits < 8 and (columns % _UNIT or asymmetric):  # rows are filled up; zero points are signed, codes not
+            return None
+        shifted = 2 ** (row.bits - 1) if row.kind == "int" and row.bits < 8 else 0
+        return Form(
+            rows=rows,
+            columns=columns,
+            codes="qvalue",
+            packing=packing,
+            group=rows * columns // scale.numel(),
+            table=_TABLES.get(row.kind, ""),
+            scale="scale",
+            zero="zero_point" if asymmetric else shifted,
+            zero_packing="int8",
+            arithmetic="float32" if spec.dtype == "float16" else spec.dtype,
+        )
 
     def encode_as(self, weight: Tensor, packed: PackedSpec) -> Packed:
         from ..rules.packed import encode

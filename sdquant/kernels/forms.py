@@ -39,9 +39,9 @@ class Form:
         group: how many weights share a scale: the k-th has scale k // group. Of GGUF's blocks: how many are in one.
         taps: how many scales a group has, which its weights have by turns: the k-th weight has scale
             k // group * taps + k % taps. For convolutions whose positions of the kernel have scales of their own.
-        table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3"; see `tables`); "" where the
-            code is the number.
-        scale: name of the part of scales, flat in the order of the groups; "" for none.
+        table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3", "e2m1"; see `tables`), which
+            is rounded to `arithmetic`; "" where the code is the number.
+        scale: name of the part of scales, flat in the order of the groups, which may be float8; "" for none.
         nested: scales are uint8 codes of the "dynamic" table themselves, times `nested`'s value (float32, one for each
             256 scales), plus `offset`: the name of that part, else "".
         offset: see `nested`.

@@ -89,10 +89,15 @@ def quantize_with(
 
 def dequantize(array: QArray) -> Tensor:
     """What a quantized tensor stands for, in its dtype."""
-    values = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
+    return values(array).to(array.dtype)
+
+
+def values(array: QArray) -> Tensor:
+    """What a quantized tensor stands for, in the dtype of its scales."""
+    found = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
     if array.zero_point is not None:
-        values = broadcast(torch.sub, values, array.zero_point.to(values.dtype))
-    return broadcast(torch.mul, values, array.scale).to(array.dtype)
+        found = broadcast(torch.sub, found, array.zero_point.to(found.dtype))
+    return broadcast(torch.mul, found, array.scale)
 
 
 def broadcast(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, small: Tensor) -> Tensor:

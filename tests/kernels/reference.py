@@ -18,6 +18,7 @@ TABLES = {
     "nf4": tables.fourbit_code("nf4", CPU).numpy(),
     "fp4": tables.fourbit_code("fp4", CPU).numpy(),
     "e4m3": tables.e4m3_code(CPU).numpy(),
+    "e2m1": np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32),
     "dynamic": tables.dynamic_code(CPU).numpy(),
 }
 _SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
@@ -29,7 +30,7 @@ def decoded(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
     groups = each // form.group * form.taps + each % form.taps
     values = codes(form, parts[form.codes]).astype(np.float32)
     if form.table:
-        values = TABLES[form.table][values.astype(np.int64)]
+        values = rounded(TABLES[form.table][values.astype(np.int64)], form.arithmetic)
     if isinstance(form.zero, str):
         zeros = unpacked(parts[form.zero].reshape(-1), form.zero_packing).astype(np.float32)
         values = values - zeros[groups]

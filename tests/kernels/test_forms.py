@@ -14,6 +14,10 @@ SPECS = (
     "nf4", "fp4", "nf4,double_quant", "nf4,block_size=128", "fp8", "fp8,packing=float8", "bnb-int8",
     "qint8", "qint4", "qint3", "qint3,group_size=32", "qint2", "qfloat8",
     "int8", "int8_sym", "int4", "int4,group_size=-1", "int4_sym", "int4_sym,group_size=32",
+    *(f"rules,weight_qtype={name}" for name in ("int8", "int4", "int3", "nf4", "float8_e4m3fn", "float8_e5m2")),
+    "rules,weight_calibration_method=minmax", "rules,tile_size=32", "rules,weight_qtype=int4,tile_size=16",
+    "rules,weight_qtype=mxfp8,tile_size=32", "rules,weight_qtype=mxfp4,tile_size=32",
+    "rules,weight_qtype=nvfp4,tile_size=16",
     "sdnq-int8", "sdnq-int8,fp32_scales", "sdnq-fp8", "sdnq-int6", "sdnq-int4", "sdnq-uint4", "sdnq-uint3",
 )  # fmt: skip
 SHAPES = ((48, 384), (40, 64), (33, 128), (1, 256), (24, 32, 3, 3))

@@ -24,7 +24,10 @@ from sdquant.layers.quantized import QuantizedLayer, set_compute
 from .test_forms import SPECS
 
 GGUF = ("q8_0", "q4_0", "q4_k", "q6_k", "f16")
-BYTES_BY_ROW = ("bnb-int8", "qint8", "int8", "int8_sym", "sdnq-int8")
+BYTES_BY_ROW = (
+    "bnb-int8", "qint8", "int8", "int8_sym", "sdnq-int8",
+    "rules,weight_qtype=int8", "rules,weight_calibration_method=minmax",
+)  # fmt: skip
 Array = npt.NDArray[Any]
 
 

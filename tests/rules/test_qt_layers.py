@@ -51,7 +51,11 @@ def test_it_computes_what_the_quantized_layer_does(kind: str, name: str, dtype: 
     rule = QtRule(**RULES[name])
     with torch.no_grad():
         trained, run = QtProvider([]).layer(module, rule, "a")(x), PtqProvider([]).layer(module, rule, "a")(x)
-        assert trained.dtype == dtype and torch.equal(trained, run)
+        assert trained.dtype == dtype
+        if rule.act_qtype is None:  # a float product, whose kernels add in their own order
+            torch.testing.assert_close(trained, run)
+        else:
+            assert torch.equal(trained, run)
         assert torch.nn.functional.cosine_similarity(trained.flatten(), module(x).flatten(), 0) > 0.97
 
 

@@ -52,11 +52,12 @@ INLINE __m512 floats_at(const void *from, Type type, int64_t at, __mmask16 valid
 }
 
 /* Scales that are codes themselves: of groups first .. first + 16. */
-INLINE __m512 nested_at(const Form *form, const Parts *parts, int64_t first, __mmask16 valid) {
+INLINE __m512 coded_at(const Form *form, const Parts *parts, int64_t first, __mmask16 valid) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i into = _mm512_add_epi32(_mm512_set1_epi32((int)(first & 255)), lanes);
     const __m128i codes = _mm_maskz_loadu_epi8(valid, (const uint8_t *)parts->scale + first);
     const __m512 inner = _mm512_i32gather_ps(_mm512_cvtepu8_epi32(codes), form->dynamic, 4);
+    if (form->scale == LOOKED_UP) return inner;
+    const __m512i into = _mm512_add_epi32(_mm512_set1_epi32((int)(first & 255)), lanes);
     const __m512 outer = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), valid, _mm512_srli_epi32(into, 8),
                                                   parts->nested + (first >> 8), 4);
     return _mm512_add_ps(_mm512_mul_ps(inner, outer), _mm512_set1_ps(form->offset));
@@ -69,7 +70,7 @@ INLINE void ask_scales(const Form *form, const Parts *parts, int64_t first, int6
 #define ASK(part, bits)                                                               \
     for (int64_t i = 0; i < groups * (bits) / 8; i += 64)                             \
         _mm_prefetch((const char *)(part) + group * (bits) / 8 + i, _MM_HINT_T1);
-    if (form->scale != NONE) ASK(parts->scale, form->scale == F32 ? 32 : form->scale == NESTED ? 8 : 16)
+    if (form->scale != NONE) ASK(parts->scale, form->scale == F32 ? 32 : form->scale >= NESTED ? 8 : 16)
     if (form->shift != NONE) ASK(parts->shift, form->shift == F32 ? 32 : 16)
     if (form->zeros >= 0) ASK(parts->zeros, form->zeros == NIBBLES_LOW ? 4 : 8)
 #undef ASK
@@ -105,7 +106,7 @@ INLINE int groups_at(const Form *form, const Parts *parts, int64_t first, int64_
     for (int64_t i = 0; i < count; i += 16) {
         const __mmask16 valid = first_of(count - i);
         __m512 scale = _mm512_set1_ps(1.0f);
-        if (form->scale == NESTED) scale = nested_at(form, parts, first + i, valid);
+        if (form->scale >= NESTED) scale = coded_at(form, parts, first + i, valid);
         else if (form->scale != NONE) scale = floats_at(parts->scale, form->scale, first + i, valid);
         fits &= tame(scale, valid);
         _mm512_mask_storeu_ps(out->scale + i, valid, scale);

@@ -14,8 +14,9 @@
 #define AMX 1
 #endif
 
-/* Types of floats. NESTED are scales that are uint8 codes themselves. */
-typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3 } Type;
+/* Types of floats. NESTED are scales that are uint8 codes themselves, with scales of their own; LOOKED_UP such codes
+   without. */
+typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3, LOOKED_UP = 4 } Type;
 
 /* float8 is BYTES with a table. GGUF's block types follow after CODED: see packings.c. */
 typedef enum {
@@ -43,7 +44,7 @@ typedef struct {
     int looked_up;       /* whether a code stands for its entry in `table` */
     float zero, factor, offset;
     float table[256];
-    float dynamic[256];  /* what codes of nested scales stand for */
+    float dynamic[256];  /* what codes of scales stand for */
 } Form;
 
 /* Addresses of the parts; NULL where there is none. */

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...backends import _bnb_tables
+from ..tables import table
 from . import extension
 from .blocks import grid
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NAMES = {"float32": 0, "bfloat16": 1, "float16": 2}
-_NONE, _NESTED = -1, 3
+_NONE, _NESTED, _LOOKED_UP = -1, 3, 4
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_SCALES = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 _CPU = torch.device("cpu")
 
 
@@ -44,7 +46,7 @@ def addresses(form: Form, parts: Parts) -> tuple[int, int, int, int, int]:
 @lru_cache(maxsize=4096)
 def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> Any | None:
     found = extension()
-    scales = _NESTED if form.nested else _type(scale)
+    scales = _NESTED if form.nested else _LOOKED_UP if scale in _SCALES else _type(scale)
     if found is None or scales is None or _type(shift) is None:
         return None
     per_group = isinstance(form.zero, str)
@@ -64,7 +66,7 @@ def _plan(form: Form, scale: torch.dtype | None, shift: torch.dtype | None) -> A
         form.factor,
         form.offset,
         _table(form),
-        _bytes(_bnb_tables.dynamic_code(_CPU)) if form.nested else b"",
+        _scale_table(form, scale),
     )
 
 
@@ -76,9 +78,14 @@ def _table(form: Form) -> bytes:
     """What codes stand for, where it is not their own number."""
     if form.packing in _FLOAT8:
         return _bytes(torch.arange(256, dtype=torch.uint8).view(getattr(torch, form.packing)).float())
-    if form.table == "e4m3":
-        return _bytes(_bnb_tables.e4m3_code(_CPU))
-    return _bytes(_bnb_tables.fourbit_code(form.table, _CPU)) if form.table else b""
+    return _bytes(table(form.table, form.arithmetic, _CPU)) if form.table else b""
+
+
+def _scale_table(form: Form, scale: torch.dtype | None) -> bytes:
+    """What codes of scales stand for, where they are no numbers."""
+    if form.nested:
+        return _bytes(_bnb_tables.dynamic_code(_CPU))
+    return _bytes(torch.arange(256, dtype=torch.uint8).view(scale).float()) if scale in _SCALES else b""
 
 
 def _bytes(table: Tensor) -> bytes:

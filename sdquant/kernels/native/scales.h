@@ -7,9 +7,9 @@
 /* The scale of a group; 1 where there is none. */
 static inline float scale_of(const Form *form, const Parts *parts, int64_t group) {
     if (form->scale == NONE) return 1.0f;
-    if (form->scale != NESTED) return load(parts->scale, form->scale, group);
-    float inner = form->dynamic[((const uint8_t *)parts->scale)[group]] * parts->nested[group >> 8];
-    return inner + form->offset;
+    if (form->scale < NESTED) return load(parts->scale, form->scale, group);
+    const float inner = form->dynamic[((const uint8_t *)parts->scale)[group]];
+    return form->scale == NESTED ? inner * parts->nested[group >> 8] + form->offset : inner;
 }
 
 static inline float zero_of(const Form *form, const Parts *parts, int64_t group) {

@@ -80,7 +80,7 @@ _CODES = (
     "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibbles-low", "nibbles-high", "planes4", "planes2", "threes",
     "sdnq6", "sdnq3",
 )  # fmt: skip
-TABLES = ("", "nf4", "fp4", "e4m3")
+TABLES = ("", "nf4", "fp4", "e4m3", "e2m1")
 ZEROS = ("uint8", "int8", "nibbles-low")
 
 

@@ -11,6 +11,7 @@ import torch
 from ...backends import _bnb_tables
 from ...backends._gguf_iq import _NON_LINEAR
 from ...formats.gguf_fields import places
+from ..tables import table
 from .blocks import Block, block_of
 from .running import INTERPRETED
 
@@ -90,23 +91,21 @@ def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str,
     codes = parts[form.codes]
     if codes.dtype not in (torch.int8, torch.uint8):
         codes = codes.view(torch.uint8)
-    table = form.table if block.family == "form" else block.table
+    name = form.table if block.family == "form" else block.table
     return {
         "codes": codes,
         "scale": parts[form.scale] if form.scale else codes,
         "nested": parts[form.nested] if form.nested else codes,
         "zero": parts[form.zero] if isinstance(form.zero, str) else codes,
         "shift": parts[form.shift] if form.shift else codes,
-        "table": table_of(table, codes.device) if table else codes,
-        "dynamic": table_of("dynamic", codes.device) if form.nested else codes,
+        "table": table_of(name, form.arithmetic, codes.device) if name else codes,
+        "dynamic": _bnb_tables.dynamic_code(codes.device) if form.nested else codes,
     }
 
 
 @cache
-def table_of(name: str, device: torch.device) -> Tensor:
+def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """What the codes of a table stand for, float32."""
     if name == "iq4":
         return torch.tensor(_NON_LINEAR, dtype=torch.float32, device=device)
-    if name == "dynamic":
-        return _bnb_tables.dynamic_code(device)
-    return _bnb_tables.e4m3_code(device) if name == "e4m3" else _bnb_tables.fourbit_code(name, device)
+    return table(name, arithmetic, device)

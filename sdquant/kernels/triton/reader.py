@@ -35,6 +35,8 @@ class TritonReader(Reader):
     def reads(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
         if dtype not in _FLOATS or form.taps > 1 or block_of(form) is None:
             return False
+        if form.scale and not form.nested and parts[form.scale].dtype not in _FLOATS:
+            return False
         launcher, codes = library.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):
             return False

@@ -1,0 +1,23 @@
+"""The tables of `forms`: what a code stands for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ..backends import _bnb_tables
+from ..rules.rounding import E2M1_LEVELS
+
+
+@cache
+def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
+    """float32 [16 or 256], by code: numbers of the dtype `arithmetic`."""
+    if name == "e4m3":
+        found = _bnb_tables.e4m3_code(device)
+    elif name == "e2m1":
+        found = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), device=device)
+    else:
+        found = _bnb_tables.fourbit_code(name, device)
+    return found.to(getattr(torch, arithmetic)).to(torch.float32)
