@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..kernels.forms import Form
+    from ..kernels.forms import Activations, Form
 
 # Sizes in bits of the dtypes that occur in files, by safetensors-independent torch names.
 DTYPE_BITS: Mapping[str, int] = {
@@ -343,6 +343,10 @@ class Backend(ABC):
     def form(self, packed: Packed) -> Form | None:
         """How the numbers lie in the parts, for the kernels; None where no form says it, and `decode_into` alone can
         read them."""
+        return None
+
+    def activations(self, packed: Packed) -> Activations | None:
+        """How `linear` makes integers of activations, for the kernels; None where it does something else."""
         return None
 
     def by_row(self, packed: Packed) -> bool:

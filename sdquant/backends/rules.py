@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingsError
-from ..kernels.forms import Form
+from ..kernels.forms import Activations, Form
 from .base import (
     Backend,
     Found,
@@ -184,6 +184,23 @@ class RulesBackend(Backend):
             dilation=geometry.dilation,
             groups=geometry.groups,
         )
+
+    def activations(self, packed: Packed) -> Activations | None:
+        from ..rules.layout import act_method, per_tensor
+        from ..rules.qtypes import qtype
+
+        rule = _rule_of(packed.spec)
+        static = packed.parts.get("act_scale")
+        row = None if rule.act_qtype is None else qtype(rule.act_qtype)
+        if row is None or row.kind != "int" or row.bits > 8 or rule.tile_size is not None or per_tensor(rule):
+            return None
+        if static is not None:
+            if static.numel() > 1 or "act_zero_point" in packed.parts:
+                return None
+        elif act_method(rule).name != "absmax" or act_method(rule).numbers:
+            return None
+        low, high = row.limits
+        return Activations(bound=row.bound, low=int(low), high=int(high), scale="" if static is None else "act_scale")
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]

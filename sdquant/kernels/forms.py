@@ -83,3 +83,24 @@ class Form:
     def by_row(self) -> bool:
         """Whether a row has one scale."""
         return self.group % self.columns == 0 and self.taps == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """How a scheme that quantizes activations itself makes integers of them (`Backend.activations`).
+
+    A code is x / scale, rounded to the dtype of x (to float32 for float16), then to the nearest integer, ties to even,
+    and saturated; NaN is 0. The result is the sum of products of codes times the scale of the row of activations, times
+    that of the row of the weight, plus the bias: the sum and each step rounded to the dtype of x (of float16 the last
+    two alone).
+
+    Attributes:
+        bound: a scale is the largest magnitude of its row of activations / bound.
+        low, high: the least and the largest code.
+        scale: name of the part that has one scale for all activations, found beforehand; "" for none.
+    """
+
+    bound: float
+    low: int
+    high: int
+    scale: str = ""

@@ -49,6 +49,7 @@ class Coding(IntFlag):
     BY_ROW = 0  # bytes as they are, with one scale for a row
     AGAIN = 1  # those of the decoded weight, quantized again
     BY_RUN = 2  # with several scales for a row, each for a run of columns
+    UNPACKED = 4  # integers of fewer bits; for weights by rules alone, whose activations are no better
 
 
 def coding(packed: Packed, form: Form | None) -> Coding:

@@ -219,6 +219,12 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             if x.is_cpu and x.dtype is not self._prepared_for:
                 self._prepare(x.dtype)
             return self._linear(x, self._bias(x))
+        if not watched and not _gradient_of(x):
+            if x.is_cpu and x.dtype is not self._prepared_for:
+                self._prepare(x.dtype)
+                if self._prepared is not None:
+                    return self.forward(x)
+            return _with_bias(self._backend.linear(self._packed_for(x), x), self._bias(x), 0)
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
     def _prepare(self, dtype: torch.dtype) -> None:

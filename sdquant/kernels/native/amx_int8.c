@@ -285,8 +285,9 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     float runs[4 * SQUARE] __attribute__((aligned(64)));
     const int64_t count = (weights + PANEL - 1) / PANEL, groups = groups_of(m), steps = padded(columns) / TILE_BYTES;
     const Target *to = place->to;
-    const int together = to->type == BF16 && to->column_step == 1;
-    const int along = to->type == BF16 && to->column_step != 1 && to->row_step == 1 && place->row % TILE_ROWS == 0 &&
+    const int fused = to->type == BF16 && !to->by_steps; /* results are computed beside tiles */
+    const int together = fused && to->column_step == 1;
+    const int along = fused && to->column_step != 1 && to->row_step == 1 && place->row % TILE_ROWS == 0 &&
                       to->image % TILE_ROWS == 0; /* then no sixteen rows are of two images */
     const int whole = (uintptr_t)to->out % 64 == 0 && to->row_step % 32 == 0; /* results of a panel are lines */
     Wanted wanted = {ahead, 0, ahead_bytes / (count * groups * steps), 0};
@@ -320,7 +321,7 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     _tile_release();
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, last512, rows512,
+const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, codes512, last512, rows512,
                        multiply_amx};
 #ifdef __clang__
 #pragma clang attribute pop

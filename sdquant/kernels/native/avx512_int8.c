@@ -106,21 +106,37 @@ INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor
     return sum;
 }
 
+/* `count` codes to another place, and their sum. */
+INLINE __m512i moved(const int8_t *from, int64_t count, int8_t *to, __m512i sum) {
+    for (int64_t i = 0; i < count; i += 64) {
+        const __mmask64 mask = count - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (count - i)) - 1;
+        const __m512i bytes = _mm512_maskz_loadu_epi8(mask, from + i);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes);
+        _mm512_mask_storeu_epi8(to + i, mask, bytes);
+    }
+    return sum;
+}
+
+/* The codes of a row or, with `type` I8, those that are there; and their sum. */
+INLINE __m512i line_at(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum) {
+    return type == I8 ? moved(from, count, to, sum) : codes_of(type, from, count, factor, to, sum);
+}
+
 /* One row of activations into `line`. */
 INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
-    const int64_t size = type == F32 ? 4 : 2;
+    const int64_t size = type == F32 ? 4 : type == I8 ? 1 : 2;
     __m512i sums = _mm512_setzero_si512();
     if (!from->patches) {
         const char *x = (const char *)from->x + row * from->stride * size;
-        const float largest = largest_in(type, x, from->columns);
-        sums = codes_of(type, x, from->columns, factor_of(largest), line, sums);
-        *scale = step_of(largest);
+        const float largest = type == I8 ? 0 : largest_in(type, x, from->columns);
+        sums = line_at(type, x, from->columns, factor_of(largest), line, sums);
+        *scale = type == I8 ? from->scale[row / from->each] : step_of(largest);
     } else {
         const int64_t channels = from->channels, across = from->out_wide, down = from->out_high;
         const int64_t image = row / (across * down), y = row / across % down, x = row % across;
         const int64_t top = y * from->step[0] - from->pad[0], left = x * from->step[1] - from->pad[1];
         uint32_t most = 0;
-        for (int64_t i = 0; i < from->kernel_high; i++)
+        for (int64_t i = 0; i < from->kernel_high && type != I8; i++)
             for (int64_t j = 0; j < from->kernel_wide; j++) {
                 const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
                 if (v < 0 || h < 0 || v >= from->high || h >= from->wide) continue;
@@ -128,7 +144,7 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
                 most = here > most ? here : most;
             }
         const float largest = of_bits(most), factor = factor_of(largest);
-        *scale = step_of(largest);
+        *scale = type == I8 ? from->scale[row / from->each] : step_of(largest);
         for (int64_t i = 0; i < from->kernel_high; i++)
             for (int64_t j = 0; j < from->kernel_wide; j++, line += channels) {
                 const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
@@ -137,7 +153,7 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
                     continue;
                 }
                 const int64_t at = ((image * from->high + v) * from->wide + h) * channels;
-                sums = codes_of(type, (const char *)from->x + at * size, channels, factor, line, sums);
+                sums = line_at(type, (const char *)from->x + at * size, channels, factor, line, sums);
             }
     }
     *sum = _mm512_reduce_add_epi32(sums);
@@ -146,7 +162,50 @@ INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, fl
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
     if (from->type == F32) line_of(F32, from, row, line, scale, sum);
     else if (from->type == BF16) line_of(BF16, from, row, line, scale, sum);
+    else if (from->type == I8) line_of(I8, from, row, line, scale, sum);
     else line_of(F16, from, row, line, scale, sum);
+}
+
+/* Sixteen floats, to the nearest bf16. */
+INLINE __m512 to_bf16s(__m512 y) {
+    const __m512i bits = _mm512_castps_si512(y);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512 cut = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32((int)0xffff0000)));
+    return _mm512_mask_mov_ps(cut, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_ps(NAN));
+}
+
+/* Scales under it, whose numbers are zeros, are 1: the root of the least normal number of float32 and of bf16. */
+static const float LEAST_SCALE = 1.0842021724855044e-19f; /* 2^-63 */
+
+INLINE void ruled(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale,
+                  int8_t *out) {
+    const __m512 low = _mm512_set1_ps(how->low), high = _mm512_set1_ps(how->high);
+    for (int64_t row = 0; row < count; row++, out += columns) {
+        const char *from = (const char *)x + row * columns * (type == F32 ? 4 : 2);
+        float *own = scale + (how->known ? row : 0);
+        if (how->known < 0) {
+            const float found = largest_in(type, from, columns) / how->bound;
+            *own = type == BF16 ? from_bf16(to_bf16(found)) : found;
+            if (*own < LEAST_SCALE) *own = 1.0f;
+        }
+        const __m512 by = _mm512_set1_ps(*own);
+        for (int64_t i = 0; i < columns; i += 16) {
+            __m512 units = _mm512_div_ps(floats_at(type, from, i, columns - i), by);
+            if (type == BF16) units = to_bf16s(units);
+            units = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(units, units, _CMP_ORD_Q), units); /* NaN is 0 */
+            const __m512i found = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(units, low), high));
+            _mm_mask_storeu_epi8(out + i, first_of(columns - i), _mm512_cvtepi32_epi8(found));
+        }
+    }
+}
+
+/* Rows of x, [count, columns], as codes: x / scale, rounded to x's dtype (float32 for float16) and then to an integer;
+   NaN is 0. A scale that is not known is the row's largest magnitude / bound. */
+void codes512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out) {
+    if (type == F32) ruled(F32, x, columns, count, how, scale, out);
+    else if (type == BF16) ruled(BF16, x, columns, count, how, scale, out);
+    else ruled(F16, x, columns, count, how, scale, out);
 }
 
 /* One by one they would wait for each other: a loop of unknown length for each is foreseen wrongly at its end. */
@@ -254,6 +313,14 @@ INLINE void put(const Place *at, int i, const __m512 *without, float (*kept)[PAN
     } else store(to->type, to->out, (at->row + i) * to->row_step + at->column, at->count, found);
 }
 
+/* Sums times both scales; see Target. */
+INLINE __m512 scaled(const Target *to, __m512 total, __m512 of_row, __m512 scale) {
+    if (!to->by_steps || to->type == F32) return _mm512_mul_ps(_mm512_mul_ps(total, of_row), scale);
+    if (to->type == BF16) return to_bf16s(_mm512_mul_ps(to_bf16s(_mm512_mul_ps(to_bf16s(total), of_row)), scale));
+    const __m512 found = _mm512_mul_ps(_mm512_mul_ps(total, of_row), scale);
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(found, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 /* Row i: sixteen sums and sixteen more. */
 INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*kept)[PANEL]) {
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
@@ -263,7 +330,7 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     EACH(half, 2) {
         const __m512i less = _mm512_mullo_epi32(_mm512_loadu_si512(at->minus + 16 * half), sum);
         const __m512 total = _mm512_cvtepi32_ps(_mm512_sub_epi32(of_half[half], less));
-        found[half] = _mm512_mul_ps(_mm512_mul_ps(total, of_row), _mm512_loadu_ps(at->scale + 16 * half));
+        found[half] = scaled(at->to, total, of_row, _mm512_loadu_ps(at->scale + 16 * half));
     }
     put(at, i, found, kept);
 }
@@ -459,7 +526,7 @@ static void multiply512(const Panels *panels, int64_t weights, const int8_t *cod
     }
 }
 
-const Int8 avx512_int8 = {12, 1, 4, 0, 640 << 10, 0, quantize512, largest512, last512, panel512, multiply512};
+const Int8 avx512_int8 = {12, 1, 4, 0, 640 << 10, 0, quantize512, largest512, codes512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "avx512_parts.h"
+#include "codes.h"
 #include "int8.h"
 #include "scales.h"
 
@@ -15,11 +17,15 @@
 #define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #include "avx512_transpose.h"
 
+enum { LEAST_UNPACKED = 128 }; /* columns from which half of the spare memory is enough for `unpack512` */
+
+/* Whether there are instructions of which this file does not ask for itself. */
+static int vbmi(void) { return kernels() != &avx2_kernels && kernels() != &portable_kernels; }
+
 /* Bytes [in, taps] as [taps, in]. */
 static void by_tap(const uint8_t *from, int64_t columns, int64_t taps, uint8_t *to) {
     const int64_t in = columns / taps;
-    const int can = kernels() != &avx2_kernels && kernels() != &portable_kernels; /* this file asks for less than they */
-    const int64_t done = taps == 9 && can ? nine_taps512(from, in, to) : 0;
+    const int64_t done = taps == 9 && vbmi() ? nine_taps512(from, in, to) : 0;
     for (int64_t t = 0; t < taps; t++)
         for (int64_t c = done; c < in; c++) to[t * in + c] = from[c * taps + t];
 }
@@ -49,11 +55,20 @@ static void scales_of(const Weight *weight, int64_t start, int more, float *scal
     const int64_t shared = form->group / form->columns; /* rows with one scale */
     const int count = count_of(weight, start);
     for (int i = 0; i < PANEL; i++) {
-        const int codes = i < count && !(weight->coding & AGAIN); /* taken as they are */
+        const int codes = i < count && !(weight->coding & AGAIN), minus_zero = codes && !(weight->coding & UNPACKED);
         const int64_t group = codes ? (start + i) / shared : 0;
         scale[i] = codes ? scale_of(form, weight->parts, group) * form->factor : 0.0f;
-        minus[i] = (codes ? (int)zero_of(form, weight->parts, group) : 0) + more;
+        minus[i] = (minus_zero ? (int)zero_of(form, weight->parts, group) : 0) + more;
     }
+}
+
+/* Integers of fewer than eight bits, of one row of the weight, at `to`. `spare` [columns * 4]. */
+static void integers_of(const Weight *weight, int64_t row, int8_t *to, uint8_t *spare) {
+    const int64_t columns = weight->form->columns, first = row * columns;
+    const uint8_t *from = columns < LEAST_UNPACKED || !vbmi() ? codes_at(weight->form, weight->parts, first, columns, spare)
+                                                             : unpack512(weight->form, weight->parts, first, columns, spare);
+    const uint8_t kept = weight->form->packing == THREES ? 7 : 15, zero = (uint8_t)weight->form->zero;
+    for (int64_t i = 0; i < columns; i++) to[i] = (int8_t)((from[i] & kept) - zero);
 }
 
 /* Codes of a panel's rows, `stride` bytes apart, columns in the order of the activations'. `floats` [columns] is spare. */
@@ -63,7 +78,11 @@ static void codes_of(const Weight *weight, int64_t start, uint8_t *to, int64_t s
     Decode *decode = kernels()->decoder(weight->form);
     for (int i = 0; i < count; i++, to += stride) {
         const uint8_t *from = weight->parts->codes + (start + i) * columns;
-        if (weight->coding & AGAIN) {
+        if (weight->coding & UNPACKED) {
+            int8_t *made = weight->taps > 1 ? (int8_t *)floats : (int8_t *)to;
+            integers_of(weight, start + i, made, (uint8_t *)(floats + columns / 2)); /* behind them, for unaligned rows */
+            from = (const uint8_t *)made;
+        } else if (weight->coding & AGAIN) {
             const Source row = {.type = F32, .x = floats, .columns = columns, .stride = columns};
             int8_t *made = weight->taps > 1 ? (int8_t *)floats : (int8_t *)to; /* where their floats were, or at once */
             int32_t sum;
@@ -104,9 +123,9 @@ static void begins_of(const Weight *weight, const uint8_t *rows, int64_t stride,
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare) {
     const int64_t columns = weight->form->columns;
     const int count = count_of(weight, start), by_run = weight->coding & BY_RUN;
-    const int is_signed = weight->coding & AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int is_signed = weight->coding & MADE || weight->form->packing == SIGNED_BYTES;
     const int flip = is_signed && !by_run ? 0x80 : 0; /* so that codes begin at 0 */
-    const int direct = !(weight->coding & AGAIN) && weight->taps == 1;
+    const int direct = !(weight->coding & MADE) && weight->taps == 1;
     const uint8_t *rows = weight->parts->codes + start * columns;
     int64_t stride = columns;
     if (by_run) scales_by_run(weight, start, scale);

@@ -15,8 +15,8 @@
 #endif
 
 /* Types of floats. NESTED are scales that are uint8 codes themselves, with scales of their own; LOOKED_UP such codes
-   without. */
-typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3, LOOKED_UP = 4 } Type;
+   without. I8 are activations that are codes (int8.h). */
+typedef enum { NONE = -1, F32 = 0, BF16 = 1, F16 = 2, NESTED = 3, LOOKED_UP = 4, I8 = 5 } Type;
 
 /* float8 is BYTES with a table. GGUF's block types follow after CODED: see packings.c. */
 typedef enum {

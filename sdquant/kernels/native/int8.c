@@ -104,7 +104,7 @@ void quantize_block(const Source *from, int64_t start, int64_t m, int8_t *codes,
 
 int lies_right(const Weight *weight) {
     const int64_t columns = weight->form->columns;
-    const int as_they_are = !(weight->coding & AGAIN) && weight->taps == 1;
+    const int as_they_are = !(weight->coding & MADE) && weight->taps == 1;
     return int8_kernels()->rows && as_they_are && columns % LINE == 0 && columns % FAR &&
            weight->form->rows % PANEL == 0 && (uintptr_t)weight->parts->codes % LINE == 0;
 }
@@ -112,7 +112,7 @@ int lies_right(const Weight *weight) {
 /* Those of a weight: `made`, or its rows from `row`. */
 static Panels panels_of(const Weight *weight, const uint8_t *made, int64_t row) {
     const int64_t columns = weight->form->columns;
-    const int is_signed = weight->coding & AGAIN || weight->form->packing == SIGNED_BYTES;
+    const int is_signed = weight->coding & MADE || weight->form->packing == SIGNED_BYTES;
     const int64_t runs = weight->coding & BY_RUN ? scales_in(weight) : 0;
     if (!lies_right(weight)) return (Panels){made, panel_bytes(columns), is_signed, runs};
     return (Panels){weight->parts->codes + row * columns, PANEL * columns, is_signed, runs};
@@ -172,7 +172,7 @@ void multiply_panels(const Weight *weight, int64_t start, int64_t stop, int64_t 
             int8_kernels()->panel(weight, row + at, right ? 0 : have.panel + at / PANEL * bytes,
                                   have.scale + at * scales, have.minus + at * scales, have.again);
         const char *ahead = 0;
-        if (!(weight->coding & AGAIN) && row + wide < stop)
+        if (!(weight->coding & MADE) && row + wide < stop)
             ahead = (const char *)weight->parts->codes + (row + wide) * columns;
         const Place place = {.row_scale = row_scale, .scale = have.scale, .row_sum = row_sum, .minus = have.minus, .to = to,
                              .column = row};

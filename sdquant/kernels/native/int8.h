@@ -23,9 +23,10 @@ enum {
     AGAIN_RUN = 256, /* columns that get one scale when they are quantized again by run */
 };
 
-/* What is multiplied: codes that are bytes, as they are, or, with AGAIN, a weight quantized again; with a scale for a row
-   or, with BY_RUN, for each run of columns. Numbers of kernels/int8_steps.py. */
-typedef enum { AGAIN = 1, BY_RUN = 2 } Coding;
+/* What is multiplied: codes that are bytes, as they are, or, with AGAIN, a weight quantized again, or, with UNPACKED,
+   integers of fewer bits; with a scale for a row or, with BY_RUN, for each run of columns. Numbers of
+   kernels/int8_steps.py. */
+typedef enum { AGAIN = 1, BY_RUN = 2, UNPACKED = 4, MADE = AGAIN | UNPACKED } Coding;
 
 /* A weight for such products. */
 typedef struct {
@@ -35,7 +36,8 @@ typedef struct {
     int64_t taps; /* positions of a convolution's kernel: columns are [in, taps] in the parts, [taps, in] here */
 } Weight;
 
-/* Where activations come from: rows [m, columns], or the patches of images [b, high, wide, channels]. */
+/* Where activations come from: rows [m, columns], or the patches of images [b, high, wide, channels]. Of type I8 they are
+   codes already, `each` rows (or all patches of an image) of which have a scale. */
 typedef struct {
     Type type;
     const void *x;
@@ -46,6 +48,8 @@ typedef struct {
     int64_t step[2], pad[2], spread[2]; /* stride, padding and dilation, vertical and horizontal */
     const float *largest;               /* of the channels of each pixel; NaN where one is */
     int shifted;                        /* whether VNNI gets its codes 128 higher, as numbers from 0 to 255 */
+    const float *scale;
+    int64_t each;
 } Source;
 
 /* Where results go: out[row * row_step + column * column_step]; images are `image` rows, `image_step` apart. In elements.
@@ -56,6 +60,8 @@ typedef struct {
     int64_t row_step, column_step, image, image_step;
     const float *bias; /* or NULL */
     int64_t bytes;     /* of all results */
+    int by_steps;      /* whether the sum, and it times either scale, is rounded to bf16 where results are, and a result is
+                          rounded before its bias is added: the numbers of sdquant/rules/matmul.py */
 } Target;
 
 /* Panels: where the first is, the bytes of each, whether codes are signed, and runs of columns where there are several
@@ -77,6 +83,12 @@ typedef struct {
     int count;
 } Place;
 
+/* Integers low .. high, the numbers of `bound` units and more being the last of them. */
+typedef struct {
+    float bound, low, high;
+    int64_t known; /* whether scales are known: -1 no, 0 one for all rows, 1 for each */
+} Codes;
+
 typedef struct {
     int tall;   /* rows of a group at most, which is at most TALLEST */
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
@@ -91,6 +103,8 @@ typedef struct {
                      int32_t *sum);
     /* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
     void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
+    /* Rows of x, [count, columns], as codes by the rules of sdquant/rules: see `codes512`. */
+    void (*codes)(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
     /* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
     void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are
@@ -109,6 +123,7 @@ void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scal
 /* Runs of AGAIN_RUN floats as codes, and their scales, `step` apart. */
 void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
 void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
+void codes512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
 /* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);

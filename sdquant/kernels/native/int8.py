@@ -22,13 +22,15 @@ from .threads import over_rows
 
 if TYPE_CHECKING:
     from ...backends.base import Geometry
-    from ..forms import Form
+    from ..forms import Activations, Form
     from ..reader import Parts
 
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
 _NOT_PATCHES = (0,) * 15
+_CODES = 5  # the type of activations that are codes
+_NO_SCALES = (0, 1)  # of a source that is no codes
 _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
 
@@ -76,6 +78,52 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
     return out
 
 
+def codes_times(
+    made: Any,
+    weight: tuple[int, ...],
+    sizes_of: tuple[int, int, int],
+    codes: Tensor,
+    scale: tuple[Tensor, int],
+    m: int,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """As `rows_times`, of activations that are codes already, int8 [m, columns], and with `Target.by_steps`.
+
+    Args:
+        scale: float32, and how many rows have one of them.
+    """
+    rows, columns, _ = sizes_of
+    shifted = bool(weight[-2] & _BY_RUN)
+    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, shifted, scale[0].data_ptr(), scale[1])
+    target = (
+        TYPES[out.dtype], out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, 1
+    )  # fmt: skip
+    _run(made, weight, sizes_of, m, source, target)
+
+
+def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows x [m, columns], contiguous, as codes int8 of as many numbers, and their scales, float32 [m] or `known`.
+
+    Args:
+        known: float32, one for all rows or for each.
+    """
+    columns = x.numel() // m
+    codes = torch.empty(x.shape, dtype=torch.int8)
+    scale = torch.empty(m) if known is None else known
+    step = -1 if known is None else int(known.numel() > 1)
+    kind, of, to, by, size = TYPES[x.dtype], x.data_ptr(), codes.data_ptr(), scale.data_ptr(), x.element_size()
+    call, more = _c().int8_codes, 4 if step else 0  # bytes of a row's scale
+
+    def some(start: int, stop: int) -> None:
+        at = start * columns
+        numbers = (kind, of + at * size, columns, stop - start, by + start * more, to + at)
+        call(how.bound, how.low, how.high, step, _packed(numbers))
+
+    over_rows(m, columns, some)
+    return codes, scale
+
+
 def rows_times(
     made: Any,
     weight: tuple[int, ...],
@@ -93,8 +141,8 @@ def rows_times(
     """
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
-    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, weight[-2] >= _BY_RUN)
-    target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes)
+    source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES)
+    target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, 0)
     _run(made, weight, sizes_of, m, source, target)
 
 
@@ -123,14 +171,14 @@ def convolve(
     assert not isinstance(how.padding, str)
     source = (
         TYPES[x.dtype], x.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), bool(coding & Coding.BY_RUN),
+        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), bool(coding & Coding.BY_RUN), *_NO_SCALES,
     )  # fmt: skip
     order = torch.channels_last if last else torch.contiguous_format
     out = in_large_pages(torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order))
     here = math.prod(places)
     steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    target = (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr(), out.nbytes)
+    target = (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr(), out.nbytes, 0)
     weight = (*addresses(form, parts), coding, math.prod(kernel))
     if batch * here:
         sizes_of = (form.rows, form.columns, scales_in(form, coding))

@@ -27,7 +27,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 20, TARGETS = 8 };
+enum { WEIGHTS = 7, SOURCES = 22, TARGETS = 9 };
 
 typedef struct {
     Weight weight;
@@ -49,11 +49,11 @@ static const int64_t *weight_and(PyObject *args, int count, Held *held) {
 
 static Source source_of(const int64_t *n) {
     return (Source){(Type)n[0], address(n[1]), n[2], n[3], (int)n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11],
-                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19]};
+                    {n[12], n[13]}, {n[14], n[15]}, {n[16], n[17]}, address(n[18]), (int)n[19], address(n[20]), n[21]};
 }
 
 static Target target_of(const int64_t *n) {
-    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7]};
+    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7], (int)n[8]};
 }
 
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
@@ -90,6 +90,19 @@ PyObject *py_int8_largest(PyObject *module, PyObject *bytes) {
     if (!n) return NULL;
     Py_BEGIN_ALLOW_THREADS
     int8_kernels()->largest((Type)n[0], address(n[1]), n[2], n[3], address(n[4]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_codes(PyObject *module, PyObject *args) {
+    PyObject *bytes;
+    Codes how;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "fffLO", &how.bound, &how.low, &how.high, &how.known, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, 6);
+    if (!n) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    int8_kernels()->codes((Type)n[0], address(n[1]), n[2], n[3], &how, address(n[4]), address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

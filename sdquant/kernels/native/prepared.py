@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import float32, get_num_threads, is_autocast_enabled
+from torch import bfloat16, float32, get_num_threads, is_autocast_enabled
 
 from ..int8_steps import Coding, scales_in
 from . import extension, int8
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..forms import Form
+    from ..forms import Activations, Form
     from ..reader import Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]
@@ -145,4 +145,34 @@ class Integers(_Held):
         int8.rows_times(
             self.plan, (*at, self.coding, 1), (self.rows, self.columns, self.each), x, size // self.columns, floats, out
         )
+        return out
+
+
+class Codes(_Held):
+    """The same in integers, as the scheme itself has it: see `forms.Activations`."""
+
+    __slots__ = ("coding", "how", "static")
+
+    def __init__(
+        self, form: Form, parts: Parts, dtype: torch.dtype, coding: Coding, how: Activations, prefix: str
+    ) -> None:
+        super().__init__(form, parts, dtype, prefix)
+        self.coding, self.how = int(coding), how
+        self.static = prefix + how.scale if how.scale else ""
+
+    def __call__(self, x: Tensor, own: Own) -> Tensor | None:
+        """[..., rows], from the parameters of the layer; None where it is not this case."""
+        at, size = self._addresses(x, own), x.numel()
+        if at is None or not size:
+            return None
+        known = own[self.static] if self.static else None
+        if known is not None and self.dtype is bfloat16:
+            known = known.to(bfloat16).to(float32)
+        bias, m = own.get("bias"), size // self.columns
+        floats = bias if bias is None or bias.dtype is float32 else bias.to(float32)
+        codes, scale = int8.codes_of(x, m, self.how, known)
+        out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
+        sizes_of = (self.rows, self.columns, 1)
+        each = 1 if known is None else m
+        int8.codes_times(self.plan, (*at, self.coding, 1), sizes_of, codes, (scale, each), m, floats, out)
         return out

@@ -1,0 +1,152 @@
+"""Layers that quantize their own activations: the C kernels give the bits of the rules' arithmetic in torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdquant.kernels import coded
+from sdquant.kernels.native import extension, int8, isa, plans
+from sdquant.layers import QuantizedLayer
+from sdquant.rules import PtqProvider, QuantizationRule
+
+if int8.sizes(64) is None:
+    pytest.skip("there are no kernels for products in integers here", allow_module_level=True)
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+RULES: dict[str, dict[str, Any]] = {
+    "w8a8": {"weight_qtype": "int8", "act_qtype": "int8"},
+    "w8a4": {"weight_qtype": "int8", "act_qtype": "int4"},
+    "w4a8": {"weight_qtype": "int4", "act_qtype": "int8"},
+    "w3a6": {"weight_qtype": "int3", "act_qtype": "int6"},
+    "zero points": {"weight_qtype": "int8", "act_qtype": "int8", "weight_calibration_method": "minmax"},
+}
+# Whole panels and tiles, parts of them, fewer columns than a line, columns that a row of codes is filled up for.
+SHAPES = ((192, 256), (33, 128), (5, 24), (64, 4096), (40, 1000))
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["c", pytest.param("no amx", marks=pytest.mark.skipif(isa() != "amx", reason="no AMX: c is without it"))],
+)
+def by(request: pytest.FixtureRequest) -> Iterator[None]:
+    found = extension()
+    assert found is not None
+    if request.param == "no amx":
+        assert found.choose("avx512bf16")
+        int8.sizes.cache_clear()
+        plans._plan.cache_clear()
+    yield
+    found.choose("")
+    int8.sizes.cache_clear()
+    plans._plan.cache_clear()
+
+
+def layer_of(rule: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype, bias: bool = True) -> Any:
+    torch.manual_seed(0)
+    module = nn.Linear(shape[1], shape[0], bias=bias).to(dtype)
+    made = PtqProvider([]).layer(module, QuantizationRule(**rule), "a")
+    assert isinstance(made, QuantizedLayer)
+    return made
+
+
+def by_torch(layer: Any, x: Tensor) -> Tensor:
+    y: Tensor = layer._backend.linear(layer.packed, x)
+    return y if layer.bias is None else y + layer.bias
+
+
+def inputs(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Rows of all kinds: ordinary ones, zeros, sparse, huge, tiny, and those with what is no number."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    x[0] *= torch.arange(columns) % 3 == 0
+    x[-1] *= 37
+    if rows > 6:
+        x[1], x[2, 1], x[3, 2] = 0, torch.nan, torch.inf
+        x[4] *= 1e-30
+        x[5] *= 1e-3
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", RULES)
+def test_the_bits_are_those_of_torch(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for of_weight, bias in ((dtype, True), (torch.bfloat16, False)):
+        layer = layer_of(RULES[name], shape, of_weight, bias)
+        for rows in (1, 2, 13, 100, 700):
+            x = inputs(rows, shape[1], dtype)
+            with torch.no_grad():
+                found, wanted = layer(x), by_torch(layer, x)
+            assert isinstance(layer._prepared, coded.Codes)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_scale_that_was_found_beforehand(dtype: torch.dtype) -> None:
+    layer = layer_of(RULES["w8a8"], (64, 128), dtype)
+    packed = layer.packed
+    parts = {**packed.parts, "act_scale": torch.tensor([0.0123])}
+    details = {**packed.spec.details, "act_static_scale": True, "act_shape": [1]}
+    static = type(packed)(spec=type(packed.spec)(**{**vars(packed.spec), "details": details}), parts=parts)
+    layer._hold(static)
+    x = inputs(70, 128, dtype)
+    with torch.no_grad():
+        found, wanted = layer(x), by_torch(layer, x)
+    assert isinstance(layer._prepared, coded.Codes)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"weight_qtype": "int8", "act_qtype": "float8_e4m3fn"},
+        {"weight_qtype": "nf4", "act_qtype": "int8"},
+        {"weight_qtype": "int8", "act_qtype": "int8", "act_calibration_method": "minmax"},
+        {"weight_qtype": "int8", "act_qtype": "int8", "act_calibration_method": "absmax,0.9"},
+        {"weight_qtype": "int8", "act_qtype": "int16"},
+    ],
+    ids=str,
+)
+def test_other_rules_are_left_to_torch(rule: dict[str, Any]) -> None:
+    layer = layer_of(rule, (32, 128), torch.bfloat16)
+    x = inputs(20, 128, torch.bfloat16)
+    with torch.no_grad():
+        found = layer(x)
+        assert layer._prepared is None
+        torch.testing.assert_close(found, by_torch(layer, x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradients_and_odd_inputs() -> None:
+    layer = layer_of(RULES["w8a8"], (32, 64), torch.float32)
+    x = torch.randn(2, 3, 64)
+    with torch.no_grad():
+        wanted = layer(x)
+    own = x.clone().requires_grad_()
+    found = layer(own)
+    assert torch.equal(found, wanted)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad, layer.dequantize(torch.float32).sum(0).expand(2, 3, 64))
+    with torch.no_grad():
+        assert torch.equal(layer(x.transpose(0, 1)), wanted.transpose(0, 1))
+        assert layer(x[:0]).shape == (0, 3, 32)
+        assert torch.equal(layer(x[0, 0]), wanted[0, 0])
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coded, "_verdicts", {})
+    real = int8.codes_of
+    monkeypatch.setattr(int8, "codes_of", lambda *args: (lambda codes, scale: (codes, scale * 1.01))(*real(*args)))
+    layer, x = layer_of(RULES["w8a8"], (32, 64), torch.float32), torch.randn(20, 64)
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        found = layer(x)
+    assert layer._prepared is None and torch.equal(found, by_torch(layer, x))
+    assert "they compute other numbers" in caplog.text
