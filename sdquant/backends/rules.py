@@ -186,21 +186,30 @@ class RulesBackend(Backend):
         )
 
     def activations(self, packed: Packed) -> Activations | None:
-        from ..rules.layout import act_method, per_tensor
+        """Of integers of up to eight bits without zero points, on both sides; float products are left out."""
+        from ..rules.how import tile_sizes
+        from ..rules.layout import act_how, act_method, per_tensor
+        from ..rules.matmul import LEAST_TILE
         from ..rules.qtypes import qtype
 
-        rule = _rule_of(packed.spec)
-        static = packed.parts.get("act_scale")
-        row = None if rule.act_qtype is None else qtype(rule.act_qtype)
-        if row is None or row.kind != "int" or row.bits > 8 or rule.tile_size is not None or per_tensor(rule):
+        rule, (_, inputs, *space) = _rule_of(packed.spec), packed.spec.shape
+        if rule.act_qtype is None or per_tensor(rule):
             return None
-        if static is not None:
-            if static.numel() > 1 or "act_zero_point" in packed.parts:
-                return None
-        elif act_method(rule).name != "absmax" or act_method(rule).numbers:
+        row, tile = qtype(rule.act_qtype), 0
+        if rule.tile_size is not None:
+            tile = tile_sizes((inputs,), act_how(rule, 1, conv=False))[0]
+        if row.kind != "int" or row.bits > 8 or (tile and (space or tile < min(LEAST_TILE, inputs))):
+            return None
+        static, method = packed.parts.get("act_scale"), act_method(rule)
+        if static is None:
+            known = method.name == "absmax" and not method.numbers
+        else:
+            known = static.numel() == 1 and not tile and "act_zero_point" not in packed.parts
+        if not known:
             return None
         low, high = row.limits
-        return Activations(bound=row.bound, low=int(low), high=int(high), scale="" if static is None else "act_scale")
+        found = "" if static is None else "act_scale"
+        return Activations(bound=row.bound, low=int(low), high=int(high), scale=found, tile=tile)
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]

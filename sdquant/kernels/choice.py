@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..rows import take
-from . import coded, fp8, int8, tiled, widened
+from . import fp8, int8, tiled, widened
 from .patches import few_patches, outputs
 from .scratch import scratch
 from .seen import plain
@@ -229,8 +229,6 @@ def prepared(
     backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, compute: str | None, prefix: str
 ) -> Prepared | None:
     """`linear` for activations of `dtype`, as far as it can be prepared; see `Reader.prepared`."""
-    if backend.computes(packed.spec):
-        return coded.prepared(backend, packed, form, dtype, prefix)
     chosen = way(backend, packed, form, dtype)
     if form is None or chosen.reader is None:
         return None

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..backends.base import Geometry
 from ..rows import cut
-from .int8_steps import Coding, direct
+from .int8_steps import RUN, Coding, direct, in_runs
 from .native import int8 as native
 from .native.prepared import Codes
+from .patches import outputs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..backends.base import Backend, Packed
     from .forms import Activations, Form
     from .reader import Prepared
@@ -29,41 +34,100 @@ _CHECKED_ROWS = 40
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
-def coding(form: Form | None) -> Coding | None:
-    """Which codes of a weight are multiplied; None where they are no integers of one scale a row."""
-    if direct(form):
-        return Coding.BY_ROW
-    if form is not None and form.by_row and form.packing in _UNPACKED and not form.table and isinstance(form.zero, int):
-        return Coding.UNPACKED
-    return None
+@lru_cache(maxsize=4096)
+def _of_any_size(form: Form, how: Activations) -> Form:
+    return replace(form, rows=0, group=form.group if how.tile else 0)
 
 
-def prepared(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype, prefix: str) -> Prepared | None:
-    """`backend.linear` and the bias, for a layer's activations of `dtype`; None where it is not done here."""
-    how, codes = backend.activations(packed), coding(form)
-    if form is None or how is None or codes is None or dtype not in _FLOATS or len(packed.spec.shape) != 2:
+@lru_cache(maxsize=4096)
+def coding(form: Form | None, how: Activations) -> Coding | None:
+    """Which codes of a weight are multiplied; None where they are no integers, or scaled in other tiles than `how`."""
+    if form is None or form.table or form.taps > 1:
         return None
-    if not native.reads(form, packed.parts):
+    unpacked = Coding.UNPACKED if form.packing in _UNPACKED and isinstance(form.zero, int) else Coding.BY_ROW
+    if not how.tile:
+        return unpacked if direct(form) or (unpacked and form.by_row) else None
+    fits = form.group == how.tile and how.tile % RUN == 0 and form.columns % how.tile == 0
+    return unpacked | Coding.BY_RUN if fits and (unpacked or in_runs(form, 1)) else None
+
+
+def prepared(
+    backend: Backend, packed: Packed, form: Form | None, how: Activations, dtype: torch.dtype, prefix: str
+) -> Prepared | None:
+    """`backend.linear` and the bias, for a layer's activations of `dtype`; None where it is not done here.
+
+    Args:
+        how: `backend.activations` of the weight.
+    """
+    codes = coding(form, how)
+    if form is None or codes is None or len(packed.spec.shape) != 2:
         return None
-    key = (replace(form, rows=0, group=0), how, dtype, *[part.dtype for part in packed.parts.values()])
+    if not _by_c(backend, packed, form, how, dtype):
+        return None
+    return Codes(form, packed.parts, dtype, codes, how, prefix)
+
+
+def convolve(
+    backend: Backend,
+    packed: Packed,
+    form: Form | None,
+    how: Activations | None,
+    x: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+) -> Tensor | None:
+    """`backend.convolve` and the bias; None where it is not done here."""
+    shape = packed.spec.shape
+    plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
+    if not plain or len(shape) != 4 or x.ndim != 4 or x.shape[1] != shape[1] or not x.numel() or not x.is_cpu:
+        return None
+    if form is None or how is None or coding(form, how) is None or not _by_c(backend, packed, form, how, x.dtype):
+        return None
+    return _convolved(packed, form, how, x, bias, geometry)
+
+
+def _convolved(
+    packed: Packed, form: Form, how: Activations, x: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    _, _, high, wide = packed.spec.shape
+    places, codes = outputs(x.shape[2:], (high, wide), geometry), coding(form, how)
+    assert codes is not None
+    known = packed.parts[how.scale].to(native.scale_dtype(x.dtype)).float() if how.scale else None
+    return native.convolve_codes(
+        form, packed.parts, codes, (high, wide), x, how, known, bias, geometry, (places[0], places[1])
+    )
+
+
+def _by_c(backend: Backend, packed: Packed, form: Form, how: Activations, dtype: torch.dtype) -> bool:
+    """Whether the C kernels multiply such a weight: they are held against the backend when they first meet its kind."""
+    if dtype not in _FLOATS or not native.reads(form, packed.parts):
+        return False
+    key = (_of_any_size(form, how), how, dtype, packed.spec.shape[1:], *[part.dtype for part in packed.parts.values()])
     if key not in _verdicts:
         _verdicts[key] = _right(backend, packed, how, dtype)
-    return Codes(form, packed.parts, dtype, codes, how, prefix) if _verdicts[key] else None
+    return _verdicts[key]
 
 
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
     if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
         packed = cut(packed, [(0, _CHECKED_ROWS)])
-    form = backend.form(packed)
-    codes = coding(form)
+    shape, form = packed.spec.shape, backend.form(packed)
+    codes = coding(form, how)
     assert form is not None and codes is not None
-    x = torch.linspace(-3, 3, 5 * form.columns).sin().view(5, form.columns)
-    x[1], x[2] = 0, x[2] * 1e-3
-    x = x.to(dtype)
     bias = torch.linspace(-1, 1, form.rows).to(dtype)
-    found = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
     with torch.inference_mode():
-        same = found is not None and torch.equal(found, backend.linear(packed, x) + bias)
+        if len(shape) == 2:
+            x = torch.linspace(-3, 3, 5 * form.columns).sin().view(5, form.columns)
+            x[1], x[2] = 0, x[2] * 1e-3
+            x = x.to(dtype)
+            found = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
+            same = found is not None and torch.equal(found, backend.linear(packed, x) + bias)
+        else:
+            x = torch.linspace(-3, 3, 2 * shape[1] * 6).sin().view(2, shape[1], 2, 3).to(dtype)
+            one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
+            geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
+            wanted = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)
+            same = torch.equal(_convolved(packed, form, how, x, bias, geometry), wanted)
     if not same:
         log.warning(
             "The C kernels are not used for %s with quantized activations: they compute other numbers. It runs in "

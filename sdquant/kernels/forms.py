@@ -92,15 +92,17 @@ class Activations:
     A code is x / scale, rounded to the dtype of x (to float32 for float16), then to the nearest integer, ties to even,
     and saturated; NaN is 0. The result is the sum of products of codes times the scale of the row of activations, times
     that of the row of the weight, plus the bias: the sum and each step rounded to the dtype of x (of float16 the last
-    two alone).
+    two alone). In tiles of columns such sums are added in float32, in order, and their sum rounded.
 
     Attributes:
         bound: a scale is the largest magnitude of its row of activations / bound.
         low, high: the least and the largest code.
         scale: name of the part that has one scale for all activations, found beforehand; "" for none.
+        tile: columns that have a scale, of the weight too; 0: all of them.
     """
 
     bound: float
     low: int
     high: int
     scale: str = ""
+    tile: int = 0

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
-from ..kernels import choice, int8, ops
+from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen
@@ -20,7 +20,7 @@ from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
-    from ..kernels.forms import Form
+    from ..kernels.forms import Activations, Form
     from ..kernels.reader import Prepared
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
@@ -61,6 +61,7 @@ class QuantizedLayer(nn.Module):
     spec: PackedSpec
     _backend: Backend
     _form: Form | None  # how the packed weight lies in memory, for the kernels
+    _activations: Activations | None = None  # how they become integers, where the scheme says so itself
     _text: str  # all about it but its tensors, for compiled graphs
     # "int8", "fp8": what products are in where that pays (`kernels.int8`, `kernels.fp8`); None: with the float weight.
     # See `set_compute`.
@@ -92,7 +93,7 @@ class QuantizedLayer(nn.Module):
         self.part_names = tuple(packed.parts)
         for name, tensor in packed.parts.items():
             self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
-        self._form = self._backend.form(packed)
+        self._form, self._activations = self._backend.form(packed), self._backend.activations(packed)
         self._text = ops.described(packed.spec, self.part_names)
 
     def lay_out(self, device: str) -> None:
@@ -229,7 +230,10 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 
     def _prepare(self, dtype: torch.dtype) -> None:
         self._prepared_for = dtype
-        self._prepared = choice.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
+        if self._activations is not None:
+            self._prepared = coded.prepared(self._backend, self.packed, self._form, self._activations, dtype, PREFIX)
+        elif not self._backend.computes(self.spec):
+            self._prepared = choice.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return choice.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
@@ -291,6 +295,12 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         return convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
+    if not seen(x) and not _gradient_of(x):
+        done = coded.convolve(
+            layer._backend, layer._packed_for(x), layer._form, layer._activations, x, layer._bias(x), geometry
+        )
+        if done is not None:
+            return done
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
 

@@ -61,7 +61,13 @@ def convolve(
     if weight.zero_point is not None:
         zeros = weight.zero_point.to(found.dtype).reshape(1, -1, *rest)
         found = found - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
-    return (found.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
+    done = (found.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
+    return done if _channels_last(x.qvalue) else done.contiguous()
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Whether a picture's channels are together: then those of the result are, as with torch's own convolutions."""
+    return x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)

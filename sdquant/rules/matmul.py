@@ -72,30 +72,34 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
     size, tiles = x.qvalue.shape[-1], common_tiles(x, weight, "weights")
     lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
     left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
-    each = [sums_of_codes(left[:, n], right[:, n], x.qtype, weight.qtype) for n in range(tiles)]
-    sums = torch.stack(each, -1) if tiles > 1 else each[0][..., None]  # not copied: it is as large as the result
-    if x.zero_point is not None:
-        zero = _codes_of_zero(x.zero_point, x.qvalue.shape, tiles)
-        part = [
-            sums_of_codes(zero[:, n, None].expand(-1, step), right[:, n], x.qtype, weight.qtype) for n in range(tiles)
-        ]
-        sums = sums - torch.stack(part, -1)
-    if weight.zero_point is not None:
-        zero = _codes_of_zero(weight.zero_point, weight.qvalue.shape, tiles)
-        part = [
-            sums_of_codes(left[:, n], zero[:, n, None].expand(-1, step), x.qtype, weight.qtype) for n in range(tiles)
-        ]
-        sums = sums - torch.stack(part, -1)
-    # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
-    scaled = sums.to(x.scale.dtype).mul_(_expanded(x.scale, lead)[:, None, :])
-    scaled = scaled.mul_(_expanded(weight.scale, weight.qvalue.shape[:1])[None])
-    done = scaled.sum(-1) if tiles > 1 else scaled[..., 0]
-    return done.to(x.dtype).reshape(*lead, rows)
+    scales = [_expanded(x.scale, lead, tiles), _expanded(weight.scale, weight.qvalue.shape[:1], tiles)]
+    of_x, of_weight = _zeros(x, tiles), _zeros(weight, tiles)
+    done: Tensor | None = None
+    for n in range(tiles):
+        one, other = left[:, n], right[:, n]
+        sums = sums_of_codes(one, other, x.qtype, weight.qtype)
+        if of_x is not None:
+            sums = sums - sums_of_codes(of_x[:, n, None].expand(-1, step), other, x.qtype, weight.qtype)
+        if of_weight is not None:
+            sums = sums - sums_of_codes(one, of_weight[:, n, None].expand(-1, step), x.qtype, weight.qtype)
+        # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
+        scaled = sums.to(x.scale.dtype).mul_(scales[0][:, n, None]).mul_(scales[1][None, :, n])
+        if tiles > 1:  # added in order, as the kernels do (`forms.Activations`)
+            scaled = scaled.to(torch.promote_types(scaled.dtype, torch.float32))
+            scaled = scaled if done is None else done.add_(scaled)
+        done = scaled
+    assert done is not None
+    return done.to(x.scale.dtype).to(x.dtype).reshape(*lead, rows)
 
 
-def _expanded(scale: Tensor, lead: torch.Size) -> Tensor:
-    """[rows, tiles or 1] of a scale each of whose leading axes may be of size 1."""
-    return scale.expand(*lead, scale.shape[-1]).reshape(-1, scale.shape[-1])
+def _zeros(array: QArray, tiles: int) -> Tensor | None:
+    """The zero points of an operand as `_codes_of_zero` has them; None where it has none."""
+    return None if array.zero_point is None else _codes_of_zero(array.zero_point, array.qvalue.shape, tiles)
+
+
+def _expanded(scale: Tensor, lead: torch.Size, tiles: int) -> Tensor:
+    """[rows, tiles] of a scale each of whose axes may be of size 1."""
+    return scale.expand(*lead, tiles).reshape(-1, tiles)
 
 
 def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:

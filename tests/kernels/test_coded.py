@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sdquant.backends.base import Geometry
 from sdquant.kernels import coded
 from sdquant.kernels.native import extension, int8, isa, plans
 from sdquant.layers import QuantizedLayer
@@ -88,6 +89,53 @@ def test_the_bits_are_those_of_torch(name: str, shape: tuple[int, int], dtype: t
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight", ["int8", "int4"])
+def test_tiles(weight: str, dtype: torch.dtype) -> None:
+    for tile, columns in ((128, 384), (192, 384), (0.5, 256), (384, 384), (320, 960)):
+        rule = {"weight_qtype": weight, "act_qtype": "int8", "tile_size": tile}
+        layer = layer_of(rule, (70, columns), dtype)
+        for rows in (1, 13, 100, 700):
+            x = inputs(rows, columns, dtype)
+            with torch.no_grad():
+                found, wanted = layer(x), by_torch(layer, x)
+            assert isinstance(layer._prepared, coded.Codes)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Conv2d], tuple[int, int]]] = {
+    "3x3": (lambda: nn.Conv2d(64, 80, 3, padding=1), (9, 17)),
+    "1x1": (lambda: nn.Conv2d(40, 33, 1), (5, 5)),
+    "strided": (lambda: nn.Conv2d(8, 7, 3, stride=2, padding=1, bias=False), (16, 16)),
+    "dilated": (lambda: nn.Conv2d(32, 64, 5, padding=2, dilation=2), (12, 11)),
+    "uneven": (lambda: nn.Conv2d(24, 33, (3, 1), stride=(2, 1), padding=(1, 0)), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions(kind: str, name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, places = CONVOLUTIONS[kind]
+    module = make().to(dtype)
+    layer: Any = PtqProvider([]).layer(module, QuantizationRule(**RULES[name]), "a")
+    how = Geometry(stride=module.stride, padding=module.padding, dilation=module.dilation, groups=1)  # type: ignore[arg-type]
+    for batch, order in ((1, torch.contiguous_format), (3, torch.contiguous_format), (2, torch.channels_last)):
+        x = torch.randn(batch, module.in_channels, *places)
+        if batch > 2:
+            x[1], x[2] = 0, x[2] * 1e-3
+            x[2, 3, 1, 1] = torch.nan
+        x = x.to(dtype).to(memory_format=order)
+        with torch.no_grad():
+            found = layer(x)
+            wanted = layer._backend.convolve(layer.packed, x, how)
+            wanted = wanted if layer.bias is None else wanted + layer.bias.view(-1, 1, 1)
+            direct = coded.convolve(layer._backend, layer.packed, layer._form, layer._activations, x, layer.bias, how)
+        assert direct is not None and found.is_contiguous(memory_format=order)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_scale_that_was_found_beforehand(dtype: torch.dtype) -> None:
     layer = layer_of(RULES["w8a8"], (64, 128), dtype)
     packed = layer.packed
@@ -110,6 +158,7 @@ def test_a_scale_that_was_found_beforehand(dtype: torch.dtype) -> None:
         {"weight_qtype": "int8", "act_qtype": "int8", "act_calibration_method": "minmax"},
         {"weight_qtype": "int8", "act_qtype": "int8", "act_calibration_method": "absmax,0.9"},
         {"weight_qtype": "int8", "act_qtype": "int16"},
+        {"weight_qtype": "int8", "act_qtype": "int8", "tile_size": 64},
     ],
     ids=str,
 )

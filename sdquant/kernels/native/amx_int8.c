@@ -279,6 +279,21 @@ static int all_runs(const Panels *panels, const uint8_t *panel, const int8_t *co
     return which;
 }
 
+/* The same with `by_steps`, one run after another, to where results belong. */
+static void runs_by_steps(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t steps,
+                          const Place *place, Results *none, Wanted *wanted) {
+    int32_t sums[4 * SQUARE] __attribute__((aligned(64))), turned[TALLEST * PANEL] __attribute__((aligned(64)));
+    float kept[TALLEST][PANEL];
+    const int64_t stride = panels->bytes / PANEL, between = steps * TILE, span = steps / panels->runs;
+    for (int64_t r = 0; r < panels->runs; r++, panel += span * TILE_BYTES, codes += span * TILE) {
+        if (rows > TILE_ROWS) tiles(1, 1, panel, stride, codes, between, span, sums, none, 0, wanted);
+        else tiles(0, 1, panel, stride, codes, between, span, sums, none, 0, wanted);
+        turned_sums(sums, turned);
+        add_run512(turned, rows, place, r, panels->runs, kept);
+    }
+    kept_results512(rows, place, kept);
+}
+
 static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
                          const Place *place, const char *ahead, int64_t ahead_bytes) {
     int32_t sums[2][4 * SQUARE] __attribute__((aligned(64))); /* of what is multiplied, and of what is computed */
@@ -302,6 +317,10 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
             const int8_t *group = codes + g * 2 * steps * TILE;
             wanted.out_step = together && !others.beyond ? to->row_step * 2 : 0;
             wanted.out = (const char *)to->out + here.row * wanted.out_step + here.column * 2;
+            if (panels->runs && to->by_steps) {
+                runs_by_steps(panels, panel, group, (int)rows, steps, &here, &others, &wanted);
+                continue;
+            }
             if (panels->runs) {
                 turn = all_runs(panels, panel, group, (int)rows, steps, here.scale, sums, turn, runs, &others, &wanted);
                 here.scale += (panels->runs - 1) * PANEL;

@@ -315,10 +315,15 @@ INLINE void put(const Place *at, int i, const __m512 *without, float (*kept)[PAN
 
 /* Sums times both scales; see Target. */
 INLINE __m512 scaled(const Target *to, __m512 total, __m512 of_row, __m512 scale) {
-    if (!to->by_steps || to->type == F32) return _mm512_mul_ps(_mm512_mul_ps(total, of_row), scale);
-    if (to->type == BF16) return to_bf16s(_mm512_mul_ps(to_bf16s(_mm512_mul_ps(to_bf16s(total), of_row)), scale));
-    const __m512 found = _mm512_mul_ps(_mm512_mul_ps(total, of_row), scale);
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(found, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    if (!to->by_steps || to->type != BF16) return _mm512_mul_ps(_mm512_mul_ps(total, of_row), scale);
+    return to_bf16s(_mm512_mul_ps(to_bf16s(_mm512_mul_ps(to_bf16s(total), of_row)), scale));
+}
+
+/* A result before its bias; see Target. */
+INLINE __m512 whole(const Target *to, __m512 y) {
+    if (!to->by_steps || to->type == F32) return y;
+    if (to->type == BF16) return to_bf16s(y);
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 /* Row i: sixteen sums and sixteen more. */
@@ -330,7 +335,7 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     EACH(half, 2) {
         const __m512i less = _mm512_mullo_epi32(_mm512_loadu_si512(at->minus + 16 * half), sum);
         const __m512 total = _mm512_cvtepi32_ps(_mm512_sub_epi32(of_half[half], less));
-        found[half] = scaled(at->to, total, of_row, _mm512_loadu_ps(at->scale + 16 * half));
+        found[half] = whole(at->to, scaled(at->to, total, of_row, _mm512_loadu_ps(at->scale + 16 * half)));
     }
     put(at, i, found, kept);
 }
@@ -340,6 +345,13 @@ INLINE void finish_floats(const Place *at, int i, const float *sums, float (*kep
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
     __m512 found[2];
     EACH(half, 2) found[half] = _mm512_mul_ps(_mm512_loadu_ps(sums + 16 * half), of_row);
+    put(at, i, found, kept);
+}
+
+/* Row i of what is kept of all runs. */
+INLINE void finish_kept(const Place *at, int i, float (*kept)[PANEL]) {
+    __m512 found[2];
+    EACH(half, 2) found[half] = whole(at->to, _mm512_loadu_ps(kept[i] + 16 * half));
     put(at, i, found, kept);
 }
 
@@ -395,6 +407,27 @@ void float_results512(const float *sums, int rows, const Place *place) {
     by_column(place, rows, kept);
 }
 
+/* Sums of one run of row i, each times both of its scales, are added to those of the runs before. */
+INLINE void keep_by_steps(const Place *at, int i, int64_t r, int64_t runs, __m512i low, __m512i high, float *kept) {
+    const __m512i sums[2] = {low, high};
+    const __m512 of_row = _mm512_set1_ps(at->to->of_runs[(at->row + i) * runs + r]);
+    EACH(half, 2) {
+        const __m512 scale = _mm512_loadu_ps(at->scale + r * PANEL + 16 * half);
+        const __m512 more = scaled(at->to, _mm512_cvtepi32_ps(sums[half]), of_row, scale);
+        _mm512_storeu_ps(kept + 16 * half, r ? _mm512_add_ps(_mm512_loadu_ps(kept + 16 * half), more) : more);
+    }
+}
+
+void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]) {
+    for (int i = 0; i < rows; i++, sums += PANEL)
+        keep_by_steps(place, i, r, runs, _mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16), kept[i]);
+}
+
+void kept_results512(int rows, const Place *place, float (*kept)[PANEL]) {
+    for (int i = 0; i < rows; i++) finish_kept(place, i, kept);
+    by_column(place, rows, kept);
+}
+
 /* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
 INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(x)); }
 
@@ -430,22 +463,27 @@ INLINE void add(__m512i *sum, __m512i a, __m512i x) { __asm__("vpdpbusd %2, %1, 
     x = _mm512_set1_epi32(four);     \
     add(&low##i, x, a);              \
     add(&high##i, x, b);
-#define KEEP(i)                              \
-    keep(kept[i], low##i, scale, whole);     \
-    keep(kept[i] + 16, high##i, scale + 16, whole);
-#define RUN(n, EVERY)                                                                                              \
-    static void run##n(const uint8_t *panel, const int8_t *codes, int64_t fours, const int32_t *begin,             \
-                       const float *scale, const char *ahead, int64_t step, int whole, float (*kept)[PANEL]) {     \
-        const __m512i first = _mm512_loadu_si512(begin), second = _mm512_loadu_si512(begin + 16);                  \
-        EVERY(DECLARE_RUN)                                                                                         \
-        for (int64_t j = 0; j < fours; j++, panel += 4 * PANEL, codes += 4 * n, ahead += step) {                   \
-            const __m512i a = _mm512_loadu_si512(panel), b = _mm512_loadu_si512(panel + 64);                       \
-            __m512i x;                                                                                             \
-            int32_t four;                                                                                          \
-            _mm_prefetch(ahead, _MM_HINT_T1);                                                                      \
-            EVERY(ADD_RUN)                                                                                         \
-        }                                                                                                          \
-        EVERY(KEEP)                                                                                                \
+#define KEEP(i)                                                                        \
+    if (place->to->by_steps) {                                                         \
+        keep_by_steps(place, i, r, runs, low##i, high##i, kept[i]);                    \
+    } else {                                                                           \
+        keep(kept[i], low##i, place->scale + r * PANEL, !r);                           \
+        keep(kept[i] + 16, high##i, place->scale + r * PANEL + 16, !r);                \
+    }
+#define RUN(n, EVERY)                                                                                        \
+    static void run##n(const uint8_t *panel, const int8_t *codes, int64_t fours, const Place *place, int64_t r, \
+                       int64_t runs, const char *ahead, int64_t step, float (*kept)[PANEL]) {                \
+        const int32_t *begin = place->minus + r * PANEL;                                                     \
+        const __m512i first = _mm512_loadu_si512(begin), second = _mm512_loadu_si512(begin + 16);            \
+        EVERY(DECLARE_RUN)                                                                                   \
+        for (int64_t j = 0; j < fours; j++, panel += 4 * PANEL, codes += 4 * n, ahead += step) {             \
+            const __m512i a = _mm512_loadu_si512(panel), b = _mm512_loadu_si512(panel + 64);                 \
+            __m512i x;                                                                                       \
+            int32_t four;                                                                                    \
+            _mm_prefetch(ahead, _MM_HINT_T1);                                                                \
+            EVERY(ADD_RUN)                                                                                   \
+        }                                                                                                    \
+        EVERY(KEEP)                                                                                          \
     }
 
 INLINE void keep(float *kept, __m512i sum, const float *scale, int whole) {
@@ -495,13 +533,16 @@ RUN(12, TWELVE)
 /* All runs of a group and a panel. */
 static void all_runs(const Panels *panels, const uint8_t *panel, const int8_t *codes, int rows, int64_t fours,
                      const Place *place, const char *ahead, int64_t step, float (*kept)[PANEL]) {
-    static void (*const each[])(const uint8_t *, const int8_t *, int64_t, const int32_t *, const float *, const char *,
-                                int64_t, int, float (*)[PANEL]) = {run1, run2, run3, run4,  run5,  run6,
-                                                                   run7, run8, run9, run10, run11, run12};
+    static void (*const each[])(const uint8_t *, const int8_t *, int64_t, const Place *, int64_t, int64_t, const char *,
+                                int64_t, float (*)[PANEL]) = {run1, run2, run3, run4,  run5,  run6,
+                                                              run7, run8, run9, run10, run11, run12};
     const int64_t span = fours / panels->runs;
     for (int64_t r = 0; r < panels->runs; r++, panel += span * 4 * PANEL, codes += span * 4 * rows, ahead += span * step)
-        each[rows - 1](panel, codes, span, place->minus + r * PANEL, place->scale + r * PANEL, ahead, step, !r, kept);
-    for (int i = 0; i < rows; i++) finish_floats(place, i, kept[i], kept);
+        each[rows - 1](panel, codes, span, place, r, panels->runs, ahead, step, kept);
+    for (int i = 0; i < rows; i++) {
+        if (place->to->by_steps) finish_kept(place, i, kept);
+        else finish_floats(place, i, kept[i], kept);
+    }
 }
 
 static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,

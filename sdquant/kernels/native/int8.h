@@ -62,6 +62,7 @@ typedef struct {
     int64_t bytes;     /* of all results */
     int by_steps;      /* whether the sum, and it times either scale, is rounded to bf16 where results are, and a result is
                           rounded before its bias is added: the numbers of sdquant/rules/matmul.py */
+    const float *of_runs; /* with `by_steps`, where columns are in runs: those of the activations, [m, runs] */
 } Target;
 
 /* Panels: where the first is, the bytes of each, whether codes are signed, and runs of columns where there are several
@@ -128,6 +129,9 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
 /* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
 void float_results512(const float *sums, int rows, const Place *place);
+/* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`; and the results of all. */
+void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]);
+void kept_results512(int rows, const Place *place, float (*kept)[PANEL]);
 
 /* avx512_panels.c: `panel` for VNNI and for AMX. */
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);

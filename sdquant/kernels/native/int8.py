@@ -29,7 +29,9 @@ _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
 _NOT_PATCHES = (0,) * 15
+LEAST_SCALE = 2.0**-63  # as int8.h's
 _CODES = 5  # the type of activations that are codes
+_NO_STEPS = (0, 0)  # of a target without
 _NO_SCALES = (0, 1)  # of a source that is no codes
 _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
@@ -91,14 +93,13 @@ def codes_times(
     """As `rows_times`, of activations that are codes already, int8 [m, columns], and with `Target.by_steps`.
 
     Args:
-        scale: float32, and how many rows have one of them.
+        scale: float32, and how many rows have one of them. Where columns are in runs: one for each run of each row.
     """
     rows, columns, _ = sizes_of
-    shifted = bool(weight[-2] & _BY_RUN)
-    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, shifted, scale[0].data_ptr(), scale[1])
-    target = (
-        TYPES[out.dtype], out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, 1
-    )  # fmt: skip
+    by_run, at = bool(weight[-2] & _BY_RUN), scale[0].data_ptr()
+    source = (_CODES, codes.data_ptr(), columns, columns, *_NOT_PATCHES, by_run, at, scale[1])
+    to, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
+    target = (TYPES[out.dtype], to, rows, 1, m, 0, added, out.nbytes, 1, at if by_run else 0)
     _run(made, weight, sizes_of, m, source, target)
 
 
@@ -142,7 +143,7 @@ def rows_times(
     rows, columns, _ = sizes_of
     kind = TYPES[x.dtype]
     source = (kind, x.data_ptr(), columns, columns, *_NOT_PATCHES, bool(weight[-2] & _BY_RUN), *_NO_SCALES)
-    target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, 0)
+    target = (kind, out.data_ptr(), rows, 1, m, 0, 0 if bias is None else bias.data_ptr(), out.nbytes, *_NO_STEPS)
     _run(made, weight, sizes_of, m, source, target)
 
 
@@ -157,33 +158,122 @@ def convolve(
     places: tuple[int, int],
 ) -> Tensor:
     """x [b, in, h, w] convolved with the weight, and the bias: [b, rows, *places] in x's dtype and order in memory."""
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    x = _channels_last(x)
-    batch, channels, high, wide = x.shape
-    largest = torch.empty(batch * high * wide, dtype=torch.float32)
-    size = x.element_size() * channels
+    images = _channels_last(x)
+    largest = _largest(images)
+    numbers = (largest.data_ptr(), bool(coding & Coding.BY_RUN), *_NO_SCALES)
+    out = _empty_images(x, form.rows, places)
+    _patches_times(form, parts, coding, kernel, images, numbers, bias, how, out, _NO_STEPS)
+    return out
 
-    def look(start: int, stop: int) -> None:
-        numbers = (TYPES[x.dtype], x.data_ptr() + start * size, channels, stop - start, largest.data_ptr() + 4 * start)
-        _c().int8_largest(_packed(numbers))
 
-    over_rows(len(largest), channels, look)
+def convolve_codes(
+    form: Form,
+    parts: Parts,
+    coding: Coding,
+    kernel: tuple[int, int],
+    x: Tensor,
+    quantized: Activations,
+    known: Tensor | None,
+    bias: Tensor | None,
+    how: Geometry,
+    places: tuple[int, int],
+) -> Tensor:
+    """The same in integers that the scheme itself makes of each image, with `Target.by_steps`.
+
+    Args:
+        known: the scale of all images, float32; None: each has its own.
+    """
+    images = _channels_last(x)
+    scale, each = _scales(images, quantized) if known is None else known, math.prod(places)
+    codes = _codes_of_images(images, quantized, scale.expand(len(images)).contiguous())
+    numbers = (0, 0, scale.data_ptr(), each * (1 if known is None else len(images)))
+    out = _empty_images(x, form.rows, places)
+    _patches_times(form, parts, coding, kernel, codes, numbers, bias, how, out, (1, 0))
+    return out
+
+
+def _patches_times(
+    form: Form,
+    parts: Parts,
+    coding: Coding,
+    kernel: tuple[int, int],
+    images: Tensor,
+    numbers: tuple[int, ...],
+    bias: Tensor | None,
+    how: Geometry,
+    out: Tensor,
+    steps: tuple[int, int],
+) -> None:
+    """The patches of images [b, in, h, w], channels last, times the weight, into `out` [b, rows, h', w'].
+
+    Args:
+        numbers: the last of the source. steps: of the target.
+    """
     assert not isinstance(how.padding, str)
+    batch, channels, high, wide = images.shape
+    places, here = out.shape[2:], math.prod(out.shape[2:])
     source = (
-        TYPES[x.dtype], x.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
-        *how.stride, *how.padding, *how.dilation, largest.data_ptr(), bool(coding & Coding.BY_RUN), *_NO_SCALES,
+        TYPES.get(images.dtype, _CODES), images.data_ptr(), form.columns, 0, 1, high, wide, channels, *places, *kernel,
+        *how.stride, *how.padding, *how.dilation, *numbers,
     )  # fmt: skip
-    order = torch.channels_last if last else torch.contiguous_format
-    out = in_large_pages(torch.empty(batch, form.rows, *places, dtype=x.dtype, memory_format=order))
-    here = math.prod(places)
-    steps = (form.rows, 1, here, here * form.rows) if last else (1, here, here, here * form.rows)
+    apart = (1, here) if out.is_contiguous() else (form.rows, 1)  # of results in a row of the image and in a column
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    target = (TYPES[out.dtype], out.data_ptr(), *steps, 0 if floats is None else floats.data_ptr(), out.nbytes, 0)
+    added = 0 if floats is None else floats.data_ptr()
+    target = (TYPES[out.dtype], out.data_ptr(), *apart, here, here * form.rows, added, out.nbytes, *steps)
     weight = (*addresses(form, parts), coding, math.prod(kernel))
     if batch * here:
         sizes_of = (form.rows, form.columns, scales_in(form, coding))
         _run(plan(form, parts), weight, sizes_of, batch * here, source, target)
-    return out
+
+
+def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
+    """[b, channels, *places] in the dtype and order of x."""
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    order = torch.channels_last if last else torch.contiguous_format
+    return in_large_pages(torch.empty(len(x), channels, *places, dtype=x.dtype, memory_format=order))
+
+
+def _largest(images: Tensor) -> Tensor:
+    """The largest magnitude in each pixel of images, channels last: float32 [pixels]."""
+    channels = images.shape[1]
+    found = torch.empty(images.numel() // max(channels, 1), dtype=torch.float32)
+    size = images.element_size() * channels
+
+    def look(start: int, stop: int) -> None:
+        at = images.data_ptr() + start * size
+        _c().int8_largest(_packed((TYPES[images.dtype], at, channels, stop - start, found.data_ptr() + 4 * start)))
+
+    over_rows(len(found), channels, look)
+    return found
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What scales of activations of a dtype are rounded to; see `forms.Activations`."""
+    return torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+
+
+def _scales(images: Tensor, how: Activations) -> Tensor:
+    """The scale of each image, float32 [b]; as `codes512` has those of rows."""
+    found = _largest(images).view(len(images), -1).amax(1).to(scale_dtype(images.dtype)) / how.bound
+    return found.masked_fill_(found < LEAST_SCALE, 1.0).to(torch.float32)
+
+
+def _codes_of_images(images: Tensor, how: Activations, scale: Tensor) -> Tensor:
+    """Images, channels last, as codes int8 in the same order. scale: of each, float32 [b]."""
+    codes = torch.empty_like(images, dtype=torch.int8, memory_format=torch.preserve_format)
+    channels, size, kind = images.shape[1], images.element_size(), TYPES[images.dtype]
+    pixels = math.prod(images.shape[2:])
+    for index in range(len(images)):
+        start_at, by = index * pixels * channels, scale.data_ptr() + 4 * index
+        of, to = images.data_ptr() + start_at * size, codes.data_ptr() + start_at
+
+        def some(start: int, stop: int, of: int = of, to: int = to, by: int = by) -> None:
+            at = start * channels
+            numbers = (kind, of + at * size, channels, stop - start, by, to + at)
+            _c().int8_codes(how.bound, how.low, how.high, 0, _packed(numbers))
+
+        over_rows(pixels, channels, some)
+    return codes
 
 
 def _channels_last(x: Tensor) -> Tensor:

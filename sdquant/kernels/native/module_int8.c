@@ -27,7 +27,7 @@ static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {
 
 static void *address(int64_t number) { return (void *)(intptr_t)number; }
 
-enum { WEIGHTS = 7, SOURCES = 22, TARGETS = 9 };
+enum { WEIGHTS = 7, SOURCES = 22, TARGETS = 10 };
 
 typedef struct {
     Weight weight;
@@ -53,7 +53,7 @@ static Source source_of(const int64_t *n) {
 }
 
 static Target target_of(const int64_t *n) {
-    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7], (int)n[8]};
+    return (Target){(Type)n[0], address(n[1]), n[2], n[3], n[4], n[5], address(n[6]), n[7], (int)n[8], address(n[9])};
 }
 
 PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {

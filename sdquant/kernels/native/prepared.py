@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import bfloat16, float32, get_num_threads, is_autocast_enabled
+from torch import float32, get_num_threads, is_autocast_enabled
 
 from ..int8_steps import Coding, scales_in
 from . import extension, int8
@@ -151,13 +151,14 @@ class Integers(_Held):
 class Codes(_Held):
     """The same in integers, as the scheme itself has it: see `forms.Activations`."""
 
-    __slots__ = ("coding", "how", "static")
+    __slots__ = ("coding", "each", "how", "static")
 
     def __init__(
         self, form: Form, parts: Parts, dtype: torch.dtype, coding: Coding, how: Activations, prefix: str
     ) -> None:
         super().__init__(form, parts, dtype, prefix)
         self.coding, self.how = int(coding), how
+        self.each = form.columns // how.tile if how.tile else 1  # scales of a row
         self.static = prefix + how.scale if how.scale else ""
 
     def __call__(self, x: Tensor, own: Own) -> Tensor | None:
@@ -166,13 +167,13 @@ class Codes(_Held):
         if at is None or not size:
             return None
         known = own[self.static] if self.static else None
-        if known is not None and self.dtype is bfloat16:
-            known = known.to(bfloat16).to(float32)
+        if known is not None:
+            known = known.to(int8.scale_dtype(self.dtype)).to(float32)
         bias, m = own.get("bias"), size // self.columns
         floats = bias if bias is None or bias.dtype is float32 else bias.to(float32)
-        codes, scale = int8.codes_of(x, m, self.how, known)
+        codes, scale = int8.codes_of(x, m * self.each, self.how, known)
         out = in_large_pages(x.new_empty((*x.shape[:-1], self.rows)))
-        sizes_of = (self.rows, self.columns, 1)
+        sizes_of = (self.rows, self.columns, self.each)
         each = 1 if known is None else m
         int8.codes_times(self.plan, (*at, self.coding, 1), sizes_of, codes, (scale, each), m, floats, out)
         return out
