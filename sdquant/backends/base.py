@@ -275,6 +275,20 @@ class Geometry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Floats:
+    """What `Backend.linear` or `convolve` does, as a product of floats.
+
+    Attributes:
+        x: takes the place of the activations.
+        scales: by which the product is multiplied, one after another, each result rounded to the dtype of x. If there
+            are any, x is multiplied by the codes of the weight, as numbers, else by the weight.
+    """
+
+    x: Tensor
+    scales: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Requirement:
     """The package behind a backend: distribution name, least version that works, sdquant's extra that installs it."""
 
@@ -347,6 +361,10 @@ class Backend(ABC):
 
     def activations(self, packed: Packed) -> Activations | None:
         """How `linear` makes integers of activations, for the kernels; None where it does something else."""
+        return None
+
+    def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
+        """What `linear` or `convolve` does, where that is a product of floats, which kernels have; else None."""
         return None
 
     def by_row(self, packed: Packed) -> bool:

@@ -13,6 +13,7 @@ from ..errors import SettingsError
 from ..kernels.forms import Activations, Form
 from .base import (
     Backend,
+    Floats,
     Found,
     Geometry,
     Option,
@@ -187,8 +188,7 @@ class RulesBackend(Backend):
 
     def activations(self, packed: Packed) -> Activations | None:
         """Of integers of up to eight bits without zero points, on both sides; float products are left out."""
-        from ..rules.how import tile_sizes
-        from ..rules.layout import act_how, act_method, per_tensor
+        from ..rules.layout import act_method, per_tensor
         from ..rules.matmul import LEAST_TILE
         from ..rules.qtypes import qtype
 
@@ -197,7 +197,7 @@ class RulesBackend(Backend):
             return None
         row, tile = qtype(rule.act_qtype), 0
         if rule.tile_size is not None:
-            tile = tile_sizes((inputs,), act_how(rule, 1, conv=False))[0]
+            tile = inputs // _tiles_of_x(rule, inputs)
         if row.kind != "int" or row.bits > 8 or (tile and (space or tile < min(LEAST_TILE, inputs))):
             return None
         static, method = packed.parts.get("act_scale"), act_method(rule)
@@ -210,6 +210,29 @@ class RulesBackend(Backend):
         low, high = row.limits
         found = "" if static is None else "act_scale"
         return Activations(bound=row.bound, low=int(low), high=int(high), scale=found, tile=tile)
+
+    def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
+        """Of types in which codes cannot be multiplied, quantized and decoded activations; of a float type on either
+        side the codes. Integers on both sides are not multiplied as floats."""
+        from ..rules.matmul import LEAST_TILE
+        from ..rules.packed import activations_of
+        from ..rules.qarray import dequantize
+        from ..rules.qtypes import qtype
+        from ..rules.rounding import from_codes
+
+        rule, scale, (_, inputs, *space) = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape
+        of_weight, of_x = qtype(rule.weight_qtype or ""), qtype(rule.act_qtype or "")
+        tiles = scale.shape[1] if space else max(scale.shape[1], _tiles_of_x(rule, inputs))
+        by_codes = {of_weight.kind, of_x.kind} <= {"int", "float"} and (tiles == 1 or inputs // tiles >= LEAST_TILE)
+        if by_codes and (of_weight.kind == of_x.kind == "int" or tiles > 1 or 16 in (of_weight.bits, of_x.bits)):
+            return None
+        array = activations_of(packed, rule, x, conv=bool(space))
+        if not by_codes:
+            return Floats(x=dequantize(array))
+        if array.zero_point is not None or "zero_point" in packed.parts:
+            return None
+        codes = from_codes(array.qvalue, of_x, array.scale.dtype)
+        return Floats(x=codes, scales=(array.scale, scale.reshape(-1, *[1] * len(space))))
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]
@@ -231,6 +254,14 @@ class RulesBackend(Backend):
         from ._rules_files import read
 
         return read(found, shape, get)
+
+
+def _tiles_of_x(rule: QuantizationRule, inputs: int) -> int:
+    """Into how many tiles a linear layer's input is quantized."""
+    from ..rules.how import tile_sizes
+    from ..rules.layout import act_how
+
+    return 1 if rule.tile_size is None else inputs // tile_sizes((inputs,), act_how(rule, 1, conv=False))[0]
 
 
 def _one(spec: QuantSpec) -> RuleSpec:

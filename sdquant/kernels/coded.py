@@ -1,6 +1,7 @@
-"""Products in integers with schemes that quantize activations themselves (`Backend.computes`), by the C kernels.
+"""Products with schemes that quantize activations themselves (`Backend.computes`), by kernels.
 
-The numbers are those of the backend's own `linear`, bit for bit: each kind of weight is held against it at first use.
+Of integers by the C kernels, whose numbers are those of the backend's own `linear`, bit for bit: each kind of weight is
+held against it at first use. Of others as products of floats with what a reader decodes: sums in another order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from ..backends.base import Geometry
 from ..rows import cut
+from . import choice
 from .int8_steps import RUN, Coding, direct, in_runs
 from .native import int8 as native
 from .native.prepared import Codes
@@ -84,6 +86,33 @@ def convolve(
     if form is None or how is None or coding(form, how) is None or not _by_c(backend, packed, form, how, x.dtype):
         return None
     return _convolved(packed, form, how, x, bias, geometry)
+
+
+def as_floats(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, geometry: Geometry | None = None
+) -> Tensor | None:
+    """`backend.linear` or, with `geometry`, `backend.convolve`, where that is a product of floats; else None."""
+    if form is None or not x.is_cpu or choice.way(backend, packed, form, x.dtype).reader is None:
+        return None
+    found = backend.as_floats(packed, x)
+    if found is None:
+        return None
+    of_codes = _bare(form) if found.scales else form
+    if found.scales and choice.way(backend, packed, of_codes, found.x.dtype).reader is None:
+        return None
+    if geometry is None:
+        y = choice.linear(backend, packed, of_codes, found.x, None)
+    else:
+        y = choice.convolve(backend, packed, of_codes, found.x, None, geometry)
+    for scale in found.scales:
+        y = y.mul_(scale)
+    return y.to(x.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _bare(form: Form) -> Form:
+    """The form of the codes alone."""
+    return replace(form, scale="")
 
 
 def _convolved(

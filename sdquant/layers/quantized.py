@@ -225,7 +225,9 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 self._prepare(x.dtype)
                 if self._prepared is not None:
                     return self.forward(x)
-            return _with_bias(self._backend.linear(self._packed_for(x), x), self._bias(x), 0)
+            packed = self._packed_for(x)
+            y = coded.as_floats(self._backend, packed, self._form, x)
+            return _with_bias(self._backend.linear(packed, x) if y is None else y, self._bias(x), 0)
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
     def _prepare(self, dtype: torch.dtype) -> None:
@@ -296,11 +298,13 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     if not seen(x) and not _gradient_of(x):
-        done = coded.convolve(
-            layer._backend, layer._packed_for(x), layer._form, layer._activations, x, layer._bias(x), geometry
-        )
+        backend, packed, form = layer._backend, layer._packed_for(x), layer._form
+        done = coded.convolve(backend, packed, form, layer._activations, x, layer._bias(x), geometry)
         if done is not None:
             return done
+        done = coded.as_floats(backend, packed, form, x, geometry)
+        if done is not None:
+            return _with_bias(done, layer._bias(x), len(layer.stride))
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
 
