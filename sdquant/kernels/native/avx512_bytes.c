@@ -167,6 +167,27 @@ INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type ty
     *to = held(&local, m);
 }
 
+/* Groups of which `each` are 64 weights, two or four, from the first one on. */
+INLINE void runs512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, int has_zero,
+                    float zero, const Groups *groups, int each, const uint8_t *codes, int64_t count, int64_t ahead,
+                    Sink *to, int m) {
+    Sink local = held(to, m), *sink = &local;
+#define STEP(i, left)                                                                                  \
+    {                                                                                                  \
+        __m512 values[4];                                                                              \
+        _mm_prefetch((const char *)codes + i + ahead, _MM_HINT_T1);                                    \
+        numbers_of(how, table, has_zero, zero, codes + i, left, values);                               \
+        const int64_t group = i / 64 * each;                                                           \
+        FOUR(SCALED)                                                                                   \
+        take_values(sink, m, type, i, left, values);                                                   \
+    }
+#define SCALED(k) values[k] = scaled(rules, plain, own_zero, values[k], groups, group + k * each / 4);
+    EACH_64(count, STEP)
+#undef SCALED
+#undef STEP
+    *to = held(&local, m);
+}
+
 /* The same, by a table of its values. */
 INLINE void run_by_table(How how, Type type, const Table *table, const uint8_t *codes, int64_t count, int64_t ahead,
                          Sink *to, int m) {
@@ -251,7 +272,18 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
             move(&sink, m, type, run);
         } else {
             const uint8_t *codes = unpack512(form, parts, first, run, spare);
-            for (int64_t i = 0, g = 0; i < run; g++) {
+            const int each = form->group == 32 ? 2 : form->group == 16 ? 4 : 1;
+            const int several = each > 1 && !into; /* groups side by side: one by one they are too short */
+            if (several) {
+#define RUNS(plain, own_zero, has_zero)                                                                        \
+    runs512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, each, codes, run, ahead, &sink, m)
+                if (rules.plain && zero == 0) RUNS(1, 0, 0);
+                else if (rules.plain) RUNS(1, 0, 1);
+                else RUNS(0, own_zero, 1);
+#undef RUNS
+                move(&sink, m, type, run);
+            }
+            for (int64_t i = several ? run : 0, g = 0; i < run; g++) {
                 const int64_t end = (g + 1) * form->group - into, size = (end < run ? end : run) - i;
 #define RUN(plain, own_zero, has_zero)                                                                         \
     run512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, g, codes + i, size, ahead, &sink, m)

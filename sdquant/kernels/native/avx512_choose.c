@@ -37,6 +37,10 @@ INLINE void choose16(__m512i values, int order, const uint8_t *codes, int64_t co
         TAKE(0)
         TAKE(1)
     }
+    if (i + 32 <= count) { /* groups of 32 come here alone */
+        TAKE(0)
+        i += 32;
+    }
 #undef TAKE
     for (; i < count; i += 32) {
         const int64_t left = count - i;
@@ -73,12 +77,37 @@ INLINE void choose32(__m512 values, int order, const uint8_t *codes, int64_t cou
     }
 }
 
+/* Pairs of groups of 16, as halves; how many groups are done. */
+INLINE int64_t choose_twos(const Rules *rules, int plain, int own_zero, Type type, int order, const Groups *groups,
+                           __m512 numbers, const uint8_t *codes, int64_t count, Sink *sink, int m) {
+    static const uint16_t OF_TWO[32] = {0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+                                        16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16};
+    const __m512i those = _mm512_loadu_si512(OF_TWO);
+    int64_t group = 0;
+    for (; (group + 2) * 16 <= count; group += 2, codes += 16) {
+        const __m256i one = halves_of(scaled(rules, plain, own_zero, numbers, groups, group), type);
+        const __m256i two = halves_of(scaled(rules, plain, own_zero, numbers, groups, group + 1), type);
+        const __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(one), two, 1);
+        const __m512i pairs = pairs16(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes)), order);
+        const __m512i index = _mm512_or_si512(_mm512_and_si512(pairs, _mm512_set1_epi16(15)), those);
+        take(sink, m, type, 0, 32, 0, _mm512_permutexvar_epi16(index, values));
+        move(sink, m, type, 32);
+    }
+    return group;
+}
+
 /* Weights whose groups are known. `into`: where in its group the first one is. */
 INLINE void strip(const Rules *rules, int plain, int own_zero, Type type, int order, const Groups *groups,
                   __m512 numbers, const uint8_t *codes, int64_t size, int64_t into, int64_t count,
                   int64_t ahead, Sink *to, int m) {
     Sink local = held(to, m), *sink = &local;
-    for (int64_t group = 0; count > 0; group++) {
+    int64_t group = 0;
+    if (type != F32 && order != BYTE_EACH && size == 16 && !into) {
+        group = choose_twos(rules, plain, own_zero, type, order, groups, numbers, codes, count, sink, m);
+        codes += group * 8;
+        count -= group * 16;
+    }
+    for (; count > 0; group++) {
         const int64_t run = size - into < count ? size - into : count;
         const __m512 values = scaled(rules, plain, own_zero, numbers, groups, group);
         if (type == F32) choose32(values, order, codes, run, ahead, sink, m);

@@ -1,5 +1,5 @@
-/* Products of one row of activations, or two, with codes of four bits whose groups are whole 64s. The sixteen values of
-   each group of a strip are computed first, and then codes choose among them: side by side in one loop, the long way
+/* Products of one row of activations, or two, with codes of four bits whose groups are whole 64s, or 32 or 16 of them. The
+   sixteen values of each group of a strip are computed first, and then codes choose among them: side by side in one loop, the long way
    from a scale to a value would hold up the choosing. */
 #include "avx512.h"
 
@@ -7,14 +7,14 @@
 #include "avx512_parts.h"
 #include "avx512_sink.h"
 
-enum { UNIT = 64, VALUES = 16, LONG = 8192 }; /* weights of a strip at most */
+enum { UNIT = 64, VALUES = 16, LEAST_GROUP = 16, LONG = 8192 }; /* weights of a strip at most */
 
 /* Where the codes of 64 weights are. In 32 bytes, of which one instruction takes every second code, so that activations
    are turned as well (`evens_first`); or in the low halves of 64, or in the high ones. */
 enum { LOW_TURNED, HIGH_TURNED, LOW_PLANE, HIGH_PLANE };
 
 typedef struct {
-    uint16_t of[LONG / UNIT + 2][VALUES] __attribute__((aligned(64))); /* a strip may begin and end within a group */
+    uint16_t of[LONG / LEAST_GROUP + 2][VALUES] __attribute__((aligned(64))); /* a strip may begin and end in a group */
 } Values;
 
 /* Two groups at a time; one after the last is any. */
@@ -85,10 +85,23 @@ INLINE void strip_plainly(const Form *form, const Parts *parts, int order, Type 
     }
 }
 
-/* 64 weights, by turns; of an index five bits count, and the fifth one changes nothing. */
-INLINE void take_chosen(int order, Type type, const uint8_t *codes, const uint16_t *values, int64_t at, int turn,
-                        Sink *sink, int m) {
-    const __m512i those = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *)values));
+/* Of 32 codes, those that are of one of `groups` groups, by turns of weights, have the values of their own. */
+INLINE __m512i chosen(int groups, const uint16_t *values, __m512i codes) {
+    static const uint16_t OF_TWO[32] = {0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+                                        16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16};
+    static const uint16_t OF_FOUR[32] = {0,  0,  0,  0,  0,  0,  0,  0,  16, 16, 16, 16, 16, 16, 16, 16,
+                                         32, 32, 32, 32, 32, 32, 32, 32, 48, 48, 48, 48, 48, 48, 48, 48};
+    if (groups == 1) /* of an index five bits count, and the fifth one changes nothing */
+        return _mm512_permutexvar_epi16(codes, _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *)values)));
+    const __m512i those = _mm512_loadu_si512(groups == 2 ? OF_TWO : OF_FOUR);
+    const __m512i at = _mm512_or_si512(_mm512_and_si512(codes, _mm512_set1_epi16(15)), those);
+    if (groups == 2) return _mm512_permutexvar_epi16(at, _mm512_loadu_si512(values));
+    return _mm512_permutex2var_epi16(_mm512_loadu_si512(values), at, _mm512_loadu_si512(values + 32));
+}
+
+/* 64 weights, of so many groups, by turns. */
+INLINE void take_chosen(int order, int groups, Type type, const uint8_t *codes, const uint16_t *values, int64_t at,
+                        int turn, Sink *sink, int m) {
     __m512i one = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes)), two;
     if (order < LOW_PLANE) {
         two = order == LOW_TURNED ? _mm512_srli_epi16(one, 4) : one;
@@ -97,12 +110,13 @@ INLINE void take_chosen(int order, Type type, const uint8_t *codes, const uint16
         two = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + UNIT / 2)));
         if (order == HIGH_PLANE) one = _mm512_srli_epi16(one, 4), two = _mm512_srli_epi16(two, 4);
     }
-    take(sink, m, type, at, 32, sum_of(m, turn, 0), _mm512_permutexvar_epi16(one, those));
-    take(sink, m, type, at + 32, 32, sum_of(m, turn, 1), _mm512_permutexvar_epi16(two, those));
+    take(sink, m, type, at, 32, sum_of(m, turn, 0), chosen(groups, values, one));
+    take(sink, m, type, at + 32, 32, sum_of(m, turn, 1), chosen(groups, values, two));
 }
 
-/* A strip. `into`: where in its group the first weight is; it and `count` are whole 64s. */
-INLINE void strip(int order, Type type, const uint8_t *codes, int64_t ahead, const Values *values, int64_t group,
+/* A strip. `into`: where in its group the first weight is; it and `count` are whole 64s, which are each of `groups`
+   groups. */
+INLINE void strip(int order, int groups, Type type, const uint8_t *codes, int64_t ahead, const Values *values, int64_t group,
                   int64_t into, int64_t count, Sink *to, int m) {
     const int size = order < LOW_PLANE ? UNIT / 2 : UNIT; /* bytes of 64 codes */
     const uint16_t *those = values->of[0];
@@ -111,8 +125,9 @@ INLINE void strip(int order, Type type, const uint8_t *codes, int64_t ahead, con
     codes -= size;
 #define NEXT(turn)                                                                   \
     {                                                                                \
-        take_chosen(order, type, codes += size, those, at + turn * UNIT, turn, sink, m); \
-        if (!(left -= UNIT)) those += VALUES, left = group;                          \
+        take_chosen(order, groups, type, codes += size, those, at + turn * UNIT, turn, sink, m); \
+        if (groups > 1) those += groups * VALUES;                                                \
+        else if (!(left -= UNIT)) those += VALUES, left = group;                                 \
     }
     int64_t at = 0;
     for (; at + 2 * UNIT <= count; at += 2 * UNIT) {
@@ -139,11 +154,15 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
         const int64_t group = groups_in(form, first), into = first - group * form->group;
         const int64_t groups = groups_in(form, into + run - 1) + 1;
         ask_scales(form, parts, first, run);
+        const uint8_t *codes = parts->codes + ((first - start) >> shift);
         if (type == BF16 ? values_bf16(form, parts, group, groups, &values)
-                         : values_f16(form, parts, group, groups, &values))
-            strip(order, type, parts->codes + ((first - start) >> shift), ahead, &values, form->group, into, run, &sink,
-                  m);
-        else strip_plainly(form, parts, order, type, first, run, &sink, m);
+                         : values_f16(form, parts, group, groups, &values)) {
+            if (shift && form->group == UNIT / 4)
+                strip(order, 4, type, codes, ahead, &values, form->group, into, run, &sink, m);
+            else if (shift && form->group == UNIT / 2)
+                strip(order, 2, type, codes, ahead, &values, form->group, into, run, &sink, m);
+            else strip(order, 1, type, codes, ahead, &values, form->group, into, run, &sink, m);
+        } else strip_plainly(form, parts, order, type, first, run, &sink, m);
         first += run;
         count -= run;
     }
@@ -158,8 +177,11 @@ EACH_SINK(LOW_PLANE)
 EACH_SINK(HIGH_PLANE)
 
 int whole512(const Form *form, Type type) {
-    if (type == F32 || form->columns % UNIT || form->group % UNIT) return 0;
-    if (form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH) return 1;
+    const int fits = form->group % UNIT == 0;
+    if (type == F32 || form->columns % UNIT) return 0;
+    if (form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH)
+        return fits || form->group == UNIT / 2 || form->group == UNIT / 4;
+    if (!fits) return 0;
     /* Planes of as many whole groups, and each row in one of them. */
     return form->packing == PLANES4 && form->rows % 2 == 0 && form->rows * form->columns % (2 * form->group) == 0;
 }
