@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m bench.linear                       every format, six numbers of rows, two shapes
     OMP_NUM_THREADS=1 python -m bench.linear --only nf4 --only q8_0 --rows 1 --rows 1024 --shape 3072x3072
+    OMP_NUM_THREADS=1 python -m bench.linear --rules               types by rules, which have a file of their own
     OMP_NUM_THREADS=1 python -m bench.linear --gates               judge the results that are kept
 
 One thread, CPU time of that thread, medians. The layers of one format take turns, forwards in one round and backwards
@@ -24,7 +25,7 @@ from torch import nn
 
 from bench._results import read, write
 from bench.linear_gates import judge, lines
-from bench.linear_peers import FAMILIES, Family, Run, packed, sdnq_matmul, torchao_layer
+from bench.linear_peers import FAMILIES, RULES, Family, Run, packed, sdnq_matmul, torchao_layer
 from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 
@@ -144,17 +145,19 @@ def main() -> None:
     parser.add_argument("--rows", action="append", type=int, help="these numbers of rows alone (repeat)")
     parser.add_argument("--shape", action="append", help="these shapes alone, IN x OUT (repeat)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16", help="of activations and plain weights")
+    parser.add_argument("--rules", action="store_true", help="types by rules, not the other formats")
     parser.add_argument("--integers", action="store_true", help='compute="int8" as well')
     parser.add_argument("--alone", action="store_true", help="without what else runs the format")
     parser.add_argument("--seconds", type=float, default=20.0, help="of one format, shape and number of rows, at most")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="the file to keep; rows measured before stay in it")
+    parser.add_argument("--json", type=Path, help="the file to keep; rows measured before stay in it")
     parser.add_argument("--gates", action="store_true", help="measure nothing, judge what the file holds")
     args = parser.parse_args()
+    args.json = args.json or (RESULTS.with_name(RESULTS.name.replace("linear", "rules")) if args.rules else RESULTS)
     kept = {(row["name"], row["case"]): row for row in read(args.json)} if args.json.exists() else {}
     if not args.gates:
         torch.set_num_threads(1)
         with torch.inference_mode():
-            for family in FAMILIES:
+            for family in RULES if args.rules else FAMILIES:
                 if args.only and family.scheme not in args.only:
                     continue
                 print(family.scheme, flush=True)

@@ -83,6 +83,15 @@ def int4pack(floats: nn.Linear, scheme: str) -> Run | None:
     return lambda x: torch._weight_int4pack_mm_for_cpu(x, held, group, pairs)
 
 
+def in_torch(floats: nn.Linear, scheme: str) -> Run:
+    """sdquant's own arithmetic in torch: rules have no other library for torch that runs them."""
+    held = packed(floats, scheme)
+    backend = backends.of_scheme(held.spec.scheme)
+    if backend.computes(held.spec):
+        return lambda x: backend.linear(held, x)
+    return lambda x: F.linear(x, backend.decode(held, x.dtype))
+
+
 def diffusers_gguf(floats: nn.Linear, scheme: str) -> Run:
     """diffusers' layer over a GGUF weight."""
     import gguf
@@ -207,3 +216,13 @@ FAMILIES: tuple[Family, ...] = (
     )),
     *(Family(f"sdnq-{kind}", _SDNQ) for kind in ("int8", "fp8", "int6", "int4", "uint4", "uint3")),
 )  # fmt: skip
+
+# Types by rules, in files of their own (`bench.linear --rules`).
+_TORCH: Mapping[str, Peer] = {"torch": in_torch}
+RULES: tuple[Family, ...] = tuple(Family(f"rules{options}", _TORCH) for options in (
+    "", ",tile_size=128", ",weight_qtype=int4", ",weight_qtype=int3", ",weight_qtype=nf4,tile_size=64",
+    ",weight_qtype=float8_e4m3fn", ",weight_qtype=mxfp8,tile_size=32", ",weight_qtype=mxfp4,tile_size=32",
+    ",weight_qtype=nvfp4,tile_size=16", ",act_qtype=int8", ",act_qtype=int8,tile_size=128",
+    ",weight_qtype=int4,act_qtype=int8", ",weight_qtype=nf4,tile_size=64,act_qtype=int8",
+    ",weight_qtype=float8_e4m3fn,act_qtype=float8_e4m3fn",
+))  # fmt: skip

@@ -12,6 +12,7 @@ from tools.tables import machine_of, markdown
 
 FOLDER = Path("bench/results")
 LINEAR = "linear-*.json"  # one for each set of instructions
+RULES = "rules-*.json"
 CONVOLUTION = "convolution-*.json"
 ROWS = (1, 8, 77, 256, 1024, 4608)
 MISSING = "Not measured yet: `python -m bench.linear` does it."
@@ -89,6 +90,11 @@ def _goals(rows: list[dict[str, Any]]) -> str:
 def linear(root: Path) -> str:
     """Ratios of every format to the plain layer, with the best of the others that run it."""
     return _each(root, _linear)
+
+
+def rules(root: Path) -> str:
+    """The same of types by rules."""
+    return "\n\n".join(f"{title}:\n\n{_linear(rows)}" for title, rows in _measured(root, RULES)) or MISSING
 
 
 def _linear(rows: list[dict[str, Any]]) -> str:
