@@ -385,6 +385,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "plan_memory": memory.table,
     "offload": offload.table,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
+    "speed_rules": speed.rules,
     "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
     "compute_snr": compute.snr, "compute_errors": compute.errors, "compute_step": compute.step,
     "names_qwix": names("names_qwix"), "names_fields": names("names_fields"),

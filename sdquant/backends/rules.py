@@ -41,7 +41,7 @@ TYPES = (
 CHUNK = 1 << 18  # weights decoded at a time
 # Packings of `kernels.forms` that `rules.packing` gives codes of so many bits, in rows of whole units; and the names of
 # the tables of types whose codes are no numbers.
-_PACKINGS = {8: "int8", 4: "nibbles-low", 3: "threes"}
+_PACKINGS = {8: "int8", 7: "sevens", 6: "sixes", 5: "fives", 4: "nibbles-low", 3: "threes", 2: "twos"}
 _TABLES = {"nf4": "nf4", "e2m1": "e2m1"}
 _UNIT = 8
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_UNPACKED = ("nibbles-low", "threes")
+_UNPACKED = ("nibbles-low", "twos", "threes", "fives", "sixes", "sevens")
 _CHECKED_ROWS = 40
 _verdicts: dict[tuple[object, ...], bool] = {}
 

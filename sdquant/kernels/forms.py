@@ -22,9 +22,13 @@ BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 # * "nibbles-low": weights 2i and 2i + 1 in byte i, the first in the low half; "nibbles-high": in the high half.
 # * "planes4", "planes2": optimum-quanto's. The groups are the rows of a matrix; of its R rows, byte row r of R / n
 #   holds rows r, r + R / n, r + 2R / n, ..., the first in the low bits (R / n rounded up; the last plane may be short).
-# * "threes": eight 3-bit codes in three bytes, a little-endian number with code k in bits 3k to 3k + 2.
+# * "threes": eight 3-bit codes in three bytes, a little-endian number with code k in bits 3k to 3k + 2; "twos",
+#   "fives", "sixes" and "sevens": the same of 2, 5, 6 and 7 bits.
 # * "sdnq6", "sdnq3": SDNQ's, four codes in three bytes and eight in three; their bits are in `backends/_sdnq_codes`.
-PACKED = ("nibbles-low", "nibbles-high", "planes4", "planes2", "threes", "sdnq6", "sdnq3")
+PACKED = (
+    "nibbles-low", "nibbles-high", "planes4", "planes2", "threes", "sdnq6", "sdnq3", "twos", "fives", "sixes",
+    "sevens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

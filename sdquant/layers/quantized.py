@@ -143,7 +143,7 @@ class QuantizedLayer(nn.Module):
     def _float_weight(self, x: Tensor) -> Tensor:
         """The float weight in the dtype of `x`, in the scratch buffer where no gradient will need it later."""
         packed = self._packed_for(x)
-        fresh = _gradient_of(x)
+        fresh = _gradient_of(x, self)
         out = x.new_empty(self.spec.shape) if fresh else scratch(self.spec.shape, x.dtype, x.device)
         choice.decode_into(self._backend, packed, self._form, out)
         return out
@@ -215,12 +215,12 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             if watched:
                 text = self.compute or ""
                 return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, text))
-            if _gradient_of(x):
+            if _gradient_of(x, self):
                 return cast("Tensor", Decoded.apply(x, self._bias(x), self, None))  # type: ignore[no-untyped-call]
             if x.is_cpu and x.dtype is not self._prepared_for:
                 self._prepare(x.dtype)
             return self._linear(x, self._bias(x))
-        if not watched and not _gradient_of(x):
+        if not watched and not _gradient_of(x, self):
             if x.is_cpu and x.dtype is not self._prepared_for:
                 self._prepare(x.dtype)
                 if self._prepared is not None:
@@ -293,11 +293,11 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
     if not computes and seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
-    if not computes and not _gradient_of(x):
+    if not computes and not _gradient_of(x, layer):
         return convolve(layer, x, layer._bias(x), geometry)
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
-    if not seen(x) and not _gradient_of(x):
+    if not seen(x) and not _gradient_of(x, layer):
         backend, packed, form = layer._backend, layer._packed_for(x), layer._form
         done = coded.convolve(backend, packed, form, layer._activations, x, layer._bias(x), geometry)
         if done is not None:
@@ -314,8 +314,12 @@ def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
     return y if bias is None else y + bias.view(-1, *(1,) * after)
 
 
-def _gradient_of(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
+def _gradient_of(x: Tensor, layer: QuantizedLayer) -> bool:
+    """Whether a product has to keep what a gradient needs: that of the activations, or of the layer's bias."""
+    if not torch.is_grad_enabled():
+        return False
+    bias = layer._parameters.get("bias")
+    return x.requires_grad or (bias is not None and bias.requires_grad)
 
 
 _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {

@@ -21,6 +21,7 @@ TABLES = {
     "e2m1": np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32),
     "dynamic": tables.dynamic_code(CPU).numpy(),
 }
+EIGHTS = {"twos": 2, "threes": 3, "fives": 5, "sixes": 6, "sevens": 7}
 _SDNQ = {"sdnq6": "sdnq-int6", "sdnq3": "sdnq-uint3"}
 
 
@@ -83,10 +84,11 @@ def unpacked(part: torch.Tensor, packing: str) -> np.ndarray:
         return np.stack([low, high], 1).reshape(-1)
     if packing == "nibbles-high":
         return np.stack([high, low], 1).reshape(-1)
+    if packing in EIGHTS:
+        bits = EIGHTS[packing]
+        number = sum(byte.astype(np.int64) << 8 * k for k, byte in enumerate(flat.reshape(-1, bits).T))
+        return np.stack([(number >> (bits * k)) & (2**bits - 1) for k in range(8)], 1).reshape(-1)
     units = flat.reshape(-1, 3).astype(np.int64)
-    if packing == "threes":
-        number = units[:, 0] | units[:, 1] << 8 | units[:, 2] << 16
-        return np.stack([(number >> (3 * k)) & 7 for k in range(8)], 1).reshape(-1)
     fields = CODES[_SDNQ[packing]].fields
     made = [sum((units[:, byte] >> shift) & mask for byte, shift, mask in places) for places in fields]
     return np.stack(made, 1).reshape(-1)

@@ -25,6 +25,8 @@ RULES: dict[str, dict[str, Any]] = {
     "w8a4": {"weight_qtype": "int8", "act_qtype": "int4"},
     "w4a8": {"weight_qtype": "int4", "act_qtype": "int8"},
     "w3a6": {"weight_qtype": "int3", "act_qtype": "int6"},
+    "w2a8": {"weight_qtype": "int2", "act_qtype": "int8"},
+    "w7a8": {"weight_qtype": "int7", "act_qtype": "int8"},
     "zero points": {"weight_qtype": "int8", "act_qtype": "int8", "weight_calibration_method": "minmax"},
 }
 # Whole panels and tiles, parts of them, fewer columns than a line, columns that a row of codes is filled up for.

@@ -205,3 +205,22 @@ def test_copies_and_pickles_work() -> None:
     loaded = torch.load(file, weights_only=False)
     assert loaded._prepared is None and torch.equal(loaded(x), y)
     assert torch.equal(loaded(x), y) and served(loaded, x) is not None and served(twin, x) is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["int8", "nf4", "q8_0", "rules,act_qtype=int8", "rules,weight_qtype=nf4,act_qtype=int8"]
+)
+@pytest.mark.parametrize("make", [lambda: nn.Linear(64, 32), lambda: nn.Conv2d(64, 32, 1)], ids=["linear", "conv"])
+def test_a_bias_learns_where_the_input_asks_for_no_gradient(text: str, make: Callable[[], nn.Module]) -> None:
+    module = make()
+    spec = backends.parse(text)
+    packed = backends.get(spec.scheme.backend).encode(module.get_parameter("weight").data, spec)
+    layer = quantized_layer(module, packed)
+    x = torch.randn(3, 64) if isinstance(module, nn.Linear) else torch.randn(3, 64, 4, 4)
+    with torch.no_grad():
+        wanted = layer(x)  # what is prepared is so now
+    bias = layer.get_parameter("bias").requires_grad_()
+    y = layer(x)
+    torch.testing.assert_close(y.detach(), wanted)
+    y.sum().backward()
+    assert bias.grad is not None and torch.equal(bias.grad, torch.full((32,), float(y.numel() // 32)))

@@ -106,5 +106,5 @@ static void decode_bytes(const Form *form, const Parts *parts, int64_t first, in
 static Decode *decoder_avx2(const Form *form) {
     if (form->taps > 1) return decode_plain;
     if (form->packing == SIGNED_BYTES || form->packing == BYTES) return form->looked_up ? decode_plain : decode_bytes;
-    return form->packing != SDNQ6 && form->group >= SHORT ? decode_choices : decode_plain;
+    return bits_of_code(form->packing) <= 4 && form->group >= SHORT ? decode_choices : decode_plain;
 }

@@ -16,12 +16,8 @@ void decode_plain512(const Form *form, const Parts *parts, int64_t first, int64_
 
 static Decode *decoder512(const Form *form) {
     if (form->taps > 1) return turns512;
-    switch (form->packing) {
-    case SIGNED_BYTES:
-    case BYTES:
-    case SDNQ6: return bytes512;
-    default: return form->packing < CODED ? choose512 : avx512_blocks(form);
-    }
+    if (form->packing >= CODED) return avx512_blocks(form);
+    return bits_of_code(form->packing) > 4 ? bytes512 : choose512;
 }
 
 static DecodeAndDot *dotter512(const Form *form) {

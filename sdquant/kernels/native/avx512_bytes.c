@@ -246,7 +246,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
     Sink sink = *to;
     int64_t of_table = -1; /* the group that it is for */
     const Rules rules = rules_of(form, type);
-    const int own_zero = form->zeros >= 0, unpacked = form->packing == SDNQ6;
+    const int own_zero = form->zeros >= 0, bits = bits_of_code(form->packing), unpacked = bits < 8;
     const int64_t ahead = unpacked ? 0 : parts->ahead;
     const float zero = own_zero ? 0 : form->zero;
     if (how == LOOK_UP) table_of(form->table, 4, &table);
@@ -259,7 +259,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
         int64_t run = tabled || count < STRIP ? count : STRIP; /* a table's codes are bytes, and used where they lie */
         const int64_t group = first / form->group, into = first - group * form->group;
         if (tabled && form->group - into < run) run = form->group - into;
-        if (unpacked) ask(form, parts, first, run, 6);
+        if (unpacked) ask(form, parts, first, run, bits);
         else ask_scales(form, parts, first, run);
         if (!groups_at(form, parts, group, (into + run - 1) / form->group + 1, &groups)) {
             if (run > STRIP) run = STRIP;
@@ -310,7 +310,7 @@ SINK_FUNCTIONS(BY_SIZE)
 /* Whether a group's own values are computed once; and whether those of codes are those of their sizes, but for the
    sign: then there are half as many. */
 static How how_of(const Form *form, Type type) {
-    if (form->group < LONG || form->packing == SDNQ6)
+    if (form->group < LONG || bits_of_code(form->packing) < 8)
         return form->packing == SIGNED_BYTES ? SIGNED : form->looked_up ? LOOK_UP : UNSIGNED;
     const int odd = form->packing == SIGNED_BYTES && !form->looked_up && form->zeros < 0 && form->zero == 0;
     return odd && form->shift == NONE && !form->fused && type != F32 ? BY_SIZE : OWN;

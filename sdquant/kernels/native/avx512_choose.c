@@ -130,7 +130,7 @@ INLINE void strips(const Form *form, const Parts *parts, int order, Type type, i
     const int planes = planes_of(form->packing), own_zero = form->zeros >= 0;
     const int64_t held = (form->rows * form->columns / form->group + planes - 1) / planes * form->group;
     const int64_t ahead = order == BYTE_EACH ? 0 : parts->ahead / 2;
-    const int bits = form->packing == PLANES2 ? 2 : form->packing == THREES || form->packing == SDNQ3 ? 3 : 4;
+    const int bits = bits_of_code(form->packing);
     for (int i = 0; i < 16; i++) {
         const int code = i & ((1 << bits) - 1);
         numbers[i] = (form->looked_up ? form->table[code] : (float)code) - (own_zero ? 0 : form->zero);

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "avx512_parts.h"
-#include "codes.h"
 #include "int8.h"
 #include "scales.h"
 
@@ -67,7 +66,7 @@ static void integers_of(const Weight *weight, int64_t row, int8_t *to, uint8_t *
     const int64_t columns = weight->form->columns, first = row * columns;
     const uint8_t *from = columns < LEAST_UNPACKED || !vbmi() ? codes_at(weight->form, weight->parts, first, columns, spare)
                                                              : unpack512(weight->form, weight->parts, first, columns, spare);
-    const uint8_t kept = weight->form->packing == THREES ? 7 : 15, zero = (uint8_t)weight->form->zero;
+    const uint8_t kept = (uint8_t)((1 << bits_of_code(weight->form->packing)) - 1), zero = (uint8_t)weight->form->zero;
     for (int64_t i = 0; i < columns; i++) to[i] = (int8_t)((from[i] & kept) - zero);
 }
 

@@ -2,6 +2,7 @@
 #ifndef SDQUANT_AVX512_PARTS_H
 #define SDQUANT_AVX512_PARTS_H
 
+#include "codes.h"
 #include "form.h"
 
 Decode choose512;       /* avx512_choose.c: codes of up to four bits */

@@ -82,24 +82,11 @@ INLINE int run_of(Kind kind, int shifted, Type type, const Codes *codes, const T
     return shifted ? run_to(kind, 1, type, codes, turns, out) : run_to(kind, 0, type, codes, turns, out);
 }
 
-static int width_of(Packing packing) {
-    switch (packing) {
-    case NIBBLES_LOW:
-    case NIBBLES_HIGH:
-    case PLANES4: return 4;
-    case PLANES2: return 2;
-    case THREES:
-    case SDNQ3: return 3;
-    case SDNQ6: return 6;
-    default: return 8;
-    }
-}
-
 void turns512(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, void *out) {
     const Rules rules = rules_of(form, type);
     /* One product or one sum of a product, rounded once. */
     const int fast = rules.once && !rules.multiplied && rules.shifted == rules.fused && form->zeros < 0;
-    const int bits = width_of(form->packing), whole = bits == 8;
+    const int bits = bits_of_code(form->packing), whole = bits == 8;
     const Kind kind = form->looked_up ? AS_LOOKED_UP : form->packing == SIGNED_BYTES ? AS_SIGNED : AS_UNSIGNED;
     const int64_t period = 16 * form->taps, piece = period < PIECE ? PIECE / period * period : period;
     Codes codes = {.mask = _mm_set1_epi8((char)((1 << bits) - 1)), .table = form->table};

@@ -65,6 +65,16 @@ INLINE __m512i sdnq6(__m512i packed) {
     return _mm512_or_si512(_mm512_or_si512(first, high), _mm512_or_si512(middle, low));
 }
 
+/* Eight codes of `bits` bits from each of eight units of as many bytes. */
+INLINE __m512i eights(__m512i packed, int bits) {
+    const __m512i each = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7),
+                                            _mm512_set1_epi64(bits * 0x0101010101010101));
+    const __m512i at = _mm512_add_epi64(each, _mm512_set1_epi64(0x0706050403020100)); /* of 64 bits, byte by byte */
+    const __m512i codes = fields(_mm512_permutexvar_epi8(at, packed), 0, bits, 2 * bits, 3 * bits, 4 * bits, 5 * bits,
+                                 6 * bits, 7 * bits);
+    return _mm512_and_si512(codes, _mm512_set1_epi8((char)((1 << bits) - 1)));
+}
+
 const uint8_t *unpack512(const Form *form, const Parts *parts, int64_t first, int64_t count, uint8_t *spare) {
     const Packing packing = form->packing;
     const uint8_t *from = parts->codes;
@@ -107,6 +117,20 @@ const uint8_t *unpack512(const Form *form, const Parts *parts, int64_t first, in
         uint8_t *out = spare;
         for (int64_t i = 0; i < size; i += 48, out += 64)
             _mm512_storeu_si512(out, sdnq6(bytes(from + i, size - i < 48 ? size - i : 48)));
+        return spare + early;
+    }
+    case TWOS:
+    case FIVES:
+    case SIXES:
+    case SEVENS: {
+        const int bits = bits_of_code(packing);
+        const int64_t early = first % 8, size = (early + count + 7) / 8 * bits;
+        from += first / 8 * bits;
+        uint8_t *out = spare;
+        for (int64_t i = 0; i < size; i += 8 * bits, out += 64) {
+            const __m512i packed = bytes(from + i, size - i < 8 * bits ? size - i : 8 * bits);
+            _mm512_storeu_si512(out, eights(packed, bits));
+        }
         return spare + early;
     }
     default: return from + first;

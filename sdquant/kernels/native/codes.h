@@ -10,6 +10,31 @@
 #define RESTRICT restrict
 #endif
 
+/* Bits of a code in its row; those of block types are not known here. */
+static inline int bits_of_code(Packing packing) {
+    switch (packing) {
+    case TWOS:
+    case PLANES2: return 2;
+    case THREES:
+    case SDNQ3: return 3;
+    case NIBBLES_LOW:
+    case NIBBLES_HIGH:
+    case PLANES4: return 4;
+    case FIVES: return 5;
+    case SIXES:
+    case SDNQ6: return 6;
+    case SEVENS: return 7;
+    default: return 8;
+    }
+}
+
+/* Eight codes of so many bits: a little-endian number. */
+static inline void unit_of(const uint8_t *unit, int bits, uint8_t *out) {
+    uint64_t number = 0;
+    for (int k = 0; k < bits; k++) number |= (uint64_t)unit[k] << (8 * k);
+    for (int k = 0; k < 8; k++) out[k] = number >> (bits * k) & ((1 << bits) - 1);
+}
+
 /* Eight codes of 3 bits: a little-endian number. */
 static inline void threes_of(const uint8_t *unit, uint8_t *out) {
     const uint32_t number = unit[0] | (uint32_t)unit[1] << 8 | (uint32_t)unit[2] << 16;
@@ -74,6 +99,21 @@ static inline const uint8_t *codes_at(const Form *form, const Parts *parts, int6
             else sdnq6_of(from, to);
             if (to == made)
                 for (int64_t k = i < 0 ? 0 : i; k < i + unit && k < count; k++) out[k] = made[k - i];
+        }
+        return spare;
+    }
+    case TWOS:
+    case FIVES:
+    case SIXES:
+    case SEVENS: {
+        const int bits = bits_of_code(form->packing), early = (int)(first % 8);
+        from += first / 8 * bits;
+        uint8_t made[8];
+        for (int64_t i = -early; i < count; i += 8, from += bits) {
+            uint8_t *to = i >= 0 && i + 8 <= count ? out + i : made;
+            unit_of(from, bits, to);
+            if (to == made)
+                for (int64_t k = i < 0 ? 0 : i; k < i + 8 && k < count; k++) out[k] = made[k - i];
         }
         return spare;
     }

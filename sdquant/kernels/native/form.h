@@ -29,6 +29,10 @@ typedef enum {
     THREES,
     SDNQ6,
     SDNQ3,
+    TWOS, /* as THREES: eight codes in as many bytes as a code has bits */
+    FIVES,
+    SIXES,
+    SEVENS,
     CODED, /* those above are codes with scales in parts of their own */
 } Packing;
 

@@ -10,6 +10,7 @@ static const struct {
     {"int8", SIGNED_BYTES}, {"uint8", BYTES},         {"float8_e4m3fn", BYTES}, {"float8_e5m2", BYTES},
     {"nibbles-low", NIBBLES_LOW}, {"nibbles-high", NIBBLES_HIGH}, {"planes4", PLANES4}, {"planes2", PLANES2},
     {"threes", THREES},     {"sdnq6", SDNQ6},         {"sdnq3", SDNQ3},
+    {"twos", TWOS},         {"fives", FIVES},         {"sixes", SIXES},         {"sevens", SEVENS},
 #define BLOCK_NAME(name, weights, bytes) {#name, PACKING_##name},
     BLOCK_TYPES(BLOCK_NAME)
 };

@@ -54,8 +54,9 @@ static const uint8_t EACH_CODE[256] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR
 enum { SHORT = 32, LONG = 1024 }; /* groups for which a table of their 16, or 256, values pays */
 
 static int64_t entries_of(const Form *form) {
-    if (form->packing >= NIBBLES_LOW && form->packing != SDNQ6) return form->group >= SHORT ? 16 : 0;
-    return form->group >= LONG ? form->packing == SDNQ6 ? 64 : 256 : 0;
+    const int bits = bits_of_code(form->packing);
+    if (bits <= 4) return form->group >= SHORT ? 16 : 0;
+    return form->group >= LONG ? 1 << bits : 0;
 }
 
 /* The codes' entries of a table of weights as they are wanted. */

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import float32, get_num_threads, is_autocast_enabled
+from torch import float32, get_num_threads, is_autocast_enabled, is_grad_enabled
 
 from ..int8_steps import Coding, scales_in
 from . import extension, int8
@@ -56,8 +56,11 @@ class _Held:
         codes, bias = own[self.codes], own.get("bias")
         if codes is None or not codes.is_cpu or x.shape[-1] != self.columns or x.requires_grad or _autocast():
             return None
-        if bias is not None and (bias.dtype is not self.dtype or not bias.is_contiguous()):
-            return None
+        if bias is not None:
+            if bias.dtype is not self.dtype or not bias.is_contiguous():
+                return None
+            if bias.requires_grad and is_grad_enabled():
+                return None
         scale, nested, zero, shift = 0, 0, self.grid, 0
         if self.scale:
             part: Any = own[self.scale]
