@@ -214,6 +214,7 @@ class RulesBackend(Backend):
     def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
         """Of types in which codes cannot be multiplied, quantized and decoded activations; of a float type on either
         side the codes. Integers on both sides are not multiplied as floats."""
+        from ..rules import quick
         from ..rules.matmul import LEAST_TILE
         from ..rules.packed import activations_of
         from ..rules.qarray import dequantize
@@ -226,13 +227,20 @@ class RulesBackend(Backend):
         by_codes = {of_weight.kind, of_x.kind} <= {"int", "float"} and (tiles == 1 or inputs // tiles >= LEAST_TILE)
         if by_codes and (of_weight.kind == of_x.kind == "int" or tiles > 1 or 16 in (of_weight.bits, of_x.bits)):
             return None
+        fast = None if space else quick.numbers(x, rule, decoded=not by_codes)
+        if fast is not None and not by_codes:
+            return Floats(x=fast[0].to(x.dtype))
+        if by_codes and "zero_point" in packed.parts:
+            return None
+        of_outputs = scale.reshape(-1, *[1] * len(space))
+        if fast is not None:
+            return Floats(x=fast[0], scales=(fast[1], of_outputs))
         array = activations_of(packed, rule, x, conv=bool(space))
         if not by_codes:
             return Floats(x=dequantize(array))
-        if array.zero_point is not None or "zero_point" in packed.parts:
+        if array.zero_point is not None:
             return None
-        codes = from_codes(array.qvalue, of_x, array.scale.dtype)
-        return Floats(x=codes, scales=(array.scale, scale.reshape(-1, *[1] * len(space))))
+        return Floats(x=from_codes(array.qvalue, of_x, array.scale.dtype), scales=(array.scale, of_outputs))
 
     def by_row(self, packed: Packed) -> bool:
         count = packed.spec.shape[0]

@@ -340,7 +340,7 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     _tile_release();
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, codes512, last512, rows512,
+const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, codes512, numbers512, last512, rows512,
                        multiply_amx};
 #ifdef __clang__
 #pragma clang attribute pop

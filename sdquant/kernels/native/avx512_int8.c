@@ -166,6 +166,16 @@ void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scal
     else line_of(F16, from, row, line, scale, sum);
 }
 
+/* Sixteen floats as numbers of 16 bits, to the nearest, ties to even. */
+INLINE __m256i half_of(Type type, __m512 y) {
+    if (type == F16) return _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512i bits = _mm512_castps_si512(y);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i even = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+    even = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    return _mm512_cvtepi32_epi16(even);
+}
+
 /* Sixteen floats, to the nearest bf16. */
 INLINE __m512 to_bf16s(__m512 y) {
     const __m512i bits = _mm512_castps_si512(y);
@@ -178,26 +188,80 @@ INLINE __m512 to_bf16s(__m512 y) {
 /* Scales under it, whose numbers are zeros, are 1: the root of the least normal number of float32 and of bf16. */
 static const float LEAST_SCALE = 1.0842021724855044e-19f; /* 2^-63 */
 
+/* The scale of a row, where it is not known. */
+INLINE void find_scale(Type type, const void *x, int64_t columns, const Codes *how, float *scale) {
+    if (how->known >= 0) return;
+    const float found = largest_in(type, x, columns) / how->bound;
+    *scale = type == BF16 ? from_bf16(to_bf16(found)) : found;
+    if (*scale < LEAST_SCALE) *scale = 1.0f;
+}
+
+/* Sixteen numbers in units of the scale, within what there are codes for. */
+INLINE __m512 units_at(Type type, const void *x, int64_t at, int64_t left, const Codes *how, __m512 scale) {
+    const __m512 low = _mm512_set1_ps(how->low), high = _mm512_set1_ps(how->high);
+    __m512 units = _mm512_div_ps(floats_at(type, x, at, left), scale);
+    if (type == BF16) units = to_bf16s(units);
+    const __mmask16 numbers = _mm512_cmp_ps_mask(units, units, _CMP_ORD_Q);
+    const __m512 within = _mm512_min_ps(_mm512_max_ps(units, low), high);
+    return how->kind == INTEGERS ? _mm512_maskz_mov_ps(numbers, within) : _mm512_mask_mov_ps(units, numbers, within);
+}
+
 INLINE void ruled(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale,
                   int8_t *out) {
-    const __m512 low = _mm512_set1_ps(how->low), high = _mm512_set1_ps(how->high);
     for (int64_t row = 0; row < count; row++, out += columns) {
         const char *from = (const char *)x + row * columns * (type == F32 ? 4 : 2);
         float *own = scale + (how->known ? row : 0);
-        if (how->known < 0) {
-            const float found = largest_in(type, from, columns) / how->bound;
-            *own = type == BF16 ? from_bf16(to_bf16(found)) : found;
-            if (*own < LEAST_SCALE) *own = 1.0f;
-        }
+        find_scale(type, from, columns, how, own);
         const __m512 by = _mm512_set1_ps(*own);
         for (int64_t i = 0; i < columns; i += 16) {
-            __m512 units = _mm512_div_ps(floats_at(type, from, i, columns - i), by);
-            if (type == BF16) units = to_bf16s(units);
-            units = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(units, units, _CMP_ORD_Q), units); /* NaN is 0 */
-            const __m512i found = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(units, low), high));
+            const __m512i found = _mm512_cvtps_epi32(units_at(type, from, i, columns - i, how, by));
             _mm_mask_storeu_epi8(out + i, first_of(columns - i), _mm512_cvtepi32_epi8(found));
         }
     }
+}
+
+/* To the nearest of a type of `kept` bits of mantissa whose numbers below `normal` are multiples of `normal` / 2^kept;
+   ties to even. Within the range of the type, or NaN. */
+INLINE __m512 to_eight_bits(__m512 y, int kept, float normal) {
+    const int cut = 23 - kept;
+    const __m512i bits = _mm512_castps_si512(y);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, cut), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32((1 << (cut - 1)) - 1)), odd);
+    const __m512 rounded = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-(1 << cut))));
+    const __m512 magic = _mm512_set1_ps(normal * (float)(3 << (22 - kept))); /* whose last bit is such a multiple */
+    const __m512 sign = _mm512_and_ps(y, _mm512_set1_ps(-0.0f)), size = _mm512_abs_ps(y);
+    const __m512 small = _mm512_or_ps(_mm512_sub_ps(_mm512_add_ps(size, magic), magic), sign);
+    const __m512 found = _mm512_mask_mov_ps(rounded, _mm512_cmp_ps_mask(size, _mm512_set1_ps(normal), _CMP_LT_OQ), small);
+    return _mm512_mask_mov_ps(found, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), y);
+}
+
+INLINE void rule_numbers(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded,
+                         float *scale, void *out) {
+    const Type to = type == BF16 ? BF16 : F32;
+    for (int64_t row = 0; row < count; row++) {
+        const char *from = (const char *)x + row * columns * (type == F32 ? 4 : 2);
+        float *own = scale + (how->known ? row : 0);
+        find_scale(type, from, columns, how, own);
+        const __m512 by = _mm512_set1_ps(*own);
+        for (int64_t i = 0; i < columns; i += 16) {
+            __m512 found = units_at(type, from, i, columns - i, how, by);
+            if (how->kind == E4M3) found = to_eight_bits(found, 3, 0x1p-6f);
+            else if (how->kind == E5M2) found = to_eight_bits(found, 2, 0x1p-14f);
+            else found = _mm512_cvtepi32_ps(_mm512_cvtps_epi32(found));
+            if (decoded) found = _mm512_mul_ps(found, by);
+            const int64_t at = row * columns + i, left = columns - i;
+            if (to == F32) _mm512_mask_storeu_ps((float *)out + at, first_of(left), found);
+            else _mm256_mask_storeu_epi16((uint16_t *)out + at, first_of(left), half_of(BF16, found));
+        }
+    }
+}
+
+/* Rows of x, [count, columns], as what their codes stand for: in units of their scale or, if `decoded`, times it. */
+void numbers512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded, float *scale,
+                void *out) {
+    if (type == F32) rule_numbers(F32, x, columns, count, how, decoded, scale, out);
+    else if (type == BF16) rule_numbers(BF16, x, columns, count, how, decoded, scale, out);
+    else rule_numbers(F16, x, columns, count, how, decoded, scale, out);
 }
 
 /* Rows of x, [count, columns], as codes: x / scale, rounded to x's dtype (float32 for float16) and then to an integer;
@@ -270,16 +334,6 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
             }
         }
     }
-}
-
-/* Sixteen floats as numbers of 16 bits, to the nearest, ties to even. */
-INLINE __m256i half_of(Type type, __m512 y) {
-    if (type == F16) return _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512i bits = _mm512_castps_si512(y);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i even = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
-    even = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
-    return _mm512_cvtepi32_epi16(even);
 }
 
 /* `count` of 32 results, in one store where there are as many. */
@@ -567,7 +621,7 @@ static void multiply512(const Panels *panels, int64_t weights, const int8_t *cod
     }
 }
 
-const Int8 avx512_int8 = {12, 1, 4, 0, 640 << 10, 0, quantize512, largest512, codes512, last512, panel512, multiply512};
+const Int8 avx512_int8 = {12, 1, 4, 0, 640 << 10, 0, quantize512, largest512, codes512, numbers512, last512, panel512, multiply512};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -84,10 +84,12 @@ typedef struct {
     int count;
 } Place;
 
-/* Integers low .. high, the numbers of `bound` units and more being the last of them. */
+/* Integers low .. high, or floats of eight bits in that range, the numbers of `bound` units and more being the last. */
+typedef enum { INTEGERS, E4M3, E5M2 } Kind;
 typedef struct {
     float bound, low, high;
     int64_t known; /* whether scales are known: -1 no, 0 one for all rows, 1 for each */
+    Kind kind;
 } Codes;
 
 typedef struct {
@@ -106,6 +108,9 @@ typedef struct {
     void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
     /* Rows of x, [count, columns], as codes by the rules of sdquant/rules: see `codes512`. */
     void (*codes)(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
+    /* What such codes stand for, of the type of x (F32 for F16): see `numbers512`. */
+    void (*numbers)(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded,
+                    float *scale, void *out);
     /* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
     void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
     /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are
@@ -125,6 +130,8 @@ void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scal
 void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
 void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
 void codes512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
+void numbers512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded, float *scale,
+                void *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
 /* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);

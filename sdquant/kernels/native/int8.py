@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..forms import Activations, Form
     from ..reader import Parts
 
+KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`
 _PANEL = 32  # rows of a weight that are multiplied together
 _MOST_COLUMNS = 1 << 15  # sums of products of a code from 0 to 255 and one from -127 to 127 stay below 2 ** 31
 _CPU = torch.device("cpu")
@@ -123,6 +124,31 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
 
     over_rows(m, columns, some)
     return codes, scale
+
+
+def numbers_of(
+    x: Tensor, m: int, limits: tuple[float, float, float], kind: str, decoded: bool
+) -> tuple[Tensor, Tensor]:
+    """What rows x [m, columns], contiguous, are rounded to, shaped like x, and their scales, float32 [m].
+
+    The numbers are of `scale_dtype`: in units of the scale or, if `decoded`, times it.
+
+    Args:
+        limits: the bound, the least and the largest number, as `forms.Activations` has them.
+        kind: one of KINDS.
+    """
+    columns, out = x.numel() // m, torch.empty(x.shape, dtype=scale_dtype(x.dtype))
+    scale, of_kind = torch.empty(m), KINDS.index(kind)
+    of, to, by = x.data_ptr(), out.data_ptr(), scale.data_ptr()
+    call = _c().int8_numbers
+
+    def some(start: int, stop: int) -> None:
+        at = start * columns
+        numbers = (columns, stop - start, by + 4 * start, to + at * out.element_size())
+        call(*limits, of_kind, decoded, _packed((TYPES[x.dtype], of + at * x.element_size(), *numbers)))
+
+    over_rows(m, columns, some)
+    return out, scale
 
 
 def rows_times(

@@ -96,13 +96,28 @@ PyObject *py_int8_largest(PyObject *module, PyObject *bytes) {
 
 PyObject *py_int8_codes(PyObject *module, PyObject *args) {
     PyObject *bytes;
-    Codes how;
+    Codes how = {.kind = INTEGERS};
     (void)module;
     if (!PyArg_ParseTuple(args, "fffLO", &how.bound, &how.low, &how.high, &how.known, &bytes)) return NULL;
     const int64_t *n = numbers(bytes, 6);
     if (!n) return NULL;
     Py_BEGIN_ALLOW_THREADS
     int8_kernels()->codes((Type)n[0], address(n[1]), n[2], n[3], &how, address(n[4]), address(n[5]));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *py_int8_numbers(PyObject *module, PyObject *args) {
+    PyObject *bytes;
+    Codes how = {.known = -1};
+    int kind, decoded;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "fffipO", &how.bound, &how.low, &how.high, &kind, &decoded, &bytes)) return NULL;
+    const int64_t *n = numbers(bytes, 6);
+    if (!n) return NULL;
+    how.kind = (Kind)kind;
+    Py_BEGIN_ALLOW_THREADS
+    int8_kernels()->numbers((Type)n[0], address(n[1]), n[2], n[3], &how, decoded, address(n[4]), address(n[5]));
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -7,6 +7,7 @@ PyObject *py_int8_lies_right(PyObject *module, PyObject *args);
 PyObject *py_int8_stage(PyObject *module, PyObject *args);
 PyObject *py_int8_largest(PyObject *module, PyObject *bytes);
 PyObject *py_int8_codes(PyObject *module, PyObject *args);
+PyObject *py_int8_numbers(PyObject *module, PyObject *args);
 PyObject *py_int8_last(PyObject *module, PyObject *bytes);
 PyObject *py_int8_quantize(PyObject *module, PyObject *bytes);
 PyObject *py_int8_rows(PyObject *module, PyObject *bytes);
@@ -24,6 +25,8 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes);
     {"int8_largest", py_int8_largest, METH_O, "int8_largest(numbers)\n--\n\nSee int8.h."},                \
     {"int8_codes", py_int8_codes, METH_VARARGS,                                                          \
      "int8_codes(bound, low, high, known, numbers)\n--\n\nSee int8.h."},                                \
+    {"int8_numbers", py_int8_numbers, METH_VARARGS,                                                      \
+     "int8_numbers(bound, low, high, kind, decoded, numbers)\n--\n\nSee int8.h."},                      \
     {"int8_last", py_int8_last, METH_O, "int8_last(numbers)\n--\n\nSee int8.h."},                      \
     {"int8_quantize", py_int8_quantize, METH_O, "int8_quantize(numbers)\n--\n\nSee int8.h."},             \
     {"int8_rows", py_int8_rows, METH_VARARGS, "int8_rows(form, numbers)\n--\n\nSee int8.h."},                         \
