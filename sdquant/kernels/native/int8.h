@@ -11,7 +11,8 @@
    twelve rows, and for each four columns four codes of each row. With AMX it is sixteen rows and 64 columns of both: a
    panel has rows as the weight has them, often those of the weight itself; a group up to 32 rows in tiles of sixteen.
 
-   int8.c goes through panels and groups; avx512_panels.c makes panels; avx512_int8.c and amx_int8.c multiply. */
+   int8.c goes through panels and groups; avx512_panels.c makes panels and avx512_codes.c codes of activations;
+   avx512_int8.c and amx_int8.c multiply. */
 #ifndef SDQUANT_INT8_H
 #define SDQUANT_INT8_H
 
@@ -124,7 +125,8 @@ typedef struct {
 
 extern const Int8 avx512_int8, amx_int8;
 
-/* avx512_int8.c: what others share with it. */
+/* avx512_codes.c: all of `Int8` that is done with activations alone, and what AMX and panels share of it. */
+void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale, int32_t *sum);
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
 /* Runs of AGAIN_RUN floats as codes, and their scales, `step` apart. */
 void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
@@ -133,7 +135,8 @@ void codes512(Type type, const void *x, int64_t columns, int64_t count, const Co
 void numbers512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded, float *scale,
                 void *out);
 void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
-/* Sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
+
+/* avx512_int8.c: sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
 void float_results512(const float *sums, int rows, const Place *place);
 /* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`; and the results of all. */
