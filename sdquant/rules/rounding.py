@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # The magnitudes of E2M1, of the OCP Microscaling formats 1.0; bit 3 of a code is the sign.
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+PART = 1 << 15  # numbers
 
 
 def storage(row: QType) -> torch.dtype:
@@ -59,24 +62,54 @@ def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:
 
 
 def _nearest(x: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """The index of the nearest level, the lower of two that are as near. Distances are float32's."""
-    table = torch.tensor(levels, dtype=torch.float32, device=x.device)
-    best = (x.float() - table[0]).abs()
-    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-    for index in range(1, len(levels)):
-        distance = (table[index] - x.float()).abs()
-        nearer = distance < best
-        codes = torch.where(nearer, torch.full_like(codes, index), codes)
-        best = torch.where(nearer, distance, best)
-    return codes
+    """The index of the nearest level, the lower of two that are as near. Distances are float32's. NaN gives 0."""
+    borders = _borders(levels)
+
+    def of_part(part: Tensor) -> Tensor:
+        codes = torch.zeros(part.shape, dtype=torch.uint8, device=part.device)
+        for border in borders:
+            codes += part >= border
+        return codes
+
+    return _by_parts(x, of_part)
+
+
+@cache
+def _borders(levels: tuple[float, ...]) -> tuple[float, ...]:
+    """For each level but the first the least float32 that is nearer to it than to the one before."""
+    found = []
+    low, up = (torch.tensor(end, dtype=torch.float32, device="cpu") for end in (-torch.inf, torch.inf))
+    for below, above in itertools.pairwise(torch.tensor(levels, dtype=torch.float32, device="cpu")):
+        border = (below + above) / 2
+        while (above - border).abs() < (border - below).abs():
+            border = torch.nextafter(border, low)
+        while not (above - border).abs() < (border - below).abs():
+            border = torch.nextafter(border, up)
+        found.append(float(border))
+    return tuple(found)
 
 
 def _to_e2m1(x: Tensor) -> Tensor:
     """The nearest magnitude, ties to the even code, saturated; a sign bit above it."""
-    magnitude = x.float().abs()
-    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    return _by_parts(x, _e2m1_of)
+
+
+def _e2m1_of(part: Tensor) -> Tensor:
+    magnitude = part.abs()
+    codes = torch.zeros(part.shape, dtype=torch.uint8, device=part.device)
     for index, (below, above) in enumerate(itertools.pairwise(E2M1_LEVELS)):
         border = (below + above) / 2
         # The upper of the two has an odd index where the lower has an even one: a tie stays below then.
-        codes += (magnitude > border if index % 2 == 0 else magnitude >= border).to(torch.uint8)
-    return codes | (torch.signbit(x).to(torch.uint8) << 3)
+        codes += magnitude > border if index % 2 == 0 else magnitude >= border
+    return codes | (torch.signbit(part).to(torch.uint8) << 3)
+
+
+def _by_parts(x: Tensor, codes_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Codes of x, in parts whose passes stay in a CPU's cache; parts are float32."""
+    if x.device.type != "cpu" or x.numel() <= PART:
+        return codes_of(x.float())
+    flat = x.reshape(-1)
+    out = torch.empty(flat.shape, dtype=torch.uint8)
+    for part, to in zip(torch.split(flat, PART), torch.split(out, PART), strict=True):
+        to.copy_(codes_of(part.float()))
+    return out.view(x.shape)

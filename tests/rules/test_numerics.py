@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sdquant.backends._bnb_tables import NF4
 from sdquant.errors import SettingsError
 from sdquant.rules.matmul import linear
 from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, quantize_with, range_of, scale_shape
 from sdquant.rules.qtypes import QTYPES, qtype
-from sdquant.rules.rounding import from_codes
+from sdquant.rules.rounding import PART, from_codes, to_codes
 
 from . import reference
 
@@ -185,3 +186,15 @@ def test_types_that_do_not_exist(name: str) -> None:
 def test_what_is_no_float_is_refused() -> None:
     with pytest.raises(SettingsError, match="int64"):
         quantize(torch.arange(4), HowToQuantize(qtype="int8"))
+
+
+def test_levels_are_the_nearest_by_distances_in_float32() -> None:
+    """At every border, a step of float32 to either side of it, and for more numbers than are looked at in one part."""
+    table = np.array(NF4, np.float32)
+    middles = (table[1:] + table[:-1]) / 2
+    around = [np.nextafter(middles, np.float32(side)) for side in (-2, 2)]
+    some = np.random.default_rng(3).normal(size=PART + 77).astype(np.float32)
+    x = np.concatenate([table, middles, *around, some, np.array([np.nan, 9.0, -9.0], np.float32)])
+    wanted = np.abs(x[:, None] - table).argmin(1)  # the first of those that are as near
+    wanted[np.isnan(x)] = 0
+    assert torch.equal(to_codes(torch.from_numpy(x), qtype("nf4")), torch.from_numpy(wanted).to(torch.uint8))
