@@ -59,7 +59,7 @@ QWIX = (
         "activations are floats unless `act_qtype` is given; layers that differ from their neighbours get rules too"),
     Row("contrib", (), "AWQ, GPTQ, SmoothQuant, QEP, Hadamard rotations, padding and sparsity: not part of Qwix's own "
         "flow, and made for language models"),
-    Row("pallas", (), "kernels for TPUs; integer products here are torch's own"),
+    Row("pallas", (), "kernels for TPUs; integer products here are by sdquant's kernels in C, or torch's"),
 )  # fmt: skip
 
 # QuantizationRule, QtRule, LoraRule

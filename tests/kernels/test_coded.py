@@ -35,15 +35,17 @@ SHAPES = ((192, 256), (33, 128), (5, 24), (64, 4096), (40, 1000))
 
 @pytest.fixture(
     autouse=True,
-    params=["c", pytest.param("no amx", marks=pytest.mark.skipif(isa() != "amx", reason="no AMX: c is without it"))],
+    params=[
+        "",
+        pytest.param("avx512bf16", marks=pytest.mark.skipif(isa() != "amx", reason="what is best here has no AMX")),
+        "avx2",  # these kernels with AVX-512, what they take from the others without
+    ],
 )
 def by(request: pytest.FixtureRequest) -> Iterator[None]:
     found = extension()
-    assert found is not None
-    if request.param == "no amx":
-        assert found.choose("avx512bf16")
-        int8.sizes.cache_clear()
-        plans._plan.cache_clear()
+    assert found is not None and found.choose(request.param)
+    int8.sizes.cache_clear()
+    plans._plan.cache_clear()
     yield
     found.choose("")
     int8.sizes.cache_clear()
