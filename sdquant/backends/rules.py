@@ -224,7 +224,8 @@ class RulesBackend(Backend):
         rule, scale, (_, inputs, *space) = _rule_of(packed.spec), packed.parts["scale"], packed.spec.shape
         of_weight, of_x = qtype(rule.weight_qtype or ""), qtype(rule.act_qtype or "")
         tiles = scale.shape[1] if space else max(scale.shape[1], _tiles_of_x(rule, inputs))
-        by_codes = {of_weight.kind, of_x.kind} <= {"int", "float"} and (tiles == 1 or inputs // tiles >= LEAST_TILE)
+        whole = tiles == 1 or (not space and inputs // tiles >= LEAST_TILE)  # a convolution's sums are of all inputs
+        by_codes = whole and {of_weight.kind, of_x.kind} <= {"int", "float"}
         if by_codes and (of_weight.kind == of_x.kind == "int" or tiles > 1 or 16 in (of_weight.bits, of_x.bits)):
             return None
         fast = None if space else quick.numbers(x, rule, decoded=not by_codes)

@@ -203,3 +203,40 @@ def test_a_kernel_that_computes_something_else_is_not_used(
         found = layer(x)
     assert layer._prepared is None and torch.equal(found, by_torch(layer, x))
     assert "they compute other numbers" in caplog.text
+
+
+FLOATS: dict[str, dict[str, Any]] = {
+    "float8": {"weight_qtype": "float8_e4m3fn", "act_qtype": "float8_e4m3fn"},
+    "float8 and int8": {"weight_qtype": "float8_e5m2", "act_qtype": "int8"},
+    "nf4": {"weight_qtype": "nf4", "act_qtype": "int8"},
+    "small tiles": {"weight_qtype": "int8", "act_qtype": "int8", "tile_size": 16},
+    "tiles": {"weight_qtype": "int4", "act_qtype": "int8", "tile_size": 128},  # of a convolution
+    "mxfp8": {"weight_qtype": "mxfp8", "act_qtype": "mxfp8", "tile_size": 32},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("linear", name) for name in FLOATS] + [("convolution", name) for name in FLOATS if name != "mxfp8"],  # no tiles
+)
+def test_products_of_floats(kind: str, name: str, dtype: torch.dtype) -> None:
+    """As the rules have them in torch, but for the order of the sums."""
+    torch.manual_seed(0)
+    floats: nn.Module = nn.Linear(256, 48) if kind == "linear" else nn.Conv2d(256, 48, 3, padding=1)
+    layer: Any = PtqProvider([]).layer(floats.to(dtype), QuantizationRule(**FLOATS[name]), "a")
+    x = torch.randn(*((2, 9, 256) if kind == "linear" else (2, 256, 5, 6))).to(dtype)
+    how = None if kind == "linear" else Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+    with torch.no_grad():
+        found = coded.as_floats(layer._backend, layer.packed, layer._form, x, how)
+        if (kind, name) == ("linear", "tiles"):
+            assert found is None  # in integers
+            return
+        wanted = (
+            layer._backend.linear(layer.packed, x) if how is None else layer._backend.convolve(layer.packed, x, how)
+        )
+        assert found is not None and found.dtype == wanted.dtype
+        noise = (found.double() - wanted.double()).square().sum() / wanted.double().square().sum()
+        assert noise < {torch.float32: 1e-11, torch.float16: 1e-6, torch.bfloat16: 2e-5}[dtype]
+        after = layer.bias if how is None else layer.bias.view(-1, 1, 1)
+        assert torch.equal(layer(x), found + after)
