@@ -6,6 +6,7 @@ import gc
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ import torch
 
 from sdquant.offload.store import DiskStore
 from sdquant.temporary import temporary_folder
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """As Python has it from a terminal: a shell's background jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupting(real: Any) -> Any:

@@ -24,7 +24,7 @@ _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
     """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
     values = NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
-    table = torch.tensor(values, dtype=torch.float32)
+    table = torch.tensor(values, dtype=torch.float32, device="cpu")
     return (table / table.abs().max()).to(device)
 
 
@@ -37,7 +37,7 @@ def dynamic_code(device: torch.device) -> Tensor:
     """
     values = [0.0, 1.0]
     for power in range(7):
-        edges = torch.linspace(0.1, 1, 2**power + 1, dtype=torch.float32)
+        edges = torch.linspace(0.1, 1, 2**power + 1, dtype=torch.float32, device="cpu")
         middles = (edges[:-1] + edges[1:]) / 2.0
         values += (10 ** (power - 6) * middles).tolist() + (-(10 ** (power - 6)) * middles).tolist()
     return torch.tensor(sorted(values), dtype=torch.float32, device=device)
@@ -48,5 +48,5 @@ def e4m3_code(device: torch.device) -> Tensor:
     """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
     values = [mantissa / 8 * 2.0**-8 for mantissa in range(8)]
     values += [(1 + mantissa / 8) * 2.0 ** (9 - exponent) for exponent in range(1, 16) for mantissa in range(8)]
-    table = torch.tensor(sorted([*values, *(-value for value in values)]), dtype=torch.float32)
+    table = torch.tensor(sorted([*values, *(-value for value in values)]), dtype=torch.float32, device="cpu")
     return (table / table.max()).to(device)

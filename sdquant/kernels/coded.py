@@ -16,6 +16,7 @@ import torch
 from ..backends.base import Geometry
 from ..rows import cut
 from . import choice
+from .checks import on_cpu
 from .int8_steps import RUN, Coding, direct, in_runs
 from .native import int8 as native
 from .native.prepared import Codes
@@ -137,6 +138,7 @@ def _by_c(backend: Backend, packed: Packed, form: Form, how: Activations, dtype:
     return _verdicts[key]
 
 
+@on_cpu
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
     if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
         packed = cut(packed, [(0, _CHECKED_ROWS)])

@@ -34,6 +34,7 @@ from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
 from . import int8_steps as steps
+from .checks import on_cpu
 from .int8_steps import Coding
 from .native import int8 as native
 from .native import isa
@@ -193,6 +194,7 @@ def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> b
     return _verdicts[key]
 
 
+@on_cpu
 def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     rows = packed.spec.shape[0]
     if backend.by_row(packed) and rows > _CHECKED_ROWS:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..rows import take
 from ..rules import integers
+from .checks import on_cpu
 from .native import extension
 from .native import integers as c
 from .scratch import scratch
@@ -226,15 +227,15 @@ class InC(Steps):
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = x if x.stride(-1) == 1 else x.contiguous()
-        codes = torch.empty(x.shape, dtype=torch.int8)
-        scale, sums = torch.empty(len(x), 1), torch.empty(len(x), 1, dtype=torch.int32)
+        codes = x.new_empty(x.shape, dtype=torch.int8)
+        scale, sums = (x.new_empty(len(x), 1, dtype=dtype) for dtype in (torch.float32, torch.int32))
         c.quantize_rows(x, codes, scale, sums)
         return codes, scale, sums
 
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
         if form is None or not c.recodes(form, packed.parts):
             return super().again(backend, packed, form, codes)
-        scale = torch.empty(len(codes))
+        scale = codes.new_empty(len(codes), dtype=torch.float32)
         c.recode(_of_width(form, codes.shape[1]), packed.parts, codes, scale)
         return scale
 
@@ -249,7 +250,7 @@ class InC(Steps):
         out: Tensor,
     ) -> None:
         if not isinstance(added, Tensor):
-            added = torch.full((total.shape[1],), added, dtype=torch.int32)
+            added = total.new_full((total.shape[1],), added, dtype=torch.int32)
         c.finish(total.contiguous(), sums, added, row_scale, scale.contiguous(), bias, out)
 
 
@@ -270,7 +271,7 @@ class InTriton(Steps):
     def again(self, backend: Backend, packed: Packed, form: Form | None, codes: Tensor) -> Tensor:
         if form is None or not self._quantizes(backend, packed, form):
             return super().again(backend, packed, form, codes)
-        scale = torch.empty(len(codes), device=self.device)
+        scale = torch.empty(len(codes), dtype=torch.float32, device=self.device)
         self.kernels.requantization(_of_width(form, codes.shape[1]), packed.parts, codes, scale)(self.device)
         return scale
 
@@ -300,7 +301,7 @@ class InTriton(Steps):
         form = backend.form(packed)
         assert form is not None
         codes, wanted = torch.empty(2, form.rows, form.columns, dtype=torch.int8, device=self.device)
-        scale = torch.empty(form.rows, device=self.device)
+        scale = torch.empty(form.rows, dtype=torch.float32, device=self.device)
         self.kernels.requantization(form, packed.parts, codes, scale)(self.device)
         return torch.equal(super().again(backend, packed, form, wanted).view(-1), scale) and torch.equal(codes, wanted)
 
@@ -340,13 +341,14 @@ def fastest(x: Tensor) -> Steps:
 
 
 @cache
+@on_cpu
 def _c_is_right(dtype: torch.dtype) -> bool:
     device = torch.device("cpu")
     x = torch.linspace(-3, 3, 5 * 70).sin().view(5, 70).to(dtype)
     x[1] = 0
     one, other = Steps(device).rows(x), InC(device).rows(x)
     total = torch.arange(-200, 200, dtype=torch.int32).view(5, 80) * 9973
-    scale, added = torch.linspace(0.01, 0.02, 80), torch.arange(80, dtype=torch.int32)
+    scale, added = torch.linspace(0.01, 0.02, 80, dtype=torch.float32), torch.arange(80, dtype=torch.int32)
     outs = torch.empty(2, 5, 80, dtype=dtype)
     for steps, out in zip((Steps(device), InC(device)), outs, strict=True):
         steps.finish(total.clone(), one[2], added, one[1], scale, torch.linspace(-1, 1, 80).to(dtype), out)

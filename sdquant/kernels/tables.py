@@ -17,7 +17,7 @@ def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
     if name == "e4m3":
         found = _bnb_tables.e4m3_code(device)
     elif name == "e2m1":
-        found = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), device=device)
+        found = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), dtype=torch.float32, device=device)
     else:
         found = _bnb_tables.fourbit_code(name, device)
     return found.to(getattr(torch, arithmetic)).to(torch.float32)

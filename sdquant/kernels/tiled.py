@@ -39,7 +39,7 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Callable[[int, int
         weight: as `Rows`; None where it cannot be had in parts, for which None is returned.
     """
     found = list(parts(rows, WEIGHTS * torch.get_num_threads() // x.shape[1]))
-    out = torch.empty(len(x), rows, dtype=x.dtype) if len(found) > 1 else None
+    out = x.new_empty(len(x), rows) if len(found) > 1 else None
     for start, stop in found:
         some = weight(start, stop)
         if some is None:

@@ -43,7 +43,7 @@ def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:
     """x [..., columns] times the transposed weight, and the bias [rows]: [..., rows] in x's dtype."""
     columns = x.shape[-1]
     flat = x.reshape(-1, columns)
-    out = torch.empty(len(flat), rows, dtype=x.dtype)
+    out = x.new_empty(len(flat), rows)
     added = None if bias is None else bias.float()
     with _as_they_are():
         for some in range(0, len(flat), ROWS):

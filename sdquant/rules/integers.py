@@ -73,7 +73,7 @@ def _hard(rows: int, size: int) -> Iterator[Tensor]:
 
     Kernels shift one side by 128: pairs of neighbours that are large there overflow, whatever their sign was.
     """
-    places = torch.arange(rows * size).view(rows, size)
+    places = torch.arange(rows * size, device="cpu").view(rows, size)
     for one, other in ((127, 127), (-128, -128), (127, -128), (-128, 127)):
         yield torch.where(places % size % 3 > 0, one, other).to(torch.int8)
     yield places.mul(149).remainder(255).sub(127).to(torch.int8)

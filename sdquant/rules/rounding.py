@@ -109,7 +109,7 @@ def _by_parts(x: Tensor, codes_of: Callable[[Tensor], Tensor]) -> Tensor:
     if x.device.type != "cpu" or x.numel() <= PART:
         return codes_of(x.float())
     flat = x.reshape(-1)
-    out = torch.empty(flat.shape, dtype=torch.uint8)
+    out = flat.new_empty(flat.shape, dtype=torch.uint8)
     for part, to in zip(torch.split(flat, PART), torch.split(out, PART), strict=True):
         to.copy_(codes_of(part.float()))
     return out.view(x.shape)

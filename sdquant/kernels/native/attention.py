@@ -35,7 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """softmax(q k^T * scale) v of bfloat16, for each head: for q [batch, heads, queries, width], and k and v [batch,
     heads, keys, width], of q's shape. In memory the result is [batch, queries, heads, width]."""
     batch, heads, queries, width = q.shape
-    out = torch.empty(batch, queries, heads, width, dtype=q.dtype).transpose(1, 2)
+    out = torch.empty(batch, queries, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
     numbers = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
     given = struct.pack("20qd", *numbers, heads, queries, k.shape[2], width, scale)
     run, each = extension().attend, math.ceil(queries / QUERIES)  # type: ignore[union-attr]

@@ -73,7 +73,7 @@ def linear(form: Form, parts: Parts, coding: Coding, x: Tensor, bias: Tensor | N
         coding: which codes of the weight are multiplied.
     """
     x = x.contiguous()
-    out = in_large_pages(torch.empty(x.shape[0], form.rows, dtype=x.dtype))
+    out = in_large_pages(x.new_empty(x.shape[0], form.rows))
     floats = None if bias is None else bias.detach().to(torch.float32).contiguous()
     sizes_of = (form.rows, form.columns, scales_in(form, coding))
     if len(x):
@@ -111,8 +111,8 @@ def codes_of(x: Tensor, m: int, how: Activations, known: Tensor | None = None) -
         known: float32, one for all rows or for each.
     """
     columns = x.numel() // m
-    codes = torch.empty(x.shape, dtype=torch.int8)
-    scale = torch.empty(m) if known is None else known
+    codes = x.new_empty(x.shape, dtype=torch.int8)
+    scale = x.new_empty(m, dtype=torch.float32) if known is None else known
     step = -1 if known is None else int(known.numel() > 1)
     kind, of, to, by, size = TYPES[x.dtype], x.data_ptr(), codes.data_ptr(), scale.data_ptr(), x.element_size()
     call, more = _c().int8_codes, 4 if step else 0  # bytes of a row's scale
@@ -137,8 +137,8 @@ def numbers_of(
         limits: the bound, the least and the largest number, as `forms.Activations` has them.
         kind: one of KINDS.
     """
-    columns, out = x.numel() // m, torch.empty(x.shape, dtype=scale_dtype(x.dtype))
-    scale, of_kind = torch.empty(m), KINDS.index(kind)
+    columns, out = x.numel() // m, x.new_empty(x.shape, dtype=scale_dtype(x.dtype))
+    scale, of_kind = x.new_empty(m, dtype=torch.float32), KINDS.index(kind)
     of, to, by = x.data_ptr(), out.data_ptr(), scale.data_ptr()
     call = _c().int8_numbers
 
@@ -256,13 +256,13 @@ def _empty_images(x: Tensor, channels: int, places: tuple[int, int]) -> Tensor:
     """[b, channels, *places] in the dtype and order of x."""
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     order = torch.channels_last if last else torch.contiguous_format
-    return in_large_pages(torch.empty(len(x), channels, *places, dtype=x.dtype, memory_format=order))
+    return in_large_pages(torch.empty(len(x), channels, *places, dtype=x.dtype, device=x.device, memory_format=order))
 
 
 def _largest(images: Tensor) -> Tensor:
     """The largest magnitude in each pixel of images, channels last: float32 [pixels]."""
     channels = images.shape[1]
-    found = torch.empty(images.numel() // max(channels, 1), dtype=torch.float32)
+    found = images.new_empty(images.numel() // max(channels, 1), dtype=torch.float32)
     size = images.element_size() * channels
 
     def look(start: int, stop: int) -> None:
@@ -341,7 +341,7 @@ def _run(
         call.int8_quantize(_packed((*source, m, *held, at + room)))
 
         def panels(start: int, stop: int) -> None:
-            spare = torch.empty(size.spare, dtype=torch.int8) if start else None
+            spare = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
             to = at + room if spare is None else spare.data_ptr()
             call.int8_panels(made, _packed((*weight, *target, start, stop, m, *held, to)))
 
@@ -355,7 +355,7 @@ def _run(
 
     def spare_of(start: int) -> tuple[int, Tensor | None]:
         """Memory for the thread whose share begins there, and what it belongs to."""
-        own = torch.empty(size.spare, dtype=torch.int8) if start else None
+        own = torch.empty(size.spare, dtype=torch.int8, device=_CPU) if start else None
         return (at + room + 2 * numbers if own is None else own.data_ptr()), own
 
     def stage(start: int, stop: int) -> None:

@@ -43,7 +43,7 @@ def recode(form: Form, parts: Parts, codes: Tensor, scales: Tensor) -> None:
     to = (codes.data_ptr(), scales.data_ptr())
 
     def some(start: int, stop: int) -> None:
-        row = torch.empty(form.columns)
+        row = codes.new_empty(form.columns, dtype=torch.float32)
         run(*common, start, stop, row.data_ptr(), *to)
 
     over_rows(form.rows, form.columns, some)

@@ -6,8 +6,6 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-import torch
-
 from . import extension
 from .threads import over_rows
 
@@ -27,7 +25,7 @@ def copied(x: Tensor, kernel: tuple[int, ...], how: Geometry, places: tuple[int,
     assert not isinstance(how.padding, str)
     x = x.contiguous()
     rows, columns = len(x) * math.prod(places), x.shape[1] * math.prod(kernel)
-    out = torch.empty(rows, columns, dtype=x.dtype)
+    out = x.new_empty(rows, columns)
     images = (x.element_size(), x.data_ptr(), *x.shape[1:], *places, *kernel, *how.stride, *how.padding, *how.dilation)
     run = extension().patches  # type: ignore[union-attr]
     to = out.data_ptr()

@@ -77,7 +77,7 @@ def _type(dtype: torch.dtype | None) -> int | None:
 def _table(form: Form) -> bytes:
     """What codes stand for, where it is not their own number."""
     if form.packing in _FLOAT8:
-        return _bytes(torch.arange(256, dtype=torch.uint8).view(getattr(torch, form.packing)).float())
+        return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(getattr(torch, form.packing)).float())
     return _bytes(table(form.table, form.arithmetic, _CPU)) if form.table else b""
 
 
@@ -85,7 +85,7 @@ def _scale_table(form: Form, scale: torch.dtype | None) -> bytes:
     """What codes of scales stand for, where they are no numbers."""
     if form.nested:
         return _bytes(_bnb_tables.dynamic_code(_CPU))
-    return _bytes(torch.arange(256, dtype=torch.uint8).view(scale).float()) if scale in _SCALES else b""
+    return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(scale).float()) if scale in _SCALES else b""
 
 
 def _bytes(table: Tensor) -> bytes:
