@@ -70,6 +70,30 @@ def prepared(
     return Codes(form, packed.parts, dtype, codes, how, prefix)
 
 
+def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
+    """`backend.linear` and the bias, by the fastest way that there is."""
+    how = backend.activations(packed)
+    made = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
+    y = None if made is None else made(x, {**packed.parts, "bias": bias})
+    if y is not None:
+        return y
+    y = as_floats(backend, packed, form, x)
+    y = backend.linear(packed, x) if y is None else y
+    return y if bias is None else y + bias
+
+
+def convolution(
+    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """`backend.convolve` and the bias, by the fastest way that there is."""
+    y = convolve(backend, packed, form, backend.activations(packed), x, bias, geometry)
+    if y is not None:
+        return y
+    y = as_floats(backend, packed, form, x, geometry)
+    y = backend.convolve(packed, x, geometry) if y is None else y
+    return y if bias is None else y + bias.view(-1, *[1] * len(geometry.stride))
+
+
 def convolve(
     backend: Backend,
     packed: Packed,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import backends
 from ..backends.base import Geometry, Packed, PackedSpec
-from . import choice
+from . import choice, coded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,10 @@ def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form |
 @torch.library.custom_op("sdquant::linear", mutates_args=())
 def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compute: str) -> Tensor:
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
-    return choice.linear(*_packed(text, parts), x, bias, compute)
+    backend, packed, form = _packed(text, parts)
+    if backend.computes(packed.spec):
+        return coded.linear(backend, packed, form, x, bias)
+    return choice.linear(backend, packed, form, x, bias, compute)
 
 
 @linear.register_fake
@@ -111,6 +114,8 @@ def _convolve(
     """x [b, in, ...] convolved with the weight, and the bias: [b, out, ...]; compute as in `choice.linear`."""
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
     backend, packed, form = _packed(text, parts)
+    if backend.computes(packed.spec):
+        return coded.convolution(backend, packed, form, x, bias, how).contiguous()
     return choice.convolve(backend, packed, form, x, bias, how, compute).contiguous()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .. import backends
@@ -228,6 +229,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             packed = self._packed_for(x)
             y = coded.as_floats(self._backend, packed, self._form, x)
             return _with_bias(self._backend.linear(packed, x) if y is None else y, self._bias(x), 0)
+        if is_compiling():
+            return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, ""))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
 
     def _prepare(self, dtype: torch.dtype) -> None:
@@ -305,6 +308,9 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         done = coded.as_floats(backend, packed, form, x, geometry)
         if done is not None:
             return _with_bias(done, layer._bias(x), len(layer.stride))
+    plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
+    if is_compiling() and plain and not _gradient_of(x, layer):
+        return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, None)
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
 

@@ -83,3 +83,29 @@ def test_inductor_takes_it(text: str) -> None:
     x = torch.randn(2, 4, 64, dtype=torch.bfloat16)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("text", ["rules,act_qtype=int8", "rules,weight_qtype=float8_e4m3fn,act_qtype=float8_e4m3fn"])
+def test_a_scheme_that_quantizes_activations_is_one_operator(text: str) -> None:
+    """The same numbers as without torch.compile, with no break and nothing compiled anew for another layer."""
+    torch.manual_seed(0)
+    spec = backends.parse(text)
+
+    def layer(module: nn.Module) -> nn.Module:
+        weight = module.get_parameter("weight").data
+        return quantized_layer(module.requires_grad_(False), backends.get(spec.scheme.backend).encode(weight, spec))
+
+    model = nn.Sequential(layer(nn.Conv2d(16, 32, 3, padding=1)), nn.Flatten(2), layer(nn.Linear(64, 48)))
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randn(2, 16, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+    own = [torch.randn(2, 5, 64).requires_grad_() for _ in range(2)]
+    own[1].data.copy_(own[0].data)
+    linear = model[2]
+    y = torch.compile(linear, fullgraph=True)(own[0])
+    assert torch.equal(y, linear(own[1]))
+    y.sum().backward()
+    linear(own[1]).sum().backward()
+    assert own[0].grad is not None and own[1].grad is not None
+    torch.testing.assert_close(own[0].grad, own[1].grad)
