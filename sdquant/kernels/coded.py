@@ -83,10 +83,16 @@ def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias:
 
 
 def convolution(
-    backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None, geometry: Geometry
+    backend: Backend,
+    packed: Packed,
+    form: Form | None,
+    how: Activations | None,
+    x: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
 ) -> Tensor:
     """`backend.convolve` and the bias, by the fastest way that there is."""
-    y = convolve(backend, packed, form, backend.activations(packed), x, bias, geometry)
+    y = convolve(backend, packed, form, how, x, bias, geometry)
     if y is not None:
         return y
     y = as_floats(backend, packed, form, x, geometry)

@@ -115,7 +115,7 @@ def _convolve(
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
-        return coded.convolution(backend, packed, form, x, bias, how).contiguous()
+        return coded.convolution(backend, packed, form, backend.activations(packed), x, bias, how).contiguous()
     return choice.convolve(backend, packed, form, x, bias, how, compute).contiguous()
 
 

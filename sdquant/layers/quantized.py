@@ -301,13 +301,8 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     if not computes:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     if not seen(x) and not _gradient_of(x, layer):
-        backend, packed, form = layer._backend, layer._packed_for(x), layer._form
-        done = coded.convolve(backend, packed, form, layer._activations, x, layer._bias(x), geometry)
-        if done is not None:
-            return done
-        done = coded.as_floats(backend, packed, form, x, geometry)
-        if done is not None:
-            return _with_bias(done, layer._bias(x), len(layer.stride))
+        backend, form, how = layer._backend, layer._form, layer._activations
+        return coded.convolution(backend, layer._packed_for(x), form, how, x, layer._bias(x), geometry)
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
     if is_compiling() and plain and not _gradient_of(x, layer):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, None)

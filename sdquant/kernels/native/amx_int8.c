@@ -291,7 +291,7 @@ static void runs_by_steps(const Panels *panels, const uint8_t *panel, const int8
         turned_sums(sums, turned);
         add_run512(turned, rows, place, r, panels->runs, kept);
     }
-    kept_results512(rows, place, kept);
+    float_results512(kept[0], rows, place);
 }
 
 static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,

@@ -147,41 +147,21 @@ INLINE void numbers_of(How how, const Table *table, int has_zero, float zero, co
         if (i < (count)) step(i, (count) - i)         \
     }
 
-/* A run of one group. */
+/* A run of one group, or, if not 0, of groups from that one on of which `each` are 64 weights, two or four. */
 INLINE void run512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, int has_zero,
-                   float zero, const Groups *groups, int64_t group, const uint8_t *codes, int64_t count, int64_t ahead,
-                   Sink *to, int m) {
-    Sink local = held(to, m), *sink = &local;
-#define STEP(i, left)                                                                                  \
-    {                                                                                                  \
-        __m512 values[4];                                                                              \
-        _mm_prefetch((const char *)codes + i + ahead, _MM_HINT_T1);                                    \
-        numbers_of(how, table, has_zero, zero, codes + i, left, values);                           \
-        FOUR(SCALED)                                                                                   \
-        take_values(sink, m, type, i, left, values);                                                   \
-    }
-#define SCALED(k) values[k] = scaled(rules, plain, own_zero, values[k], groups, group);
-    EACH_64(count, STEP)
-#undef SCALED
-#undef STEP
-    *to = held(&local, m);
-}
-
-/* Groups of which `each` are 64 weights, two or four, from the first one on. */
-INLINE void runs512(const Rules *rules, int plain, int own_zero, How how, Type type, const Table *table, int has_zero,
-                    float zero, const Groups *groups, int each, const uint8_t *codes, int64_t count, int64_t ahead,
-                    Sink *to, int m) {
+                   float zero, const Groups *groups, int64_t group, int each, const uint8_t *codes, int64_t count,
+                   int64_t ahead, Sink *to, int m) {
     Sink local = held(to, m), *sink = &local;
 #define STEP(i, left)                                                                                  \
     {                                                                                                  \
         __m512 values[4];                                                                              \
         _mm_prefetch((const char *)codes + i + ahead, _MM_HINT_T1);                                    \
         numbers_of(how, table, has_zero, zero, codes + i, left, values);                               \
-        const int64_t group = i / 64 * each;                                                           \
+        const int64_t first = group + i / 64 * each;                                                   \
         FOUR(SCALED)                                                                                   \
         take_values(sink, m, type, i, left, values);                                                   \
     }
-#define SCALED(k) values[k] = scaled(rules, plain, own_zero, values[k], groups, group + k * each / 4);
+#define SCALED(k) values[k] = scaled(rules, plain, own_zero, values[k], groups, first + k * each / 4);
     EACH_64(count, STEP)
 #undef SCALED
 #undef STEP
@@ -276,7 +256,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
             const int several = each > 1 && !into; /* groups side by side: one by one they are too short */
             if (several) {
 #define RUNS(plain, own_zero, has_zero)                                                                        \
-    runs512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, each, codes, run, ahead, &sink, m)
+    run512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, 0, each, codes, run, ahead, &sink, m)
                 if (rules.plain && zero == 0) RUNS(1, 0, 0);
                 else if (rules.plain) RUNS(1, 0, 1);
                 else RUNS(0, own_zero, 1);
@@ -286,7 +266,7 @@ INLINE void strips(const Form *form, const Parts *parts, How how, Type type, int
             for (int64_t i = several ? run : 0, g = 0; i < run; g++) {
                 const int64_t end = (g + 1) * form->group - into, size = (end < run ? end : run) - i;
 #define RUN(plain, own_zero, has_zero)                                                                         \
-    run512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, g, codes + i, size, ahead, &sink, m)
+    run512(&rules, plain, own_zero, how, type, &table, has_zero, zero, &groups, g, 0, codes + i, size, ahead, &sink, m)
                 if (rules.plain && zero == 0) RUN(1, 0, 0);
                 else if (rules.plain) RUN(1, 0, 1);
                 else RUN(0, own_zero, 1);

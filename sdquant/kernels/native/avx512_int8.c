@@ -75,18 +75,14 @@ INLINE void finish(const Place *at, int i, __m512i low, __m512i high, float (*ke
     put(at, i, found, kept);
 }
 
-/* Row i of sums of all runs. */
+/* Row i of sums of all runs; with `by_steps` each had its row's scale already. */
 INLINE void finish_floats(const Place *at, int i, const float *sums, float (*kept)[PANEL]) {
     const __m512 of_row = _mm512_set1_ps(at->row_scale[i]);
     __m512 found[2];
-    EACH(half, 2) found[half] = _mm512_mul_ps(_mm512_loadu_ps(sums + 16 * half), of_row);
-    put(at, i, found, kept);
-}
-
-/* Row i of what is kept of all runs. */
-INLINE void finish_kept(const Place *at, int i, float (*kept)[PANEL]) {
-    __m512 found[2];
-    EACH(half, 2) found[half] = whole(at->to, _mm512_loadu_ps(kept[i] + 16 * half));
+    EACH(half, 2) {
+        const __m512 sum = _mm512_loadu_ps(sums + 16 * half);
+        found[half] = at->to->by_steps ? whole(at->to, sum) : _mm512_mul_ps(sum, of_row);
+    }
     put(at, i, found, kept);
 }
 
@@ -156,11 +152,6 @@ INLINE void keep_by_steps(const Place *at, int i, int64_t r, int64_t runs, __m51
 void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]) {
     for (int i = 0; i < rows; i++, sums += PANEL)
         keep_by_steps(place, i, r, runs, _mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16), kept[i]);
-}
-
-void kept_results512(int rows, const Place *place, float (*kept)[PANEL]) {
-    for (int i = 0; i < rows; i++) finish_kept(place, i, kept);
-    by_column(place, rows, kept);
 }
 
 /* sum += a * x, of numbers from 0 to 255 and signed ones. As the intrinsic, of which GCC 12 makes three moves. */
@@ -274,10 +265,7 @@ static void all_runs(const Panels *panels, const uint8_t *panel, const int8_t *c
     const int64_t span = fours / panels->runs;
     for (int64_t r = 0; r < panels->runs; r++, panel += span * 4 * PANEL, codes += span * 4 * rows, ahead += span * step)
         each[rows - 1](panel, codes, span, place, r, panels->runs, ahead, step, kept);
-    for (int i = 0; i < rows; i++) {
-        if (place->to->by_steps) finish_kept(place, i, kept);
-        else finish_floats(place, i, kept[i], kept);
-    }
+    for (int i = 0; i < rows; i++) finish_floats(place, i, kept[i], kept);
 }
 
 static void multiply512(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,

@@ -139,9 +139,8 @@ void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t
 /* avx512_int8.c: sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
 void float_results512(const float *sums, int rows, const Place *place);
-/* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`; and the results of all. */
+/* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`. */
 void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]);
-void kept_results512(int rows, const Place *place, float (*kept)[PANEL]);
 
 /* avx512_panels.c: `panel` for VNNI and for AMX. */
 void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
