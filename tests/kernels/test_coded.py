@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from sdquant.backends.base import Geometry
 from sdquant.kernels import coded
-from sdquant.kernels.native import extension, int8, isa, plans
+from sdquant.kernels.native import int8
 from sdquant.layers import QuantizedLayer
 from sdquant.rules import PtqProvider, QuantizationRule
+
+from .instructions import others, use
 
 if int8.sizes(64) is None:
     pytest.skip("there are no kernels for products in integers here", allow_module_level=True)
@@ -33,23 +35,12 @@ RULES: dict[str, dict[str, Any]] = {
 SHAPES = ((192, 256), (33, 128), (5, 24), (64, 4096), (40, 1000))
 
 
-@pytest.fixture(
-    autouse=True,
-    params=[
-        "",
-        pytest.param("avx512bf16", marks=pytest.mark.skipif(isa() != "amx", reason="what is best here has no AMX")),
-        "avx2",  # these kernels with AVX-512, what they take from the others without
-    ],
-)
+# Those of avx512vnni take from avx2's what is not of integers.
+@pytest.fixture(autouse=True, params=["", *others("avx512bf16", "avx512vnni", "avx2")])
 def by(request: pytest.FixtureRequest) -> Iterator[None]:
-    found = extension()
-    assert found is not None and found.choose(request.param)
-    int8.sizes.cache_clear()
-    plans._plan.cache_clear()
+    assert use(request.param)
     yield
-    found.choose("")
-    int8.sizes.cache_clear()
-    plans._plan.cache_clear()
+    use("")
 
 
 def layer_of(rule: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype, bias: bool = True) -> Any:

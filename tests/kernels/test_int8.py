@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from sdquant import backends
 from sdquant.backends.base import Geometry, Packed, Unfit
 from sdquant.kernels import int8, int8_steps
-from sdquant.kernels.native import extension, isa
 from sdquant.kernels.native import int8 as native
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
+from sdquant.rules import integers
 
+from .instructions import others, use
 from .test_forms import SPECS
 
 GGUF = ("q8_0", "q4_0", "q4_k", "q6_k", "f16")
@@ -33,7 +34,6 @@ Array = npt.NDArray[Any]
 
 ANY = int8.Least(rows=1, again=1, channels=1, columns=1)
 NATIVE = native.sizes(64) is not None
-AMX = isa() == "amx"
 
 
 @pytest.fixture(
@@ -42,7 +42,7 @@ AMX = isa() == "amx"
         "torch",
         "steps in c",
         pytest.param("c", marks=pytest.mark.skipif(not NATIVE, reason="no C")),
-        pytest.param("c without amx", marks=pytest.mark.skipif(not AMX, reason="no AMX, so that is what c is")),
+        *[f"c with {name}" for name in others("avx512bf16", "avx2")],
     ],
 )
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -50,6 +50,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(int8, "BY_C", ANY)
     monkeypatch.setattr(int8, "BY_AMX", ANY)
     monkeypatch.setattr(int8, "BY_TORCH", replace(ANY))
+    monkeypatch.setattr(integers, "fast", lambda device: True)  # which torch's own product is with VNNI alone
     name = str(request.param)
     if name == "torch":
         monkeypatch.setattr(int8_steps, "extension", lambda: None)
@@ -57,13 +58,9 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(native, "sizes", lambda columns: None)
         yield name
         return
-    if name == "c without amx":
-        assert extension().choose("avx512bf16")  # type: ignore[union-attr]
-        native.sizes.cache_clear()
+    use(name.removeprefix("c").removeprefix(" with "))
     yield "c"
-    if name == "c without amx":
-        extension().choose("")  # type: ignore[union-attr]
-        native.sizes.cache_clear()
+    use("")
 
 
 def codes(x: Array) -> tuple[Array, Array]:
@@ -422,14 +419,14 @@ def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
             exact = F.linear(x, layer.dequantize(torch.float32), layer.bias)
             assert torch.allclose(layer(x[:-1]), exact[:-1], atol=1e-5)
             assert not torch.allclose(layer(x), exact, atol=1e-5)
-    for channels, inputs, integers in ((64, 128, True), (63, 128, False), (64, 127, False)):
+    for channels, inputs, quantized in ((64, 128, True), (63, 128, False), (64, 127, False)):
         conv = layer_in("int8_sym", nn.Conv2d(inputs, channels, 1))
         assert conv is not None
         with torch.no_grad():
             got = conv(torch.ones(1, inputs, 8, 8).cumsum(1).cumsum(2).cumsum(3))
             set_compute(conv, None)
             exact = conv(torch.ones(1, inputs, 8, 8).cumsum(1).cumsum(2).cumsum(3))
-            assert torch.allclose(got, exact, rtol=1e-6) != integers
+            assert torch.allclose(got, exact, rtol=1e-6) != quantized
 
 
 @pytest.mark.parametrize("text", ["int8", "nf4"])

@@ -340,8 +340,11 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
     _tile_release();
 }
 
-const Int8 amx_int8 = {TALLEST, 0, TILE_BYTES, 1, 1152 << 10, 128 << 10, quantize_amx, largest512, codes512, numbers512, last512, rows512,
-                       multiply_amx};
+const Int8 amx_int8 = {
+    .tall = TALLEST, .unit = TILE_BYTES, .code = 1, .rows = 1, .block = 1152 << 10, .beside = 128 << 10,
+    .quantize = quantize_amx, .largest = largest512, .codes = codes512, .numbers = numbers512, .last = last512,
+    .panel = rows512, .multiply = multiply_amx,
+};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

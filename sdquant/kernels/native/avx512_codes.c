@@ -16,9 +16,7 @@
 #define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #include "avx512_halves.h"
 #include "avx512_transpose.h"
-
-/* Rows whose largest value is below this count as zeros. */
-static const float LEAST = 7.888609052210118e-31f; /* 2^-100 */
+#include "int8_scales.h"
 
 enum { NEXT = 2560 }; /* bytes: how far ahead activations are asked for when they are first read */
 
@@ -79,8 +77,9 @@ void largest512(Type type, const void *x, int64_t columns, int64_t count, float 
     else largest_typed(F16, x, columns, count, out);
 }
 
-INLINE float factor_of(float largest) { return largest < LEAST ? 0.0f : 127.0f / largest; }
-INLINE float step_of(float largest) { return largest < LEAST ? 0.0f : largest / 127.0f; }
+typedef __m512i Sums;
+INLINE Sums no_sums(void) { return _mm512_setzero_si512(); }
+INLINE int32_t total_of(Sums sums) { return _mm512_reduce_add_epi32(sums); }
 
 /* `count` codes at `to`, and their sum. */
 INLINE __m512i codes_of(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum) {
@@ -116,64 +115,16 @@ INLINE __m512i moved(const int8_t *from, int64_t count, int8_t *to, __m512i sum)
     return sum;
 }
 
-/* The codes of a row or, with `type` I8, those that are there; and their sum. */
-INLINE __m512i line_at(Type type, const void *from, int64_t count, float factor, int8_t *to, __m512i sum) {
-    return type == I8 ? moved(from, count, to, sum) : codes_of(type, from, count, factor, to, sum);
-}
-
-/* One row of activations into `line`. */
-INLINE void line_of(Type type, const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
-    const int64_t size = type == F32 ? 4 : type == I8 ? 1 : 2;
-    __m512i sums = _mm512_setzero_si512();
-    if (!from->patches) {
-        const char *x = (const char *)from->x + row * from->stride * size;
-        const float largest = type == I8 ? 0 : largest_in(type, x, from->columns);
-        sums = line_at(type, x, from->columns, factor_of(largest), line, sums);
-        *scale = type == I8 ? from->scale[row / from->each] : step_of(largest);
-    } else {
-        const int64_t channels = from->channels, across = from->out_wide, down = from->out_high;
-        const int64_t image = row / (across * down), y = row / across % down, x = row % across;
-        const int64_t top = y * from->step[0] - from->pad[0], left = x * from->step[1] - from->pad[1];
-        uint32_t most = 0;
-        for (int64_t i = 0; i < from->kernel_high && type != I8; i++)
-            for (int64_t j = 0; j < from->kernel_wide; j++) {
-                const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
-                if (v < 0 || h < 0 || v >= from->high || h >= from->wide) continue;
-                const uint32_t here = bits_of(from->largest[(image * from->high + v) * from->wide + h]);
-                most = here > most ? here : most;
-            }
-        const float largest = of_bits(most), factor = factor_of(largest);
-        *scale = type == I8 ? from->scale[row / from->each] : step_of(largest);
-        for (int64_t i = 0; i < from->kernel_high; i++)
-            for (int64_t j = 0; j < from->kernel_wide; j++, line += channels) {
-                const int64_t v = top + i * from->spread[0], h = left + j * from->spread[1];
-                if (v < 0 || h < 0 || v >= from->high || h >= from->wide) {
-                    memset(line, 0, channels);
-                    continue;
-                }
-                const int64_t at = ((image * from->high + v) * from->wide + h) * channels;
-                sums = line_at(type, (const char *)from->x + at * size, channels, factor, line, sums);
-            }
-    }
-    *sum = _mm512_reduce_add_epi32(sums);
-}
+#include "int8_lines.h"
 
 void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum) {
-    if (from->type == F32) line_of(F32, from, row, line, scale, sum);
-    else if (from->type == BF16) line_of(BF16, from, row, line, scale, sum);
-    else if (from->type == I8) line_of(I8, from, row, line, scale, sum);
-    else line_of(F16, from, row, line, scale, sum);
+    line_of_any(from, row, line, scale, sum);
 }
-
-/* Scales under it, whose numbers are zeros, are 1: the root of the least normal number of float32 and of bf16. */
-static const float LEAST_SCALE = 1.0842021724855044e-19f; /* 2^-63 */
 
 /* The scale of a row, where it is not known. */
 INLINE void find_scale(Type type, const void *x, int64_t columns, const Codes *how, float *scale) {
     if (how->known >= 0) return;
-    const float found = largest_in(type, x, columns) / how->bound;
-    *scale = type == BF16 ? from_bf16(to_bf16(found)) : found;
-    if (*scale < LEAST_SCALE) *scale = 1.0f;
+    *scale = ruled_scale(type, largest_in(type, x, columns), how);
 }
 
 /* Sixteen numbers in units of the scale, within what there are codes for. */

@@ -14,7 +14,7 @@ enum {
 
 static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit); }
+int64_t padded(int64_t columns) { return up(columns, int8_kernels()->unit) * int8_kernels()->code; }
 
 int64_t scales_in(const Weight *weight) {
     const Form *form = weight->form;
@@ -23,7 +23,7 @@ int64_t scales_in(const Weight *weight) {
 }
 
 int64_t panel_bytes(int64_t columns) {
-    return (int8_kernels()->rows ? (up(columns, LINE) / LINE | 1) * LINE : padded(columns)) * PANEL;
+    return (int8_kernels()->rows ? (up(columns, LINE) / LINE | 1) * LINE : up(columns, int8_kernels()->unit)) * PANEL;
 }
 
 /* Panels that a group is multiplied with before the next group is. */

@@ -11,8 +11,10 @@
    twelve rows, and for each four columns four codes of each row. With AMX it is sixteen rows and 64 columns of both: a
    panel has rows as the weight has them, often those of the weight itself; a group up to 32 rows in tiles of sixteen.
 
-   int8.c goes through panels and groups; avx512_panels.c makes panels and avx512_codes.c codes of activations;
-   avx512_int8.c and amx_int8.c multiply. */
+   With AVX2 alone: avx2_int8.h.
+
+   int8.c goes through panels and groups; int8_rows.h has rows of weights and int8_lines.h rows of activations, of which
+   *_panels.c and *_codes.c make panels and groups; *_int8.c multiply. */
 #ifndef SDQUANT_INT8_H
 #define SDQUANT_INT8_H
 
@@ -97,6 +99,7 @@ typedef struct {
     int tall;   /* rows of a group at most, which is at most TALLEST */
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
     int unit;   /* columns of activations are padded to a multiple of this */
+    int code;   /* bytes of a code of activations */
     int rows;   /* whether panels are rows; those that are made are an odd number of lines apart, so that rows which are
                    read side by side are in different sets of the cache */
     int block;  /* bytes of activations that stay in the second cache */
@@ -123,7 +126,7 @@ typedef struct {
                      const Place *place, const char *ahead, int64_t ahead_bytes);
 } Int8;
 
-extern const Int8 avx512_int8, amx_int8;
+extern const Int8 avx2_int8, avx512_int8, amx_int8;
 
 /* avx512_codes.c: all of `Int8` that is done with activations alone, and what AMX and panels share of it. */
 void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale, int32_t *sum);
@@ -160,7 +163,8 @@ Place place_of(const Place *first, const Panels *panels, int64_t row, int64_t pa
 /* Scales that a row of the weight has. */
 int64_t scales_in(const Weight *weight);
 
-/* Columns of activations with what they are padded with; bytes of a panel, and of `spare` for one thread. */
+/* Bytes of the codes of a row of activations, with what they are padded with; of a panel; and of `spare` for one thread.
+   */
 int64_t padded(int64_t columns);
 int64_t panel_bytes(int64_t columns);
 int64_t spare_bytes(int64_t columns);

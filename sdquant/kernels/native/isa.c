@@ -1,5 +1,6 @@
 /* Which kernels this machine runs. */
 #include "form.h"
+#include "int8.h"
 
 #include <string.h>
 
@@ -46,32 +47,54 @@ static int runs(const Kernels *one) {
     return one == &portable_kernels;
 }
 
-static const Kernels *const ALL[] = {
+#if defined(X86) && defined(__x86_64__)
+static int runs_int8(const Int8 *one) {
+    if (!one || one == &avx2_int8) return 1; /* with the kernels of the same name */
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+#define INT8(one) &one
+#else
+static int runs_int8(const Int8 *one) { return !one; }
+#define INT8(one) 0
+#endif
+
+/* The best first. */
+static const struct {
+    const char *name;
+    const Kernels *kernels;
+    const Int8 *int8; /* NULL: torch's */
+} ALL[] = {
 #ifdef AMX
-    &amx_kernels,
+    {"amx", &amx_kernels, INT8(amx_int8)},
 #endif
 #ifdef X86
-    &avx512_kernels,
-    &avx2_kernels,
+    {"avx512bf16", &avx512_kernels, INT8(avx512_int8)},
+    {"avx512vnni", &avx2_kernels, INT8(avx512_int8)}, /* without instructions for bf16 */
+    {"avx2", &avx2_kernels, INT8(avx2_int8)},
 #endif
-    &portable_kernels,
+    {"portable", &portable_kernels, 0},
 };
 
-static const Kernels *chosen = 0;
+static size_t chosen = sizeof ALL / sizeof *ALL; /* none yet */
 
 int choose(const char *name) {
     for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++)
-        if (runs(ALL[i]) && (!*name || !strcmp(ALL[i]->name, name))) {
-            chosen = ALL[i];
+        if (runs(ALL[i].kernels) && runs_int8(ALL[i].int8) && (!*name || !strcmp(ALL[i].name, name))) {
+            chosen = i;
             return 1;
         }
     return 0;
 }
 
-const Kernels *kernels(void) {
-    if (!chosen) choose("");
+static size_t now(void) {
+    if (chosen == sizeof ALL / sizeof *ALL) choose("");
     return chosen;
 }
+
+const Kernels *kernels(void) { return ALL[now()].kernels; }
+
+const Int8 *int8_kernels(void) { return ALL[now()].int8; }
 
 int amd(void) {
 #ifdef X86

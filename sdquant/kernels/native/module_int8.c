@@ -195,15 +195,3 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes) {
 #endif
     Py_RETURN_NONE;
 }
-
-const Int8 *int8_kernels(void) {
-#ifdef AMX
-    if (kernels() == &amx_kernels) return &amx_int8;
-#endif
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-        return &avx512_int8;
-#endif
-    return 0;
-}

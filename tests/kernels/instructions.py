@@ -1,0 +1,24 @@
+"""Which instruction sets the C kernels can be tested with here, besides the one that they choose."""
+
+from __future__ import annotations
+
+from sdquant.kernels.native import extension, isa, plans
+from sdquant.kernels.native import int8 as native
+
+
+def use(name: str) -> bool:
+    """Have the kernels for such instructions run, "" for the best; whether this machine can."""
+    found = extension()
+    chosen = found is not None and bool(found.choose(name))
+    native.sizes.cache_clear()
+    plans._plan.cache_clear()
+    return chosen
+
+
+def others(*names: str) -> list[str]:
+    """Those of the names that run here, without the one that is chosen anyway."""
+    best = isa()
+    try:
+        return [name for name in names if name != best and use(name)]
+    finally:
+        use("")
