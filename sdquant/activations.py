@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out, before = func(*args, **kwargs), self._made
         for tensor in _tensors(out):
             self._know(tensor, new=True)
-        self.peak = max(self.peak, self.live + _workspace(func, args))
+        self.peak = max(self.peak, self.live + _workspace(func, args, out))
         self.kernels.update(_kernel(func, args))
         if self._work is not None:
             held = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
@@ -98,22 +98,36 @@ def _wraps(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and hasattr(tensor, "__tensor_flatten__")
 
 
-def _workspace(func: Any, args: Any) -> int:
+def _workspace(func: Any, args: Any, out: Any) -> int:
     """Bytes that a kernel takes besides its output, where they are much.
 
     oneDNN's convolutions on the CPU copy an input and a weight that are not channels_last into its own blocked order, a
     16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
     float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here. With AMX
     oneDNN has other kernels for 16 bits, that take up to 1.4 times as much here, and for 1x1 less; these are not known
-    well enough to foretell.
+    well enough to foretell. Where oneDNN has none for 16 bits (AVX2 alone), torch copies out the patches that the outputs
+    see, of all images at once, and an input that is channels_last.
     """
     if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":
         return 0
     x, weight = args[0], args[1]
     point = all(side == 1 for side in weight.shape[2:])
-    if x.dim() != 4 or x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
+    if x.dim() != 4:
+        return 0
+    if not _has_onednn(x.dtype):
+        seen = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
+        return int((seen + (0 if x.is_contiguous() else x.numel())) * x.element_size())
+    if x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
         return 0
     return int((x.numel() * (2 if point else 1) + weight.numel()) * x.element_size())
+
+
+@cache
+def _has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes convolutions of such numbers on this CPU."""
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    supported = getattr(torch.ops.mkldnn, known, None) if known is not None else None
+    return supported is None or bool(supported())
 
 
 def _kernel(func: Any, args: Any) -> dict[object, int]:
@@ -122,12 +136,16 @@ def _kernel(func: Any, args: Any) -> dict[object, int]:
     Seen with torch 2.13 on a Zen 4 (AVX-512 with bf16): 0.55 to 0.66 MB for a product in bfloat16, 0.055 to 0.08 MB for
     a convolution; nothing for products in other dtypes, which are MKL's. A network has some tens of such shapes.
     """
+    is_product = func in _PRODUCTS
+    if not is_product and func is not torch.ops.aten.convolution.default:
+        return {}
+    x = args[-1 if is_product else 0]
+    if x.device.type != "cpu" or not _has_onednn(x.dtype):
+        return {}
     shapes = tuple(tuple(tensor.shape) for tensor in _tensors(args))
-    if func in _PRODUCTS and args[-1].device.type == "cpu" and args[-1].dtype == torch.bfloat16:
-        return {shapes[-2:]: 600_000}
-    if func is torch.ops.aten.convolution.default and args[0].device.type == "cpu":
+    if not is_product:
         return {shapes[:2]: 70_000}
-    return {}
+    return {shapes[-2:]: 600_000} if x.dtype == torch.bfloat16 else {}
 
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

@@ -25,6 +25,7 @@ from sdquant.formats.gguf_fields import FIELDS
 from sdquant.kernels import choice, int8, layout
 from sdquant.layers import QuantizedLayer
 from sdquant.layers.quantized import QuantizedEmbedding
+from sdquant.rules import integers
 from sdquant.weights import quantized, weight_bytes
 
 KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole blocks of 256
@@ -101,6 +102,7 @@ def test_pictures_are_those_of_blocks(offload: str, folder: Path, drawn: Any, ap
 def test_pictures_in_integers_are_those_of_blocks(folder: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From few rows on, which alone this small model has; by torch in both, whose runs of a row C would know."""
     monkeypatch.setattr(int8.native, "reads", lambda form, parts: False)
+    monkeypatch.setattr(integers, "fast", lambda device: True)  # which torch's own product is with VNNI alone
     monkeypatch.setattr(int8, "BY_TORCH", int8.Least(rows=1, again=1, channels=1, columns=1))
     blocks = images(sdquant.load_model(folder, compute="int8", progress=False))
     monkeypatch.setattr(layout, "wanted", lambda form, device: True)

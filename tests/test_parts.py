@@ -18,6 +18,7 @@ import sdquant
 from sdquant.cli import main
 from sdquant.components import weight_parts
 from sdquant.errors import ConflictError, MissingComponentError, UnsupportedFileError
+from sdquant.kernels import widened
 from sdquant.weights import plain, quantized, weight_bytes
 
 from . import layouts
@@ -98,7 +99,11 @@ def test_all_of_a_pipeline(
         assert bool(dict(quantized(mine))) == (name != "vae")
         if name != "text_encoder_2":  # float8 codes there, their values here
             assert all(torch.equal(plain(mine)[key], tensor) for key, tensor in plain(module).items()), name
-    assert np.array_equal(images(pipe, 1), images(whole, 1))
+    drawn, wanted = images(pipe, 1).astype(int), images(whole, 1).astype(int)
+    if widened.pays(torch.bfloat16):  # what float8 codes are multiplied with is summed as torch sums it elsewhere alone
+        assert np.abs(drawn - wanted).max() <= 4
+    else:
+        assert np.array_equal(drawn, wanted)
 
 
 def test_on_the_fly_with_one_scheme(flux: Path, comfy: dict[str, Path], tmp_path: Path) -> None:

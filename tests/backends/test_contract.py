@@ -11,6 +11,7 @@ from torch import nn
 
 from sdquant import backends
 from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
+from sdquant.kernels import widened
 from sdquant.layers import quantized_layer
 
 ROWS = {row.name: row for row in backends.schemes()}
@@ -154,17 +155,20 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
     plain = quantized_layer(layer, packed)
     with torch.no_grad():
         layer.weight.copy_(backend.decode(packed, torch.bfloat16))
-        assert torch.equal(plain(x), layer(x))
-    # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums.
+        if not widened.pays(torch.bfloat16):
+            assert torch.equal(plain(x), layer(x))
+    # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums. So may
+    # all be where torch has no fast product of bfloat16.
     few = x[:5] if kind == "linear" else x[:, :, :6, :5]
-    double = copy.deepcopy(layer).double().requires_grad_(False)
-    got, exact = plain(few).detach().double(), double(few.double())
-    double.bias.zero_()
-    product = double(few.double())
-    double.weight.abs_()
-    sizes = double(few.double().abs()) + (exact - product).abs()
-    # Two roundings to bfloat16, of at most 2**-8 of the number: before the bias is added and after.
-    assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + 1e-5 * sizes).all())
+    for some in (few, x):
+        double = copy.deepcopy(layer).double().requires_grad_(False)
+        got, exact = plain(some).detach().double(), double(some.double())
+        double.bias.zero_()
+        product = double(some.double())
+        double.weight.abs_()
+        sizes = double(some.double().abs()) + (exact - product).abs()
+        # Two roundings to bfloat16, of at most 2**-8 of the number: before the bias is added and after.
+        assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + 1e-5 * sizes).all())
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "library" in row.runtimes])

@@ -104,7 +104,7 @@ def test_a_scheme_that_quantizes_activations_is_one_operator(text: str) -> None:
     own[1].data.copy_(own[0].data)
     linear = model[2]
     y = torch.compile(linear, fullgraph=True)(own[0])
-    assert torch.equal(y, linear(own[1]))
+    torch.testing.assert_close(y, linear(own[1]))  # products of float8 may be summed in another order for a gradient
     y.sum().backward()
     linear(own[1]).sum().backward()
     assert own[0].grad is not None and own[1].grad is not None

@@ -17,7 +17,7 @@ from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
 from sdquant.formats.gguf_fields import FIELDS, places
 from sdquant.formats.gguf_types import TYPES
-from sdquant.kernels import choice, layout, libgguf
+from sdquant.kernels import choice, layout, libgguf, widened
 from sdquant.kernels.native import reader as native
 from sdquant.kernels.triton import library
 from sdquant.kernels.triton.blocks import GGUF, MOST
@@ -180,7 +180,7 @@ def test_a_linear_layer(kind: str, compute: str | None) -> None:
     x = torch.randn(300, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(fields.dequantize(), blocks.dequantize())
     with torch.no_grad():
-        if compute is None:
+        if compute is None and not widened.pays(x.dtype):
             assert torch.equal(fields(x), torch.nn.functional.linear(x, blocks.dequantize(), blocks._bias(x)))
         assert torch.allclose(fields(x), blocks(x), rtol=2**-6, atol=2**-5)
 
