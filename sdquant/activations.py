@@ -105,7 +105,7 @@ def _workspace(func: Any, args: Any, out: Any) -> int:
     16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
     float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here. With AMX
     oneDNN has other kernels for 16 bits, that take up to 1.4 times as much here, and for 1x1 less; these are not known
-    well enough to foretell. Where oneDNN has none for 16 bits (AVX2 alone), torch copies out the patches that the outputs
+    well enough to foretell. Where oneDNN has none for 16 bits (AVX2 alone), torch copies out the patches that outputs
     see, of all images at once, and an input that is channels_last.
     """
     if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":

@@ -50,8 +50,8 @@ static void decode_choices(const Form *form, const Parts *parts, int64_t first, 
         if (run > TILE) run = TILE;
         if (group != of_table) {
             const Steps steps = steps_of(form, parts, group);
-#define TABLE(arithmetic, type, finite) \
-    store16(weights8(&steps, low, arithmetic, type, finite), weights8(&steps, high, arithmetic, type, finite), type, table)
+#define TABLE(arithmetic, type, ordinary) \
+    store16(weights8(&steps, low, arithmetic, type, ordinary), weights8(&steps, high, arithmetic, type, ordinary), type, table)
             IN_CASES(steps, form, type, TABLE)
 #undef TABLE
             of_table = group;
@@ -69,11 +69,11 @@ INLINE __m256 eight_of(const uint8_t *codes, int is_signed) {
 }
 
 INLINE void decode_run(const Steps *steps, const uint8_t *codes, int is_signed, int64_t run, Type arithmetic, Type type,
-                       int finite, char *to) {
+                       int ordinary, char *to) {
     const int size = type == F32 ? 4 : 2;
     for (int64_t i = 0; i < run; i += 16) {
-        const __m256 a = weights8(steps, eight_of(codes + i, is_signed), arithmetic, type, finite);
-        const __m256 b = weights8(steps, eight_of(codes + i + 8, is_signed), arithmetic, type, finite);
+        const __m256 a = weights8(steps, eight_of(codes + i, is_signed), arithmetic, type, ordinary);
+        const __m256 b = weights8(steps, eight_of(codes + i + 8, is_signed), arithmetic, type, ordinary);
         store16(a, b, type, to + i * size);
     }
 }
@@ -87,7 +87,7 @@ static void decode_bytes(const Form *form, const Parts *parts, int64_t first, in
         const int64_t run = left < count ? left : count, most = run / 16 * 16;
         const uint8_t *codes = parts->codes + first;
         const Steps steps = steps_of(form, parts, group);
-#define RUN(arithmetic, type, finite) decode_run(&steps, codes, is_signed, most, arithmetic, type, finite, to)
+#define RUN(arithmetic, type, ordinary) decode_run(&steps, codes, is_signed, most, arithmetic, type, ordinary, to)
         IN_CASES(steps, form, type, RUN)
 #undef RUN
         if (most < run) {

@@ -8,11 +8,12 @@
 enum {
     FEWEST = 8, /* rows of activations */
     UNIT = 64,  /* weights at a time, all of one group */
+    MOST_TURNS = 4,
 };
 
-/* What codes are chosen from: sixteen floats. */
+/* What codes are chosen from: the bytes of sixteen floats, the first bytes of all together and so on, twice. */
 typedef struct {
-    __m256 low, high;
+    __m256i bytes[4];
 } Choices;
 
 /* sums[j] += the product of weights first .. first + count, of one row, and as many of row j of x, of `m` (1, 2, 4 or
@@ -26,28 +27,33 @@ INLINE float sum8(__m256 values) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* The entries of the four bits at `bit` of each word. */
-INLINE __m256 chosen(Choices from, __m256i words, int bit) {
-    const __m256i index = _mm256_srli_epi32(words, bit);                            /* of which three bits count */
-    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(words, 28 - bit)); /* the fourth one as the sign */
-    const __m256 low = _mm256_permutevar8x32_ps(from.low, index), high = _mm256_permutevar8x32_ps(from.high, index);
-    return _mm256_blendv_ps(low, high, upper);
+/* Sums of each row, by turns, of which none need wait for another. */
+INLINE int turns_of(int m) { return m == 1 ? MOST_TURNS : m < FEWEST ? 2 : 1; }
+
+/* Adds the products of eight weights to the sum of each row. */
+INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn, __m256 (*sum)[MOST_TURNS]) {
+    const int at = turn % turns_of(m);
+    for (int j = 0; j < m; j++) sum[j][at] = _mm256_fmadd_ps(weights, _mm256_loadu_ps(x + j * stride), sum[j][at]);
 }
 
-/* Adds the products of eight weights to the sum of each row; of few rows to two sums by turns, which need not wait for
-   each other. */
-INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn, __m256 (*sum)[2]) {
+INLINE void no_sums(int m, __m256 (*sum)[MOST_TURNS]) {
     for (int j = 0; j < m; j++)
-        sum[j][m < FEWEST ? turn : 0] =
-            _mm256_fmadd_ps(weights, _mm256_loadu_ps(x + j * stride), sum[j][m < FEWEST ? turn : 0]);
+        for (int t = 0; t < turns_of(m); t++) sum[j][t] = _mm256_setzero_ps();
+}
+
+INLINE void add_sums(int m, __m256 (*sum)[MOST_TURNS], float *sums) {
+    for (int j = 0; j < m; j++) {
+        for (int t = 1; t < turns_of(m); t++) sum[j][0] = _mm256_add_ps(sum[j][0], sum[j][t]);
+        sums[j] += sum8(sum[j][0]);
+    }
 }
 
 /* The groups of a run of weights, each by `unit`, which is given where it begins. */
 #define BY_GROUPS(name, unit) \
     INLINE void name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
                           const float *x, int64_t stride, int m, float *sums) { \
-        __m256 sum[FEWEST][2]; \
-        for (int j = 0; j < m; j++) sum[j][0] = sum[j][1] = _mm256_setzero_ps(); \
+        __m256 sum[FEWEST][MOST_TURNS]; \
+        no_sums(m, sum); \
         while (count > 0) { \
             const int64_t group = first / form->group, left = (group + 1) * form->group - first; \
             const int64_t run = left < count ? left : count; \
@@ -55,7 +61,7 @@ INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn,
             unit(form, parts, &steps, first, run, type, x, stride, m, sum); \
             first += run, count -= run, x += run; \
         } \
-        for (int j = 0; j < m; j++) sums[j] += sum8(_mm256_add_ps(sum[j][0], sum[j][1])); \
+        add_sums(m, sum, sums); \
     } \
     BY_ROWS(name)
 
@@ -71,77 +77,113 @@ INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn,
         } \
     }
 
+INLINE Choices bytes_of_sixteen(__m256 low, __m256 high) {
+    const __m256i of_each = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+                                             0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i a = _mm256_shuffle_epi8(_mm256_castps_si256(low), of_each);
+    const __m256i b = _mm256_shuffle_epi8(_mm256_castps_si256(high), of_each);
+    const __m128i a0 = _mm256_castsi256_si128(a), a1 = _mm256_extracti128_si256(a, 1);
+    const __m128i b0 = _mm256_castsi256_si128(b), b1 = _mm256_extracti128_si256(b, 1);
+    const __m128i first = _mm_unpacklo_epi32(a0, a1), last = _mm_unpacklo_epi32(b0, b1); /* bytes 0 and 1 */
+    const __m128i third = _mm_unpackhi_epi32(a0, a1), more = _mm_unpackhi_epi32(b0, b1); /* bytes 2 and 3 */
+    return (Choices){{_mm256_broadcastsi128_si256(_mm_unpacklo_epi64(first, last)),
+                      _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(first, last)),
+                      _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(third, more)),
+                      _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(third, more))}};
+}
+
 INLINE Choices choices_of(const Form *form, const Steps *steps, Type type) {
     const __m256 first = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), later = _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15);
     const __m256 low = form->looked_up ? _mm256_loadu_ps(form->table) : first;
     const __m256 high = form->looked_up ? _mm256_loadu_ps(form->table + 8) : later;
-#define BOTH(arithmetic, type, finite) \
-    return (Choices){weights8(steps, low, arithmetic, type, finite), weights8(steps, high, arithmetic, type, finite)}
+#define BOTH(arithmetic, type, ordinary) \
+    return bytes_of_sixteen(weights8(steps, low, arithmetic, type, ordinary), weights8(steps, high, arithmetic, type, ordinary))
     IN_CASES(*steps, form, type, BOTH)
 #undef BOTH
 }
 
-/* Two codes in a byte: 64 in eight words, of each the j-th four bits together. */
-INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
-                            Type type, const float *x, int64_t stride, int m, __m256 (*sum)[2]) {
-    const Choices from = choices_of(form, steps, type);
-    const uint8_t *codes = parts->codes + first / 2;
-    for (int64_t i = 0; i < run; i += UNIT, codes += UNIT / 2, x += UNIT) {
-        const __m256i words = _mm256_loadu_si256((const __m256i *)codes);
-        _mm_prefetch((const char *)codes + AHEAD / 2, _MM_HINT_T0);
-        add(chosen(from, words, 0), x, stride, m, 0, sum);
-        add(chosen(from, words, 4), x + 8, stride, m, 1, sum);
-        add(chosen(from, words, 8), x + 16, stride, m, 0, sum);
-        add(chosen(from, words, 12), x + 24, stride, m, 1, sum);
-        add(chosen(from, words, 16), x + 32, stride, m, 0, sum);
-        add(chosen(from, words, 20), x + 40, stride, m, 1, sum);
-        add(chosen(from, words, 24), x + 48, stride, m, 0, sum);
-        add(chosen(from, words, 28), x + 56, stride, m, 1, sum);
+/* 32 codes of four bits in as many bytes: numbers 4 v + k and 16 + 4 v + k of them, k from 0 to 3, in weights v. Those of
+   bfloat16 have two bytes that are not zero. */
+INLINE void choose32(const Choices *from, __m256i codes, int halves, __m256 *weights) {
+    const __m256i none = _mm256_setzero_si256();
+    const __m256i c = _mm256_shuffle_epi8(from->bytes[2], codes), d = _mm256_shuffle_epi8(from->bytes[3], codes);
+    const __m256i a = halves ? none : _mm256_shuffle_epi8(from->bytes[0], codes);
+    const __m256i b = halves ? none : _mm256_shuffle_epi8(from->bytes[1], codes);
+    const __m256i low[2] = {halves ? none : _mm256_unpacklo_epi8(a, b), halves ? none : _mm256_unpackhi_epi8(a, b)};
+    const __m256i high[2] = {_mm256_unpacklo_epi8(c, d), _mm256_unpackhi_epi8(c, d)};
+    for (int i = 0; i < 2; i++) {
+        weights[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(low[i], high[i]));
+        weights[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(low[i], high[i]));
     }
 }
 
-/* One code of four bits in each byte, in the lower or upper half: 32 in eight words. */
+INLINE void add32(const Choices *from, __m256i codes, int halves, const float *x, int64_t stride, int m,
+                  __m256 (*sum)[MOST_TURNS]) {
+    __m256 weights[4];
+    choose32(from, codes, halves, weights);
+    for (int v = 0; v < 4; v++) add(weights[v], x + 8 * v, stride, m, v, sum);
+}
+
+/* Two codes in a byte: 64 in 32 bytes, of each the lower half and then the upper. */
+INLINE void some_nibbles(const Choices *from, const uint8_t *codes, int halves, int64_t run, const float *x,
+                         int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int64_t i = 0; i < run; i += UNIT, codes += UNIT / 2, x += UNIT) {
+        const __m256i both = _mm256_loadu_si256((const __m256i *)codes);
+        _mm_prefetch((const char *)codes + AHEAD / 2, _MM_HINT_T0);
+        add32(from, _mm256_and_si256(both, mask), halves, x, stride, m, sum);
+        add32(from, _mm256_and_si256(_mm256_srli_epi16(both, 4), mask), halves, x + UNIT / 2, stride, m, sum);
+    }
+}
+
+INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
+                            Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
+    const Choices from = choices_of(form, steps, type);
+    const uint8_t *codes = parts->codes + first / 2;
+    if (type == BF16) some_nibbles(&from, codes, 1, run, x, stride, m, sum);
+    else some_nibbles(&from, codes, 0, run, x, stride, m, sum);
+}
+
+/* One code of four bits in each byte, in the lower or upper half. */
 INLINE void unit_of_planes(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
-                           Type type, const float *x, int64_t stride, int m, __m256 (*sum)[2]) {
+                           Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const Choices from = choices_of(form, steps, type);
     const int64_t held = (form->rows * form->columns / form->group + 1) / 2, group = first / form->group;
     const uint8_t *codes = parts->codes + group % held * form->group + first % form->group;
     const __m128i shift = _mm_cvtsi32_si128(group >= held ? 4 : 0);
+    const __m256i mask = _mm256_set1_epi8(15);
     for (int64_t i = 0; i < run; i += UNIT / 2, codes += UNIT / 2, x += UNIT / 2) {
-        const __m256i words = _mm256_srl_epi32(_mm256_loadu_si256((const __m256i *)codes), shift);
-        add(chosen(from, words, 0), x, stride, m, 0, sum);
-        add(chosen(from, words, 8), x + 8, stride, m, 1, sum);
-        add(chosen(from, words, 16), x + 16, stride, m, 0, sum);
-        add(chosen(from, words, 24), x + 24, stride, m, 1, sum);
+        const __m256i bytes = _mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)codes), shift);
+        add32(&from, _mm256_and_si256(bytes, mask), type == BF16, x, stride, m, sum);
     }
 }
 
 /* Bytes that are numbers, as they lie. */
 INLINE void some_bytes(const Steps *steps, const uint8_t *codes, int is_signed, int64_t run, Type arithmetic, Type type,
-                       int finite, const float *x, int64_t stride, int m, __m256 (*sum)[2]) {
+                       int ordinary, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     for (int64_t i = 0; i < run; i += 16) {
         _mm_prefetch((const char *)codes + i + AHEAD / 2, _MM_HINT_T0);
         for (int k = 0; k < 2; k++) {
             const __m128i bytes = _mm_loadl_epi64((const __m128i *)(codes + i + 8 * k));
             const __m256i numbers = is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes);
-            const __m256 weights = weights8(steps, _mm256_cvtepi32_ps(numbers), arithmetic, type, finite);
+            const __m256 weights = weights8(steps, _mm256_cvtepi32_ps(numbers), arithmetic, type, ordinary);
             add(weights, x + i + 8 * k, stride, m, k, sum);
         }
     }
 }
 
 INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
-                          Type type, const float *x, int64_t stride, int m, __m256 (*sum)[2]) {
+                          Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
     const Steps alone = scale_alone(steps, 0), twice = scale_alone(steps, 1);
     const int simple = only_scaled(steps);
-#define RUN(arithmetic, type, finite) \
+#define RUN(arithmetic, type, ordinary) \
     if (simple && !steps->multiplied) \
-        some_bytes(&alone, parts->codes + first, is_signed, run, arithmetic, type, finite, x, stride, m, sum); \
+        some_bytes(&alone, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
     else if (simple) \
-        some_bytes(&twice, parts->codes + first, is_signed, run, arithmetic, type, finite, x, stride, m, sum); \
+        some_bytes(&twice, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
     else \
-        some_bytes(steps, parts->codes + first, is_signed, run, arithmetic, type, finite, x, stride, m, sum)
+        some_bytes(steps, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum)
     IN_CASES(*steps, form, type, RUN)
 #undef RUN
 }
@@ -149,13 +191,13 @@ INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Steps *ste
 /* GGUF's blocks. */
 INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
                           int64_t stride, int m, float *sums) {
-    __m256 sum[FEWEST][2];
+    __m256 sum[FEWEST][MOST_TURNS];
     unpacked block;
     int bytes;
     Unpack *unpack = avx2_unpack(form, &bytes);
     const uint8_t *from = parts->codes + first / form->group * bytes;
     for (int i = 0; i < 16; i++) block.shift[i] = -0.0f;
-    for (int j = 0; j < m; j++) sum[j][0] = sum[j][1] = _mm256_setzero_ps();
+    no_sums(m, sum);
     for (; count > 0; count -= form->group, from += bytes) {
         for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
         unpack(from, &block, (const int8_t *)parts->zeros);
@@ -169,7 +211,7 @@ INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, i
             }
         }
     }
-    for (int j = 0; j < m; j++) sums[j] += sum8(_mm256_add_ps(sum[j][0], sum[j][1]));
+    add_sums(m, sum, sums);
 }
 
 BY_ROWS(dot_blocks)
@@ -190,14 +232,19 @@ INLINE DotFew *dotter_avx2(const Form *form) {
     }
 }
 
-/* Where each of `count` activations is looked for, a multiple of UNIT: as its weight comes out of its word. */
+/* Where each of `count` activations is looked for, a multiple of UNIT: as its weight comes out of `choose32`. */
 static void turn(const Form *form, const float *x, int64_t count, float *to) {
-    const int nibbles = form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH;
-    const int in_word = nibbles ? 8 : form->packing == PLANES4 ? 4 : 1;
+    const int nibbles = form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH, each = nibbles ? 2 : 1;
     const int swapped = form->packing == NIBBLES_HIGH; /* the first of two is in the upper half */
-    for (int64_t start = 0; start < count; start += 8 * in_word)
-        for (int word = 0; word < 8; word++)
-            for (int k = 0; k < in_word; k++) to[start + 8 * k + word] = x[start + in_word * word + (k ^ swapped)];
+    if (!nibbles && form->packing != PLANES4) {
+        memcpy(to, x, count * sizeof *x);
+        return;
+    }
+    for (int64_t start = 0; start < count; start += 32 * each)
+        for (int half = 0; half < each; half++)
+            for (int v = 0; v < 4; v++)
+                for (int k = 0; k < 8; k++)
+                    *to++ = x[start + each * (k / 4 * 16 + 4 * v + k % 4) + (half ^ swapped)];
 }
 
 #endif

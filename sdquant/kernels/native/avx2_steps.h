@@ -11,8 +11,11 @@
 typedef struct {
     __m256 zero, scale, factor, shift;
     int subtracted, scaled, multiplied, shifted, fused;
-    int finite; /* whether no weight is NaN, whatever its code */
+    int ordinary; /* whether no weight is NaN, infinite, or too small or large for `nearest_bf16`, whatever its code */
 } Steps;
+
+/* Whether a scale or shift is zero, or from 2^-100 to 2^90. */
+INLINE int ordinary(float value) { return value == 0 || (bits_of(value) >> 23 & 255) - 27u <= 190u; }
 
 INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group);
@@ -27,7 +30,7 @@ INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
         .multiplied = form->factor != 1.0f,
         .shifted = form->shift != NONE,
         .fused = form->fused,
-        .finite = scale - scale == 0 && shift - shift == 0,
+        .ordinary = ordinary(scale) && ordinary(shift),
     };
 }
 
@@ -41,42 +44,47 @@ INLINE Steps scale_alone(const Steps *steps, int multiplied) {
     return (Steps){.scale = steps->scale, .factor = steps->factor, .scaled = 1, .multiplied = multiplied};
 }
 
+/* To the nearest bfloat16, ties to even, of zeros and numbers from 2^-126 to 2^110: Veltkamp's splitting, whose results were
+   held against round_bf16's for every such float. */
+INLINE __m256 nearest_bf16(__m256 values) {
+    const __m256 larger = _mm256_mul_ps(values, _mm256_set1_ps(65537.0f));
+    return _mm256_sub_ps(larger, _mm256_sub_ps(larger, values));
+}
+
 /* Rounded to the type and back. */
-INLINE __m256 rounded8(__m256 values, Type type, int finite) {
-    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+INLINE __m256 rounded8(__m256 values, Type type, int ordinary) {
     if (type == F32) return values;
     if (type == F16) return _mm256_cvtph_ps(round_f16(values));
-    if (!finite) return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(values), upper));
-    const __m256i bits = _mm256_castps_si256(values);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    return _mm256_castsi256_ps(_mm256_and_si256(up, upper));
+    if (ordinary) return nearest_bf16(values);
+    return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(values), _mm256_set1_epi32((int)0xffff0000)));
 }
 
 /* Numbers to weights, rounded to `type`. The last three arguments are known to the compiler: see IN_CASES. */
-INLINE __m256 weights8(const Steps *steps, __m256 values, Type arithmetic, Type type, int finite) {
+INLINE __m256 weights8(const Steps *steps, __m256 values, Type arithmetic, Type type, int ordinary) {
     if (steps->subtracted) values = _mm256_sub_ps(values, steps->zero);
     if (steps->fused) {
-        values = rounded8(_mm256_fmadd_ps(values, steps->scale, steps->shift), arithmetic, finite);
+        values = rounded8(_mm256_fmadd_ps(values, steps->scale, steps->shift), arithmetic, ordinary);
     } else {
-        if (steps->scaled) values = rounded8(_mm256_mul_ps(values, steps->scale), arithmetic, finite);
-        if (steps->multiplied) values = rounded8(_mm256_mul_ps(values, steps->factor), arithmetic, finite);
-        if (steps->shifted) values = rounded8(_mm256_add_ps(values, steps->shift), arithmetic, finite);
+        if (steps->scaled) values = rounded8(_mm256_mul_ps(values, steps->scale), arithmetic, ordinary);
+        if (steps->multiplied) values = rounded8(_mm256_mul_ps(values, steps->factor), arithmetic, ordinary);
+        if (steps->shifted) values = rounded8(_mm256_add_ps(values, steps->shift), arithmetic, ordinary);
     }
     /* What is rounded stays as it is; codes without a scale are not. */
-    return arithmetic == type && (type == F32 || steps->scaled) ? values : rounded8(values, type, finite);
+    return arithmetic == type && (type == F32 || steps->scaled) ? values : rounded8(values, type, ordinary);
 }
 
-/* RUN(arithmetic, type, finite), with constants where it is worth it. */
+/* RUN(arithmetic, type, ordinary), with constants where it is worth it. */
 #define IN_CASES(steps, form, type, RUN) \
-    if ((type) == BF16 && (steps).finite && (form)->arithmetic == F32) { \
+    if ((type) == BF16 && (steps).ordinary && (form)->arithmetic == F32) { \
         RUN(F32, BF16, 1); \
-    } else if ((type) == BF16 && (steps).finite && (form)->arithmetic == BF16) { \
+    } else if ((type) == BF16 && (steps).ordinary && (form)->arithmetic == BF16) { \
         RUN(BF16, BF16, 1); \
-    } else if ((type) == BF16 && (steps).finite && (form)->arithmetic == F16) { \
+    } else if ((type) == BF16 && (steps).ordinary && (form)->arithmetic == F16) { \
         RUN(F16, BF16, 1); \
     } else if ((type) == F32 && (form)->arithmetic == F32) { \
         RUN(F32, F32, 0); \
+    } else if ((type) == F32 && (form)->arithmetic == F16) { \
+        RUN(F16, F32, 0); \
     } else { \
         RUN((form)->arithmetic, type, 0); \
     }
