@@ -25,7 +25,7 @@ from .offload.conftest import draw
 @pytest.fixture(autouse=True)
 def from_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers at any size: the shipped models are small."""
-    for name in ("BY_C", "BY_AMX", "BY_TORCH"):
+    for name in ("BY_C", "BY_AMX", "BY_AVX2", "BY_TORCH"):
         monkeypatch.setattr(int8, name, int8.Least(rows=1, again=1, channels=1, columns=1))
 
 

@@ -37,7 +37,6 @@ from . import int8_steps as steps
 from .checks import on_cpu
 from .int8_steps import Coding
 from .native import int8 as native
-from .native import isa
 from .patches import outputs, patches
 from .triton import library
 
@@ -57,7 +56,7 @@ _TILE = 1 << 20  # sums, weights, and values of patches, that are in a scratch b
 @dataclass(frozen=True, kw_only=True)
 class Least:
     """From where on integers pay. Measured with 3072 -> 3072 and the convolutions of SDXL's UNet on a Zen5 core,
-    for AMX on a Granite Rapids core.
+    for AMX on a Granite Rapids core; with AVX2 alone, linear layers on a Zen 3 core.
 
     Attributes:
         rows: of activations, for weights whose codes are taken as they are. again: for those quantized again.
@@ -70,17 +69,22 @@ class Least:
     columns: int
 
 
-# The C kernels; with AMX, where exact products of bf16 are as fast for longer; torch, in which quantizing a weight
-# again takes as long as a product of that many rows saves.
+# The C kernels; with AMX, where exact products of bf16 are as fast for longer; with AVX2 alone, where exact ones take
+# twice as long from the second row on; torch, in which quantizing a weight again takes as long as a product of so many
+# rows saves.
 BY_C = Least(rows=16, again=16, channels=64, columns=1024)
 BY_AMX = Least(rows=16, again=192, channels=64, columns=1024)
+BY_AVX2 = Least(rows=2, again=16, channels=64, columns=1024)
 BY_TORCH = Least(rows=32, again=2048, channels=512, columns=1024)
 
 
 def _least(packed: Packed, form: Form | None, dtype: torch.dtype) -> Least:
-    if not native.reads(form, packed.parts):
+    if form is None or not native.reads(form, packed.parts):
         return BY_TORCH
-    return BY_AMX if isa() == "amx" and dtype == torch.bfloat16 else BY_C
+    by = native.instructions(form.columns)
+    if by == "amx" and dtype == torch.bfloat16:
+        return BY_AMX
+    return BY_AVX2 if by == "avx2" else BY_C
 
 
 def least(packed: Packed, form: Form | None, dtype: torch.dtype) -> int:

@@ -49,6 +49,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
     """Each test by torch and by the C kernels; integers at any size, so that small tensors tell."""
     monkeypatch.setattr(int8, "BY_C", ANY)
     monkeypatch.setattr(int8, "BY_AMX", ANY)
+    monkeypatch.setattr(int8, "BY_AVX2", ANY)
     monkeypatch.setattr(int8, "BY_TORCH", replace(ANY))
     monkeypatch.setattr(integers, "fast", lambda device: True)  # which torch's own product is with VNNI alone
     name = str(request.param)
@@ -408,7 +409,7 @@ def test_one_scale_for_all_rows() -> None:
 
 
 def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BY_C", "BY_AMX", "BY_TORCH"):
+    for name in ("BY_C", "BY_AMX", "BY_AVX2", "BY_TORCH"):
         monkeypatch.setattr(int8, name, int8.Least(rows=32, again=64, channels=64, columns=128))
     torch.manual_seed(4)
     for text, rows in (("int8_sym", 32), ("qint4", 64)):

@@ -341,9 +341,9 @@ static void multiply_amx(const Panels *panels, int64_t weights, const int8_t *co
 }
 
 const Int8 amx_int8 = {
-    .tall = TALLEST, .unit = TILE_BYTES, .code = 1, .rows = 1, .block = 1152 << 10, .beside = 128 << 10,
-    .quantize = quantize_amx, .largest = largest512, .codes = codes512, .numbers = numbers512, .last = last512,
-    .panel = rows512, .multiply = multiply_amx,
+    .name = "amx", .tall = TALLEST, .unit = TILE_BYTES, .code = 1, .rows = 1, .block = 1152 << 10,
+    .beside = 128 << 10, .quantize = quantize_amx, .largest = largest512, .codes = codes512, .numbers = numbers512,
+    .last = last512, .panel = rows512, .multiply = multiply_amx,
 };
 #ifdef __clang__
 #pragma clang attribute pop

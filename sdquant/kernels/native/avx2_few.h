@@ -48,17 +48,17 @@ INLINE void add_sums(int m, __m256 (*sum)[MOST_TURNS], float *sums) {
     }
 }
 
-/* The groups of a run of weights, each by `unit`, which is given where it begins. */
-#define BY_GROUPS(name, unit) \
+/* The groups of a run of weights, each by `unit`, which is given where it begins and what `known` says of all. */
+#define BY_GROUPS(name, unit, Known, known) \
     INLINE void name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
                           const float *x, int64_t stride, int m, float *sums) { \
         __m256 sum[FEWEST][MOST_TURNS]; \
+        const Known of_all = known(form, type); \
         no_sums(m, sum); \
         while (count > 0) { \
             const int64_t group = first / form->group, left = (group + 1) * form->group - first; \
             const int64_t run = left < count ? left : count; \
-            const Steps steps = steps_of(form, parts, group); \
-            unit(form, parts, &steps, first, run, type, x, stride, m, sum); \
+            unit(form, parts, &of_all, first, run, type, x, stride, m, sum); \
             first += run, count -= run, x += run; \
         } \
         add_sums(m, sum, sums); \
@@ -92,14 +92,38 @@ INLINE Choices bytes_of_sixteen(__m256 low, __m256 high) {
                       _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(third, more))}};
 }
 
-INLINE Choices choices_of(const Form *form, const Steps *steps, Type type) {
+/* What sixteen codes are before they are scaled, less what `zero` is, and whether a scale is all that their groups have. */
+typedef struct {
+    __m256 low, high, zero;
+    int bare;
+} Sixteen;
+
+INLINE Sixteen sixteen_of(const Form *form, Type type) {
     const __m256 first = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), later = _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15);
     const __m256 low = form->looked_up ? _mm256_loadu_ps(form->table) : first;
     const __m256 high = form->looked_up ? _mm256_loadu_ps(form->table + 8) : later;
+    const int bare = form->zeros < 0 && form->scale != NONE && form->shift == NONE && form->factor == 1.0f &&
+                     !form->fused && form->arithmetic != BF16 && type != F16;
+    const __m256 zero = _mm256_set1_ps(bare ? form->zero : 0);
+    return (Sixteen){_mm256_sub_ps(low, zero), _mm256_sub_ps(high, zero), zero, bare};
+}
+
+INLINE Choices choices_of(const Form *form, const Parts *parts, const Sixteen *of, int64_t group, Type type) {
+    if (of->bare) {
+        const float number = scale_of(form, parts, group);
+        const __m256 scale = _mm256_set1_ps(number);
+        __m256 low = _mm256_mul_ps(of->low, scale), high = _mm256_mul_ps(of->high, scale);
+        if (form->arithmetic == F16) low = rounded8(low, F16, 1), high = rounded8(high, F16, 1);
+        if (type == F32) return bytes_of_sixteen(low, high);
+        if (ordinary(number)) return bytes_of_sixteen(nearest_bf16(low), nearest_bf16(high));
+    }
+    const Steps steps = steps_of(form, parts, group);
+    __m256 low = _mm256_add_ps(of->low, of->zero), high = _mm256_add_ps(of->high, of->zero);
 #define BOTH(arithmetic, type, ordinary) \
-    return bytes_of_sixteen(weights8(steps, low, arithmetic, type, ordinary), weights8(steps, high, arithmetic, type, ordinary))
-    IN_CASES(*steps, form, type, BOTH)
+    low = weights8(&steps, low, arithmetic, type, ordinary), high = weights8(&steps, high, arithmetic, type, ordinary)
+    IN_CASES(steps, form, type, BOTH)
 #undef BOTH
+    return bytes_of_sixteen(low, high);
 }
 
 /* 32 codes of four bits in as many bytes: numbers 4 v + k and 16 + 4 v + k of them, k from 0 to 3, in weights v. Those of
@@ -136,18 +160,18 @@ INLINE void some_nibbles(const Choices *from, const uint8_t *codes, int halves, 
     }
 }
 
-INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
+INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run,
                             Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
-    const Choices from = choices_of(form, steps, type);
+    const Choices from = choices_of(form, parts, of, first / form->group, type);
     const uint8_t *codes = parts->codes + first / 2;
     if (type == BF16) some_nibbles(&from, codes, 1, run, x, stride, m, sum);
     else some_nibbles(&from, codes, 0, run, x, stride, m, sum);
 }
 
 /* One code of four bits in each byte, in the lower or upper half. */
-INLINE void unit_of_planes(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
+INLINE void unit_of_planes(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run,
                            Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
-    const Choices from = choices_of(form, steps, type);
+    const Choices from = choices_of(form, parts, of, first / form->group, type);
     const int64_t held = (form->rows * form->columns / form->group + 1) / 2, group = first / form->group;
     const uint8_t *codes = parts->codes + group % held * form->group + first % form->group;
     const __m128i shift = _mm_cvtsi32_si128(group >= held ? 4 : 0);
@@ -172,19 +196,25 @@ INLINE void some_bytes(const Steps *steps, const uint8_t *codes, int is_signed, 
     }
 }
 
-INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Steps *steps, int64_t first, int64_t run,
-                          Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
+/* Bytes are scaled one by one. */
+typedef int Nothing;
+INLINE Nothing nothing_of(const Form *form, Type type) { return (void)form, (void)type, 0; }
+
+INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Nothing *of, int64_t first, int64_t run, Type type,
+                          const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
-    const Steps alone = scale_alone(steps, 0), twice = scale_alone(steps, 1);
-    const int simple = only_scaled(steps);
+    const Steps steps = steps_of(form, parts, first / form->group);
+    const Steps alone = scale_alone(&steps, 0), twice = scale_alone(&steps, 1);
+    const int simple = only_scaled(&steps);
+    (void)of;
 #define RUN(arithmetic, type, ordinary) \
-    if (simple && !steps->multiplied) \
+    if (simple && !steps.multiplied) \
         some_bytes(&alone, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
     else if (simple) \
         some_bytes(&twice, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
     else \
-        some_bytes(steps, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum)
-    IN_CASES(*steps, form, type, RUN)
+        some_bytes(&steps, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum)
+    IN_CASES(steps, form, type, RUN)
 #undef RUN
 }
 
@@ -215,9 +245,9 @@ INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, i
 }
 
 BY_ROWS(dot_blocks)
-BY_GROUPS(dot_nibbles, unit_of_nibbles)
-BY_GROUPS(dot_planes, unit_of_planes)
-BY_GROUPS(dot_bytes, unit_of_bytes)
+BY_GROUPS(dot_nibbles, unit_of_nibbles, Sixteen, sixteen_of)
+BY_GROUPS(dot_planes, unit_of_planes, Sixteen, sixteen_of)
+BY_GROUPS(dot_bytes, unit_of_bytes, Nothing, nothing_of)
 
 /* The function for such weights; NULL where there is none. */
 INLINE DotFew *dotter_avx2(const Form *form) {

@@ -60,7 +60,8 @@ static void put(const Place *place, int rows, float (*found)[PANEL]) {
     const int64_t size = to->type == F32 ? 4 : 2;
     for (int i = 0; i < rows; i++) {
         const int64_t row = place->row + i;
-        int64_t at = row / to->image * to->image_step + row % to->image * to->row_step + place->column * to->column_step;
+        const int64_t of_row = row / to->image * to->image_step + row % to->image * to->row_step;
+        int64_t at = of_row + place->column * to->column_step;
         if (to->column_step == 1) memcpy((char *)to->out + at * size, as_type[i], place->count * size);
         else if (size == 4)
             for (int n = 0; n < place->count; n++, at += to->column_step) ((uint32_t *)to->out)[at] = as_type[i][n];
@@ -161,8 +162,9 @@ static void multiply(const Panels *panels, int64_t weights, const int8_t *codes,
 }
 
 const Int8 avx2_int8 = {
-    .tall = TALL, .even = 1, .unit = 2, .code = 2, .block = 192 << 10, .quantize = quantize_avx2, .largest = largest_avx2,
-    .codes = codes_avx2, .numbers = numbers_avx2, .last = last_avx2, .panel = panel_avx2, .multiply = multiply,
+    .name = "avx2", .tall = TALL, .even = 1, .unit = 2, .code = 2, .block = 192 << 10, .quantize = quantize_avx2,
+    .largest = largest_avx2, .codes = codes_avx2, .numbers = numbers_avx2, .last = last_avx2, .panel = panel_avx2,
+    .multiply = multiply,
 };
 #ifdef __clang__
 #pragma clang attribute pop

@@ -291,8 +291,9 @@ static void multiply512(const Panels *panels, int64_t weights, const int8_t *cod
 }
 
 const Int8 avx512_int8 = {
-    .tall = 12, .even = 1, .unit = 4, .code = 1, .block = 640 << 10, .quantize = quantize512, .largest = largest512,
-    .codes = codes512, .numbers = numbers512, .last = last512, .panel = panel512, .multiply = multiply512,
+    .name = "vnni", .tall = 12, .even = 1, .unit = 4, .code = 1, .block = 640 << 10, .quantize = quantize512,
+    .largest = largest512, .codes = codes512, .numbers = numbers512, .last = last512, .panel = panel512,
+    .multiply = multiply512,
 };
 #ifdef __clang__
 #pragma clang attribute pop

@@ -96,6 +96,7 @@ typedef struct {
 } Codes;
 
 typedef struct {
+    const char *name;
     int tall;   /* rows of a group at most, which is at most TALLEST */
     int even;   /* whether groups should be as large as each other; else all but the last are `tall` */
     int unit;   /* columns of activations are padded to a multiple of this */

@@ -39,14 +39,15 @@ _BY_RUN = int(Coding.BY_RUN)  # a plain number, which compares faster
 
 @dataclass(frozen=True)
 class Sizes:
-    """Columns with what they are padded with; bytes of a panel and of the spare memory of a thread; rows of activations
-    up to which panels of the weight are made where they are used, and in a group."""
+    """Bytes of a row of activations, with what it is padded with, of a panel, and of the spare memory of a thread; rows
+    of activations up to which panels of the weight are made where they are used, and in a group; the instructions."""
 
     wide: int
     panel: int
     spare: int
     most: int
     tall: int
+    name: str
 
 
 @lru_cache(maxsize=256)
@@ -57,6 +58,12 @@ def sizes(columns: int) -> Sizes | None:
         return None
     made = found.int8_sizes(columns)
     return None if made is None else Sizes(*made)
+
+
+def instructions(columns: int) -> str:
+    """By which products with weights of so many columns are computed here: "amx", "vnni" or "avx2"; "" for none."""
+    found = sizes(columns)
+    return "" if found is None else found.name
 
 
 def reads(form: Form | None, parts: Parts) -> bool:

@@ -61,8 +61,9 @@ PyObject *py_int8_sizes(PyObject *module, PyObject *columns) {
     (void)module;
     if (PyErr_Occurred()) return NULL;
     if (!int8_kernels()) Py_RETURN_NONE;
-    return Py_BuildValue("LLLLi", (long long)padded(wanted), (long long)panel_bytes(wanted),
-                         (long long)spare_bytes(wanted), (long long)most_rows(wanted), int8_kernels()->tall);
+    return Py_BuildValue("LLLLis", (long long)padded(wanted), (long long)panel_bytes(wanted),
+                         (long long)spare_bytes(wanted), (long long)most_rows(wanted), int8_kernels()->tall,
+                         int8_kernels()->name);
 }
 
 PyObject *py_int8_lies_right(PyObject *module, PyObject *args) {

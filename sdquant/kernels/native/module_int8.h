@@ -17,8 +17,8 @@ PyObject *py_large_pages(PyObject *module, PyObject *bytes);
 
 #define INT8_METHODS                                                                                     \
     {"int8_sizes", py_int8_sizes, METH_O,                                                                \
-     "int8_sizes(columns)\n--\n\nPadded columns, bytes of a panel and of the spare memory of a thread, rows of\n" \
-     "a block and of a group; None where this machine has no such kernels."},                                                    \
+     "int8_sizes(columns)\n--\n\nBytes of a row of activations, of a panel and of the spare memory of a thread, rows\n" \
+     "of a block and of a group, and which instructions; None where this machine has no such kernels."},                         \
     {"int8_lies_right", py_int8_lies_right, METH_VARARGS,                                                 \
      "int8_lies_right(form, numbers)\n--\n\nSee int8.h."},                                               \
     {"int8_stage", py_int8_stage, METH_VARARGS, "int8_stage(form, numbers)\n--\n\nSee int8.h."},          \
