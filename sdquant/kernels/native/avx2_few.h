@@ -204,14 +204,16 @@ INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Nothing *o
                           const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
     const Steps steps = steps_of(form, parts, first / form->group);
-    const Steps alone = scale_alone(&steps, 0), twice = scale_alone(&steps, 1);
+    const Steps alone = scale_alone(&steps, 0, 0), less = scale_alone(&steps, 1, 0), twice = scale_alone(&steps, 0, 1);
     const int simple = only_scaled(&steps);
     (void)of;
 #define RUN(arithmetic, type, ordinary) \
-    if (simple && !steps.multiplied) \
-        some_bytes(&alone, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
-    else if (simple) \
+    if (simple && steps.multiplied) \
         some_bytes(&twice, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
+    else if (simple && steps.subtracted) \
+        some_bytes(&less, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
+    else if (simple) \
+        some_bytes(&alone, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
     else \
         some_bytes(&steps, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum)
     IN_CASES(steps, form, type, RUN)

@@ -34,14 +34,15 @@ INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
     };
 }
 
-/* Whether a scale is all that there is, or a scale and a factor. */
+/* Whether there is nothing but a scale, a zero point and a factor, and not both of these. */
 INLINE int only_scaled(const Steps *steps) {
-    return steps->scaled && !steps->subtracted && !steps->shifted && !steps->fused;
+    return steps->scaled && !steps->shifted && !steps->fused && !(steps->subtracted && steps->multiplied);
 }
 
 /* Such steps as the compiler may know them. */
-INLINE Steps scale_alone(const Steps *steps, int multiplied) {
-    return (Steps){.scale = steps->scale, .factor = steps->factor, .scaled = 1, .multiplied = multiplied};
+INLINE Steps scale_alone(const Steps *steps, int subtracted, int multiplied) {
+    return (Steps){.zero = steps->zero, .scale = steps->scale, .factor = steps->factor, .subtracted = subtracted,
+                   .scaled = 1, .multiplied = multiplied};
 }
 
 /* To the nearest bfloat16, ties to even, of zeros and numbers from 2^-126 to 2^110: Veltkamp's splitting, whose results were
