@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from . import inputs
 from .errors import SettingsError
+from .kernels import onednn
 from .offload import components_of
 from .offload.entry import ENTRIES, wrap
 from .work import Work, product
@@ -114,20 +115,12 @@ def _workspace(func: Any, args: Any, out: Any) -> int:
     point = all(side == 1 for side in weight.shape[2:])
     if x.dim() != 4:
         return 0
-    if not _has_onednn(x.dtype):
+    if onednn.multiplies(x.dtype) is False:
         seen = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
         return int((seen + (0 if x.is_contiguous() else x.numel())) * x.element_size())
     if x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
         return 0
     return int((x.numel() * (2 if point else 1) + weight.numel()) * x.element_size())
-
-
-@cache
-def _has_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes convolutions of such numbers on this CPU."""
-    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
-    supported = getattr(torch.ops.mkldnn, known, None) if known is not None else None
-    return supported is None or bool(supported())
 
 
 def _kernel(func: Any, args: Any) -> dict[object, int]:
@@ -140,7 +133,7 @@ def _kernel(func: Any, args: Any) -> dict[object, int]:
     if not is_product and func is not torch.ops.aten.convolution.default:
         return {}
     x = args[-1 if is_product else 0]
-    if x.device.type != "cpu" or not _has_onednn(x.dtype):
+    if x.device.type != "cpu" or onednn.multiplies(x.dtype) is False:
         return {}
     shapes = tuple(tuple(tensor.shape) for tensor in _tensors(args))
     if not is_product:

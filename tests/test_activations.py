@@ -15,6 +15,7 @@ import sdquant
 from sdquant import activations
 from sdquant.drawing import draw
 from sdquant.errors import SettingsError
+from sdquant.kernels import onednn
 from sdquant.offload import components_of
 from sdquant.offload.entry import wrap
 
@@ -112,7 +113,7 @@ def test_what_onednn_keeps_of_its_kernels_is_counted_once_for_each_shape() -> No
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 32)).bfloat16()
     x = torch.zeros(8, 64, dtype=torch.bfloat16)
     of_two, of_one = activations.trace_of(net, x).kernels, activations.trace_of(net[0], x).kernels
-    assert of_two == 2 * of_one and (of_one > 0) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert of_two == 2 * of_one and (of_one > 0) == (onednn.multiplies(torch.bfloat16) is not False)
     assert activations.trace_of(net.float(), x.float()).kernels == 0  # MKL's
     conv = nn.Conv2d(4, 4, 3)
     assert (

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import onednn
 from .native import isa
 from .tiled import Rows, parts
 
@@ -34,9 +35,7 @@ def pays(dtype: torch.dtype) -> bool:
     """Whether this is the fastest exact way on this machine's CPU, for activations of `dtype`."""
     if isa() == "avx2":  # with AVX-512 or without, these processors have no instructions for 16-bit floats
         return dtype in _FLOATS
-    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
-    supported = getattr(torch.ops.mkldnn, known, None) if known is not None else None
-    return isa() is None and supported is not None and not supported()
+    return isa() is None and onednn.multiplies(dtype) is False
 
 
 def linear(x: Tensor, bias: Tensor | None, rows: int, weight: Rows) -> Tensor:

@@ -59,7 +59,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(native, "sizes", lambda columns: None)
         yield name
         return
-    use(name.removeprefix("c").removeprefix(" with "))
+    assert use(name.removeprefix("c").removeprefix(" with "))
     yield "c"
     use("")
 

@@ -204,8 +204,8 @@ INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Nothing *o
                           const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
     const Steps steps = steps_of(form, parts, first / form->group);
-    const Steps alone = scale_alone(&steps, 0, 0), less = scale_alone(&steps, 1, 0), twice = scale_alone(&steps, 0, 1);
-    const int simple = only_scaled(&steps);
+    const Steps alone = known_steps(&steps, 0, 0), less = known_steps(&steps, 1, 0), twice = known_steps(&steps, 0, 1);
+    const int simple = have_few_steps(&steps);
     (void)of;
 #define RUN(arithmetic, type, ordinary) \
     if (simple && steps.multiplied) \

@@ -10,17 +10,16 @@
 
 enum { HALF = PANEL / 2 };
 
-/* avx2_codes.c: as their namesakes in int8.h. */
-void quantize_avx2(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale, int32_t *sum);
-void quantize_line_avx2(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
-void quantize_runs_avx2(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
-void largest_avx2(Type type, const void *x, int64_t columns, int64_t count, float *out);
-void codes_avx2(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
-void numbers_avx2(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded, float *scale,
-                  void *out);
-void last_avx2(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
+/* avx2_codes.c */
+QuantizeGroup quantize_avx2;
+QuantizeLine quantize_line_avx2;
+QuantizeRuns quantize_runs_avx2;
+Largest largest_avx2;
+CodesOf codes_avx2;
+NumbersOf numbers_avx2;
+ChannelsLast last_avx2;
 
 /* avx2_panels.c */
-void panel_avx2(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+MakePanel panel_avx2;
 
 #endif

@@ -35,12 +35,12 @@ INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
 }
 
 /* Whether there is nothing but a scale, a zero point and a factor, and not both of these. */
-INLINE int only_scaled(const Steps *steps) {
+INLINE int have_few_steps(const Steps *steps) {
     return steps->scaled && !steps->shifted && !steps->fused && !(steps->subtracted && steps->multiplied);
 }
 
 /* Such steps as the compiler may know them. */
-INLINE Steps scale_alone(const Steps *steps, int subtracted, int multiplied) {
+INLINE Steps known_steps(const Steps *steps, int subtracted, int multiplied) {
     return (Steps){.zero = steps->zero, .scale = steps->scale, .factor = steps->factor, .subtracted = subtracted,
                    .scaled = 1, .multiplied = multiplied};
 }

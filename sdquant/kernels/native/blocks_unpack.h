@@ -24,7 +24,7 @@ static inline void put_word(int8_t *to, uint64_t word) { memcpy(to, &word, 8); }
 /* Bytes below 0x80, less `zero` each: with the highest bit set, none borrows from the next. Here and not in a pass of
    its own, which would wait for the bytes to be written. */
 static inline void put_codes(int8_t *to, uint64_t codes, uint64_t zero) {
-    put_word(to, zero ? (codes | 0x80 * ONES) - zero * ONES ^ 0x80 * ONES : codes);
+    put_word(to, zero ? ((codes | 0x80 * ONES) - zero * ONES) ^ 0x80 * ONES : codes);
 }
 
 /* Each of `count` bytes shifted right, masked by as many bits as are left in it. */

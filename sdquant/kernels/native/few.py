@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ..onednn import multiplies
 from . import extension, isa
 
 ALL = 1 << 30
@@ -35,15 +36,9 @@ def few_rows(dtype: torch.dtype, columns: int) -> int:
     if name == "avx512bf16" and dtype == torch.float32 and extension().amd():  # type: ignore[union-attr]
         return _ON_AMD
     # Without instructions for float16 torch's product takes 5 times as long as this one.
-    return ALL if few and dtype == torch.float16 and name != "avx2" and not _halves() else few
+    return ALL if few and dtype == torch.float16 and name != "avx2" and not multiplies(dtype) else few
 
 
 def few_patches(dtype: torch.dtype, columns: int) -> int:
     """See `Reader.few_patches`."""
     return max(few_rows(dtype, columns), _PATCHES.get(isa() or "", {}).get(dtype, 0))
-
-
-def _halves() -> bool:
-    """Whether torch multiplies float16 by instructions for it."""
-    known = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
-    return known is not None and bool(known())

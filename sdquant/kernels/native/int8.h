@@ -95,6 +95,34 @@ typedef struct {
     Kind kind;
 } Codes;
 
+/* What an instruction set has functions for. */
+
+/* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [line_bytes] is spare. */
+typedef void QuantizeGroup(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
+                           int32_t *sum);
+/* One of these rows, in order. */
+typedef void QuantizeLine(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
+/* Runs of AGAIN_RUN floats as codes, and their scales, `step` apart. */
+typedef void QuantizeRuns(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
+/* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
+typedef void Largest(Type type, const void *x, int64_t columns, int64_t count, float *out);
+/* Rows of x, [count, columns], as codes by the rules of sdquant/rules: see `codes512`. */
+typedef void CodesOf(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale,
+                     int8_t *out);
+/* What such codes stand for, of the type of x (F32 for F16): see `numbers512`. */
+typedef void NumbersOf(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded,
+                       float *scale, void *out);
+/* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
+typedef void ChannelsLast(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop,
+                          void *out);
+/* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are taken
+   as they lie. `spare`: see int8.c. */
+typedef void MakePanel(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+/* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both. `ahead`: memory that will
+   be wanted. */
+typedef void Multiply(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
+                      const Place *place, const char *ahead, int64_t ahead_bytes);
+
 typedef struct {
     const char *name;
     int tall;   /* rows of a group at most, which is at most TALLEST */
@@ -105,40 +133,25 @@ typedef struct {
                    read side by side are in different sets of the cache */
     int block;  /* bytes of activations that stay in the second cache */
     int beside; /* bytes of panels that a group is multiplied with before the next one is, so that results lie together */
-    /* Rows of activations first .. first + rows, one group, as codes, their scales and sums; `line` [line_bytes] is
-       spare. */
-    void (*quantize)(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale,
-                     int32_t *sum);
-    /* The largest magnitude in each of `count` rows of x, [count, columns]; NaN where one is. */
-    void (*largest)(Type type, const void *x, int64_t columns, int64_t count, float *out);
-    /* Rows of x, [count, columns], as codes by the rules of sdquant/rules: see `codes512`. */
-    void (*codes)(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
-    /* What such codes stand for, of the type of x (F32 for F16): see `numbers512`. */
-    void (*numbers)(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded,
-                    float *scale, void *out);
-    /* Pixels start .. stop of an image [channels, pixels] to the same of [pixels, channels]. */
-    void (*last)(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
-    /* Rows of the weight start .. start + PANEL, as far as there are such, as a panel; NULL where the weight's rows are
-       taken as they lie. `spare`: see int8.c. */
-    void (*panel)(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
-    /* The groups of m rows by the panels of `weights` columns; `place` is that of the first of both.
-       `ahead`: memory that will be wanted. */
-    void (*multiply)(const Panels *panels, int64_t weights, const int8_t *codes, int64_t m, int64_t columns,
-                     const Place *place, const char *ahead, int64_t ahead_bytes);
+    QuantizeGroup *quantize;
+    Largest *largest;
+    CodesOf *codes;
+    NumbersOf *numbers;
+    ChannelsLast *last;
+    MakePanel *panel;
+    Multiply *multiply;
 } Int8;
 
 extern const Int8 avx2_int8, avx512_int8, amx_int8;
 
 /* avx512_codes.c: all of `Int8` that is done with activations alone, and what AMX and panels share of it. */
-void quantize512(const Source *from, int64_t first, int rows, int8_t *line, int8_t *codes, float *scale, int32_t *sum);
-void quantize_line512(const Source *from, int64_t row, int8_t *line, float *scale, int32_t *sum);
-/* Runs of AGAIN_RUN floats as codes, and their scales, `step` apart. */
-void quantize_runs512(const float *x, int64_t runs, int8_t *to, float *scale, int64_t step);
-void largest512(Type type, const void *x, int64_t columns, int64_t count, float *out);
-void codes512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, float *scale, int8_t *out);
-void numbers512(Type type, const void *x, int64_t columns, int64_t count, const Codes *how, int decoded, float *scale,
-                void *out);
-void last512(Type type, const void *x, int64_t channels, int64_t pixels, int64_t start, int64_t stop, void *out);
+QuantizeGroup quantize512;
+QuantizeLine quantize_line512;
+QuantizeRuns quantize_runs512;
+Largest largest512;
+CodesOf codes512;
+NumbersOf numbers512;
+ChannelsLast last512;
 
 /* avx512_int8.c: sums [rows, PANEL] to where they belong, as results; of floats those of all runs, each with its scale. */
 void results512(const int32_t *sums, int rows, const Place *place);
@@ -146,9 +159,8 @@ void float_results512(const float *sums, int rows, const Place *place);
 /* With `by_steps`: sums [rows, PANEL] of run r of so many, scaled, are added to `kept`. */
 void add_run512(const int32_t *sums, int rows, const Place *place, int64_t r, int64_t runs, float (*kept)[PANEL]);
 
-/* avx512_panels.c: `panel` for VNNI and for AMX. */
-void panel512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
-void rows512(const Weight *weight, int64_t start, uint8_t *panel, float *scale, int32_t *minus, void *spare);
+/* avx512_panels.c: for VNNI and for AMX. */
+MakePanel panel512, rows512;
 
 /* avx512_taps.c: bytes [in, 9] as [9, in], for as many of the inputs as it says. */
 int64_t nine_taps512(const uint8_t *from, int64_t in, uint8_t *to);
