@@ -48,17 +48,17 @@ INLINE void add_sums(int m, __m256 (*sum)[MOST_TURNS], float *sums) {
     }
 }
 
-/* The groups of a run of weights, each by `unit`, which is given where it begins and what `known` says of all. */
-#define BY_GROUPS(name, unit, Known, known) \
+/* The groups of a run of weights, each by `unit`, which is given where it begins and what is the same for all. */
+#define BY_GROUPS(name, unit) \
     INLINE void name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
                           const float *x, int64_t stride, int m, float *sums) { \
         __m256 sum[FEWEST][MOST_TURNS]; \
-        const Known of_all = known(form, type); \
+        const Sixteen of = sixteen_of(form, type); \
         no_sums(m, sum); \
         while (count > 0) { \
             const int64_t group = first / form->group, left = (group + 1) * form->group - first; \
             const int64_t run = left < count ? left : count; \
-            unit(form, parts, &of_all, first, run, type, x, stride, m, sum); \
+            unit(form, parts, &of, first, run, type, x, stride, m, sum); \
             first += run, count -= run, x += run; \
         } \
         add_sums(m, sum, sums); \
@@ -92,7 +92,8 @@ INLINE Choices bytes_of_sixteen(__m256 low, __m256 high) {
                       _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(third, more))}};
 }
 
-/* What sixteen codes are before they are scaled, less what `zero` is, and whether a scale is all that their groups have. */
+/* What sixteen codes are before they are scaled, less `zero`, and whether a zero point and a scale are all that their
+   groups have: then what all groups' zero points are is subtracted here. */
 typedef struct {
     __m256 low, high, zero;
     int bare;
@@ -102,9 +103,9 @@ INLINE Sixteen sixteen_of(const Form *form, Type type) {
     const __m256 first = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), later = _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15);
     const __m256 low = form->looked_up ? _mm256_loadu_ps(form->table) : first;
     const __m256 high = form->looked_up ? _mm256_loadu_ps(form->table + 8) : later;
-    const int bare = form->zeros < 0 && form->scale != NONE && form->shift == NONE && form->factor == 1.0f &&
-                     !form->fused && form->arithmetic != BF16 && type != F16;
-    const __m256 zero = _mm256_set1_ps(bare ? form->zero : 0);
+    const int bare = form->scale != NONE && form->shift == NONE && form->factor == 1.0f && !form->fused &&
+                     form->arithmetic != BF16 && type != F16;
+    const __m256 zero = _mm256_set1_ps(bare && form->zeros < 0 ? form->zero : 0);
     return (Sixteen){_mm256_sub_ps(low, zero), _mm256_sub_ps(high, zero), zero, bare};
 }
 
@@ -112,8 +113,17 @@ INLINE Choices choices_of(const Form *form, const Parts *parts, const Sixteen *o
     if (of->bare) {
         const float number = scale_of(form, parts, group);
         const __m256 scale = _mm256_set1_ps(number);
-        __m256 low = _mm256_mul_ps(of->low, scale), high = _mm256_mul_ps(of->high, scale);
-        if (form->arithmetic == F16) low = rounded8(low, F16, 1), high = rounded8(high, F16, 1);
+        __m256 low = of->low, high = of->high;
+        if (form->zeros >= 0) {
+            const __m256 zero = _mm256_set1_ps(zero_of(form, parts, group));
+            low = _mm256_sub_ps(low, zero), high = _mm256_sub_ps(high, zero);
+        }
+        low = _mm256_mul_ps(low, scale), high = _mm256_mul_ps(high, scale);
+        if (form->arithmetic == F16) {
+            const int normal = whole_f16(form) && ordinary_f16(number);
+            low = normal ? nearest_f16(low) : rounded8(low, F16, 0);
+            high = normal ? nearest_f16(high) : rounded8(high, F16, 0);
+        }
         if (type == F32) return bytes_of_sixteen(low, high);
         if (ordinary(number)) return bytes_of_sixteen(nearest_bf16(low), nearest_bf16(high));
     }
@@ -185,9 +195,9 @@ INLINE void unit_of_planes(const Form *form, const Parts *parts, const Sixteen *
 /* Bytes that are numbers, as they lie. */
 INLINE void some_bytes(const Steps *steps, const uint8_t *codes, int is_signed, int64_t run, Type arithmetic, Type type,
                        int ordinary, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
-    for (int64_t i = 0; i < run; i += 16) {
+    for (int64_t i = 0; i < run; i += 32) {
         _mm_prefetch((const char *)codes + i + AHEAD / 2, _MM_HINT_T0);
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 4; k++) {
             const __m128i bytes = _mm_loadl_epi64((const __m128i *)(codes + i + 8 * k));
             const __m256i numbers = is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes);
             const __m256 weights = weights8(steps, _mm256_cvtepi32_ps(numbers), arithmetic, type, ordinary);
@@ -196,17 +206,13 @@ INLINE void some_bytes(const Steps *steps, const uint8_t *codes, int is_signed, 
     }
 }
 
-/* Bytes are scaled one by one. */
-typedef int Nothing;
-INLINE Nothing nothing_of(const Form *form, Type type) { return (void)form, (void)type, 0; }
-
-INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Nothing *of, int64_t first, int64_t run, Type type,
+INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run, Type type,
                           const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
     const Steps steps = steps_of(form, parts, first / form->group);
     const Steps alone = known_steps(&steps, 0, 0), less = known_steps(&steps, 1, 0), twice = known_steps(&steps, 0, 1);
     const int simple = have_few_steps(&steps);
-    (void)of;
+    (void)of; /* bytes are scaled one by one */
 #define RUN(arithmetic, type, ordinary) \
     if (simple && steps.multiplied) \
         some_bytes(&twice, parts->codes + first, is_signed, run, arithmetic, type, ordinary, x, stride, m, sum); \
@@ -238,7 +244,7 @@ INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, i
             for (int k = 0; k < 2; k++) {
                 const __m128i codes = _mm_loadl_epi64((const __m128i *)(block.codes + i + 8 * k));
                 const __m256 numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
-                const __m256 weights = rounded8(_mm256_fmadd_ps(numbers, scale, shift), type, 1);
+                const __m256 weights = rounded8(_mm256_fmadd_ps(numbers, scale, shift), type, type == BF16);
                 add(weights, x + 8 * k, stride, m, k, sum);
             }
         }
@@ -246,13 +252,35 @@ INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, i
     add_sums(m, sum, sums);
 }
 
+/* Those of `q8_0`, a scale and 32 bytes, which need not be unpacked. */
+INLINE void dot_q8_0_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
+                        int64_t stride, int m, float *sums) {
+    enum { WEIGHTS = 32, BYTES_OF_BLOCK = 34 };
+    __m256 sum[FEWEST][MOST_TURNS];
+    const uint8_t *from = parts->codes + first / WEIGHTS * BYTES_OF_BLOCK;
+    (void)form;
+    no_sums(m, sum);
+    for (; count > 0; count -= WEIGHTS, from += BYTES_OF_BLOCK) {
+        const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)u16(from)));
+        _mm_prefetch((const char *)from + 16 * 64, _MM_HINT_T0);
+        for (int k = 0; k < 4; k++, x += 8) {
+            const __m256 numbers =
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 2 + 8 * k))));
+            add(rounded8(_mm256_mul_ps(numbers, scale), type, type == BF16), x, stride, m, k, sum);
+        }
+    }
+    add_sums(m, sum, sums);
+}
+
 BY_ROWS(dot_blocks)
-BY_GROUPS(dot_nibbles, unit_of_nibbles, Sixteen, sixteen_of)
-BY_GROUPS(dot_planes, unit_of_planes, Sixteen, sixteen_of)
-BY_GROUPS(dot_bytes, unit_of_bytes, Nothing, nothing_of)
+BY_ROWS(dot_q8_0)
+BY_GROUPS(dot_nibbles, unit_of_nibbles)
+BY_GROUPS(dot_planes, unit_of_planes)
+BY_GROUPS(dot_bytes, unit_of_bytes)
 
 /* The function for such weights; NULL where there is none. */
 INLINE DotFew *dotter_avx2(const Form *form) {
+    if ((int)form->packing == PACKING_q8_0) return dot_q8_0;
     if (form->packing > CODED) return dot_blocks;
     if (form->taps > 1 || form->columns % UNIT || form->group % UNIT) return 0;
     switch (form->packing) {

@@ -25,6 +25,8 @@ enum {
     BATCH = 64,          /* rows of activations: of DEPTH columns, in the second cache, of 256 KB */
     WHOLE = 192 * 1024,  /* bytes of activations that are there whole */
     EDGE = 64,
+    NEAR = 24 * 1024,    /* bytes of activations that are in the first cache beside weights; whole blocks of columns */
+    TOGETHER = 16,       /* rows of the weight */
 };
 
 /* The sums of the lanes of four. */
@@ -76,23 +78,35 @@ static void blocks(const float *w, int64_t stride_w, const float *x, int64_t str
 
 static int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/* Up to FEWEST rows of activations, row by row of the weight. 0: no memory. */
-static int row_by_row(DotFew *dot, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
-                      const void *x, int m, const void *bias, void *out) {
+/* Up to FEWEST rows of activations, which are read again for every row of the weight: so many columns of them that they
+   stay in the first cache, where they lie together, for some rows of the weight, before the next. 0: no memory. */
+static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
+                        const void *x, int m, const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns;
     const int as_if = m > 4 ? FEWEST : m == 3 ? 4 : m; /* the others are of zeros */
+    const int64_t step = NEAR / (as_if * (int64_t)sizeof(float));
     float *wide = calloc((as_if + 1) * columns, sizeof *wide), *turned = wide + columns;
     if (!wide) return 0;
     for (int j = 0; j < m; j++) {
         widen(x, type, j * columns, wide, columns);
-        turn(form, wide, columns, turned + j * columns);
+        for (int64_t at = 0; at < columns; at += step) {
+            const int64_t k = columns - at < step ? columns - at : step;
+            turn(form, wide + at, k, turned + at * as_if + j * k);
+        }
     }
-    for (int64_t nth = start; nth < stop; nth++) {
-        const int64_t row = row_at(form, planes, nth);
-        float sums[FEWEST] = {0};
-        dot(form, parts, row * columns, columns, type, turned, columns, as_if, sums);
-        for (int j = 0; j < m; j++) put_sum(sums[j], type, bias, out, j, row, form->rows);
+    for (int64_t first = start; first < stop; first += TOGETHER) {
+        const int count = (int)(stop - first < TOGETHER ? stop - first : TOGETHER);
+        float sums[TOGETHER][FEWEST] = {{0}};
+        for (int64_t at = 0; at < columns; at += step) {
+            const int64_t k = columns - at < step ? columns - at : step;
+            for (int i = 0; i < count; i++)
+                dot(form, parts, row_at(form, planes, first + i) * columns + at, k, type, turned + at * as_if, k, as_if,
+                    sums[i]);
+        }
+        for (int i = 0; i < count; i++)
+            for (int j = 0; j < m; j++)
+                put_sum(sums[i][j], type, bias, out, j, row_at(form, planes, first + i), form->rows);
     }
     free(wide);
     return 1;
@@ -101,7 +115,7 @@ static int row_by_row(DotFew *dot, const Form *form, Parts *parts, Type type, in
 int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  const void *bias, void *out) {
     DotFew *dot = m <= FEWEST ? dotter_avx2(form) : 0;
-    if (dot) return row_by_row(dot, form, parts, type, start, stop, x, (int)m, bias, out);
+    if (dot) return some_at_once(dot, form, parts, type, start, stop, x, (int)m, bias, out);
     Decode *decode = kernels()->decoder(form);
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, rows = form->rows, size = type == F32 ? 4 : 2;

@@ -2,6 +2,8 @@
 #ifndef SDQUANT_AVX2_STEPS_H
 #define SDQUANT_AVX2_STEPS_H
 
+#include <math.h>
+
 #include "avx2_runs.h"
 #include "scales.h"
 
@@ -11,11 +13,19 @@
 typedef struct {
     __m256 zero, scale, factor, shift;
     int subtracted, scaled, multiplied, shifted, fused;
-    int ordinary; /* whether no weight is NaN, infinite, or too small or large for `nearest_bf16`, whatever its code */
+    int ordinary; /* whether no weight is NaN, infinite, or too small or large for `nearest_bf16` or, where that is the
+                     arithmetic, `nearest_f16`, whatever its code */
 } Steps;
 
 /* Whether a scale or shift is zero, or from 2^-100 to 2^90. */
 INLINE int ordinary(float value) { return value == 0 || (bits_of(value) >> 23 & 255) - 27u <= 190u; }
+
+/* Whether a scale is zero, or from 2^-14 to 2^6: its products with whole numbers of up to eight bits are then float16's
+   normal numbers, with room for a shift. */
+INLINE int ordinary_f16(float value) { return value == 0 || (bits_of(value) >> 23 & 255) - 113u <= 19u; }
+
+/* Whether such products, and a shift, are all that is computed, in float16. */
+INLINE int whole_f16(const Form *form) { return !form->looked_up && form->factor == 1.0f && !form->fused; }
 
 INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group);
@@ -30,7 +40,8 @@ INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
         .multiplied = form->factor != 1.0f,
         .shifted = form->shift != NONE,
         .fused = form->fused,
-        .ordinary = ordinary(scale) && ordinary(shift),
+        .ordinary = form->arithmetic == F16 ? whole_f16(form) && ordinary_f16(scale) && fabsf(shift) <= 16384
+                                            : ordinary(scale) && ordinary(shift),
     };
 }
 
@@ -52,10 +63,16 @@ INLINE __m256 nearest_bf16(__m256 values) {
     return _mm256_sub_ps(larger, _mm256_sub_ps(larger, values));
 }
 
+/* The same to float16, of zeros and numbers from 2^-14 to 2^15, and of sums of such float16 numbers. */
+INLINE __m256 nearest_f16(__m256 values) {
+    const __m256 larger = _mm256_mul_ps(values, _mm256_set1_ps(8193.0f));
+    return _mm256_sub_ps(larger, _mm256_sub_ps(larger, values));
+}
+
 /* Rounded to the type and back. */
 INLINE __m256 rounded8(__m256 values, Type type, int ordinary) {
     if (type == F32) return values;
-    if (type == F16) return _mm256_cvtph_ps(round_f16(values));
+    if (type == F16) return ordinary ? nearest_f16(values) : _mm256_cvtph_ps(round_f16(values));
     if (ordinary) return nearest_bf16(values);
     return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(values), _mm256_set1_epi32((int)0xffff0000)));
 }
@@ -84,8 +101,8 @@ INLINE __m256 weights8(const Steps *steps, __m256 values, Type arithmetic, Type 
         RUN(F16, BF16, 1); \
     } else if ((type) == F32 && (form)->arithmetic == F32) { \
         RUN(F32, F32, 0); \
-    } else if ((type) == F32 && (form)->arithmetic == F16) { \
-        RUN(F16, F32, 0); \
+    } else if ((type) == F32 && (steps).ordinary && (form)->arithmetic == F16) { \
+        RUN(F16, F32, 1); \
     } else { \
         RUN((form)->arithmetic, type, 0); \
     }
