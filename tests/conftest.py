@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,28 @@ from sdquant import backends
 from sdquant.components import quiet
 
 Saved = Callable[..., Path]
+
+
+_frozen = 0
+
+
+def _freeze() -> None:
+    """What was imported and collected stays to the end. Without this every full collection of garbage, of which there is
+    one whenever a model is offloaded, walks through all of it, which takes as long as loading a shipped model."""
+    global _frozen
+    gc.collect()
+    gc.freeze()
+    _frozen = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Libraries are imported by the first test that needs them."""
+    if len(sys.modules) > _frozen + 100:
+        _freeze()
 
 
 @pytest.fixture(scope="session")
