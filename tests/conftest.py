@@ -23,8 +23,8 @@ _frozen = 0
 
 
 def _freeze() -> None:
-    """What was imported and collected stays to the end. Without this every full collection of garbage, of which there is
-    one whenever a model is offloaded, walks through all of it, which takes as long as loading a shipped model."""
+    """What was imported and collected stays to the end. Without this every full collection of garbage, of which there
+    is one whenever a model is offloaded, walks through all of it, which takes as long as loading a shipped model."""
     global _frozen
     gc.collect()
     gc.freeze()
