@@ -12,6 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -37,8 +38,7 @@ def model_class(library: str | None, name: str) -> Any:
     known = _model_libraries()
     for where in (library,) if library in known else tuple(known):
         package, base = known[str(where)]
-        with quiet():
-            cls = getattr(package, name, None) if name.isidentifier() and not name.startswith("_") else None
+        cls = _public(package, name) if name.isidentifier() else None
         if isinstance(cls, type) and issubclass(cls, base):
             return cls
     raise UnsupportedFileError(
@@ -48,6 +48,7 @@ def model_class(library: str | None, name: str) -> Any:
     )
 
 
+@cache
 def _model_libraries() -> dict[str, tuple[Any, Any]]:
     """diffusers and transformers, each with the base of its model classes."""
     import diffusers
@@ -60,6 +61,7 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
         }
 
 
+@cache
 def single_file() -> tuple[Mapping[str, Any], Any]:
     """diffusers' converters of single files: by class, {"checkpoint_mapping_fn": ...}, and the module they are in."""
     with quiet():
@@ -230,10 +232,8 @@ def check_pipeline(folder: Path) -> None:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
         BadFileError: a scheduler has more steps than any has.
     """
-    with quiet():
-        import diffusers
-        import transformers
-        from diffusers import pipelines
+    libraries, pipelines = _model_libraries(), _pipelines()
+    diffusers = libraries["diffusers"][0]
     place = folder / "model_index.json"
     index = read_json(place)
     if not isinstance(_public(diffusers, index.get("_class_name")), type):
@@ -242,7 +242,7 @@ def check_pipeline(folder: Path) -> None:
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
         library, cls = row if len(row) == 2 else (None, None)
-        package: Any = {"diffusers": diffusers, "transformers": transformers}.get(str(library))
+        package: Any = libraries[str(library)][0] if str(library) in libraries else None
         if package is None and isinstance(library, str) and library.isidentifier() and not library.startswith("_"):
             package = getattr(pipelines, library, None)  # diffusers' own modules, such as "stable_diffusion"
         known = isinstance(package, ModuleType) and isinstance(cls, str)
@@ -254,10 +254,21 @@ def check_pipeline(folder: Path) -> None:
             _refuse_endless(name, read_json(scheduler))
 
 
+@cache
+def _pipelines() -> Any:
+    with quiet():
+        from diffusers import pipelines
+    return pipelines
+
+
 def _public(package: Any, name: Any) -> Any:
     """What is called `name` in diffusers or transformers; None if nothing is."""
+    if not isinstance(name, str) or name.startswith("_"):
+        return None
+    if name in vars(package):  # what was imported has nothing more to say
+        return vars(package)[name]
     with quiet():
-        return getattr(package, name, None) if isinstance(name, str) and not name.startswith("_") else None
+        return getattr(package, name, None)
 
 
 def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:

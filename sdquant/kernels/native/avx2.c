@@ -1,11 +1,5 @@
 /* The kernels for AVX2: the portable ones compiled for it, but for decoding and for products. */
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define BUILD 1
-#elif (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#pragma GCC target("avx2,fma,f16c")
-#define BUILD 1
-#endif
+#include "avx2.h"
 
 #ifdef BUILD
 #include "blocks.h"

@@ -1,14 +1,9 @@
 /* Products in 8-bit integers with AVX2 alone: see avx2_int8.h for what lies where. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c")
-#endif
-#include <immintrin.h>
+#include "avx2.h"
+
+#ifdef BUILD
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
 #include "avx2_int8.h"
 #include "avx2_runs.h"
 #include "floats.h"

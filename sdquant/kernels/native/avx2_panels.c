@@ -1,18 +1,12 @@
 /* Rows of weights as panels for products with AVX2 alone: see avx2_int8.h for what lies where. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c")
-#endif
-#include <immintrin.h>
+#include "avx2.h"
+
+#ifdef BUILD
 #include <string.h>
 
 #include "avx2_int8.h"
 #include "codes.h"
 #include "scales.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* What int8_rows.h is made of. */
 static const uint8_t *unpacked(const Weight *weight, int64_t first, uint8_t *spare) {

@@ -3,13 +3,7 @@
 
    Activations are made floats once. Where they do not fit the second cache whole, a part of the columns is worked
    through for all rows of the weight before the next. */
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define BUILD 1
-#elif (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#pragma GCC target("avx2,fma,f16c")
-#define BUILD 1
-#endif
+#include "avx2.h"
 
 #ifdef BUILD
 #include <stdlib.h>

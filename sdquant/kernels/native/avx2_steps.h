@@ -1,4 +1,4 @@
-/* The arithmetic of a group's weights, eight at a time. */
+/* The arithmetic of a group's weights, eight at a time. For files that include avx2.h. */
 #ifndef SDQUANT_AVX2_STEPS_H
 #define SDQUANT_AVX2_STEPS_H
 
@@ -6,8 +6,6 @@
 
 #include "avx2_runs.h"
 #include "scales.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* What is done to the numbers of a group, in the order of `scale_run` of portable.h. */
 typedef struct {

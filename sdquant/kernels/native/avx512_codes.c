@@ -1,19 +1,13 @@
 /* Activations as codes of eight bits, for products by VNNI and by AMX: see int8.h for what lies where. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
-#endif
-#include <immintrin.h>
+#include "avx512vnni.h"
+
+#ifdef BUILD
 #include <math.h>
 #include <string.h>
 
 #include "floats.h"
 #include "int8.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #include "avx512_halves.h"
 #include "avx512_transpose.h"
 #include "int8_scales.h"

@@ -1,19 +1,13 @@
 /* Rows of weights as panels, of codes: see int8.h for what lies where. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
-#endif
-#include <immintrin.h>
+#include "avx512vnni.h"
+
+#ifdef BUILD
 #include <string.h>
 
 #include "avx512_parts.h"
 #include "int8.h"
 #include "scales.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define EACH(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 #include "avx512_transpose.h"
 
 enum { LEAST_UNPACKED = 128 }; /* columns from which half of the spare memory is enough for `unpack512` */

@@ -1,15 +1,7 @@
 /* GGUF's block types with AVX2 and F16C: unpacked by the portable code, scaled and rounded sixteen at a time. */
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define BUILD 1
-#elif (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#pragma GCC target("avx2,fma,f16c")
-#define BUILD 1
-#endif
+#include "avx2.h"
 
 #ifdef BUILD
-#include <immintrin.h>
-
 #include "blocks.h"
 
 /* 4-bit codes, a multiple of sixteen, through a table. */

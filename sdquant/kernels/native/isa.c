@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) /* as avx2.h has it */
 #define X86 1
 #endif
 
@@ -47,16 +47,14 @@ static int runs(const Kernels *one) {
     return one == &portable_kernels;
 }
 
-#if defined(X86) && defined(__x86_64__)
+#ifdef X86
 static int runs_int8(const Int8 *one) {
     if (!one || one == &avx2_int8) return 1; /* with the kernels of the same name */
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
-#define INT8(one) &one
 #else
 static int runs_int8(const Int8 *one) { return !one; }
-#define INT8(one) 0
 #endif
 
 /* The best first. */
@@ -66,12 +64,12 @@ static const struct {
     const Int8 *int8; /* NULL: torch's */
 } ALL[] = {
 #ifdef AMX
-    {"amx", &amx_kernels, INT8(amx_int8)},
+    {"amx", &amx_kernels, &amx_int8},
 #endif
 #ifdef X86
-    {"avx512bf16", &avx512_kernels, INT8(avx512_int8)},
-    {"avx512vnni", &avx2_kernels, INT8(avx512_int8)}, /* without instructions for bf16 */
-    {"avx2", &avx2_kernels, INT8(avx2_int8)},
+    {"avx512bf16", &avx512_kernels, &avx512_int8},
+    {"avx512vnni", &avx2_kernels, &avx512_int8}, /* without instructions for bf16 */
+    {"avx2", &avx2_kernels, &avx2_int8},
 #endif
     {"portable", &portable_kernels, 0},
 };
