@@ -35,6 +35,11 @@ def pytest_collection_finish() -> None:
     _freeze()
 
 
+def pytest_unconfigure() -> None:
+    """As it was, for what libraries look at when the interpreter ends."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup() -> None:
     """Libraries are imported by the first test that needs them."""
     if len(sys.modules) > _frozen + 100:
