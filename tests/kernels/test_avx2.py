@@ -18,7 +18,7 @@ from sdquant.kernels.native.reader import Native
 # Bytes, nibbles in both orders, planes, blocks, groups of one row and of several, scales with shifts and zero points.
 SCHEMES = (
     "nf4", "fp4,block_size=4096", "qint4", "qint8", "bnb-int8", "int8", "int4_sym", "int4",
-    "sdnq-uint4", "q8_0", "q4_k", "qint3",
+    "sdnq-uint4", "q8_0", "q4_0", "q5_0", "q3_k", "q4_k", "q5_k", "q6_k", "qint3",
 )  # fmt: skip
 # Up to 8 rows weights are never in memory; four and three rows are worked on at once, 64 before the next.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 11, 64, 65)
@@ -58,6 +58,24 @@ def test_rows(text: str, dtype: torch.dtype) -> None:
         out = torch.full((m, 50), torch.nan, dtype=dtype)
         reader.product(form, packed.parts, x, bias, out)
         assert close(out, x, decoded, bias), m
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 3e3])
+@pytest.mark.parametrize("text", ["int8", "int8_sym", "int4", "int4_sym"])
+def test_float16_is_rounded_as_ever(text: str, size: float) -> None:
+    """Of weights that are no normal numbers of float16, or some are, or whose scales are large."""
+    torch.manual_seed(0)
+    weight = torch.randn(40, 320) * size
+    spec = backends.parse(text)
+    backend = backends.get(spec.scheme.backend)
+    packed = backend.encode(weight, spec)
+    form, decoded = backend.form(packed), backend.decode(packed, torch.float32)
+    assert form is not None and form.arithmetic == "float16"
+    for m in (1, 8):
+        x = torch.randn(m, 320)
+        out = torch.full((m, 40), torch.nan)
+        Native().product(form, packed.parts, x, None, out)
+        assert close(out, x, decoded, torch.zeros(40)), m
 
 
 @pytest.mark.parametrize("columns", [64, 192, 200, 768, 832, 3072])

@@ -3,50 +3,15 @@
 #define SDQUANT_AVX2_FEW_H
 
 #include "avx2_steps.h"
+#include "avx2_sums.h"
 #include "blocks.h"
 
-enum {
-    FEWEST = 8, /* rows of activations */
-    UNIT = 64,  /* weights at a time, all of one group */
-    MOST_TURNS = 4,
-};
+enum { UNIT = 64 }; /* weights at a time, all of one group */
 
 /* What codes are chosen from: the bytes of sixteen floats, the first bytes of all together and so on, twice. */
 typedef struct {
     __m256i bytes[4];
 } Choices;
-
-/* sums[j] += the product of weights first .. first + count, of one row, and as many of row j of x, of `m` (1, 2, 4 or
-   8), `stride` floats apart and in the order of `turn`. The weights are rounded to `type`. */
-typedef void DotFew(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
-                    int64_t stride, int m, float *sums);
-
-INLINE float sum8(__m256 values) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-/* Sums of each row, by turns, of which none need wait for another. */
-INLINE int turns_of(int m) { return m == 1 ? MOST_TURNS : m < FEWEST ? 2 : 1; }
-
-/* Adds the products of eight weights to the sum of each row. */
-INLINE void add(__m256 weights, const float *x, int64_t stride, int m, int turn, __m256 (*sum)[MOST_TURNS]) {
-    const int at = turn % turns_of(m);
-    for (int j = 0; j < m; j++) sum[j][at] = _mm256_fmadd_ps(weights, _mm256_loadu_ps(x + j * stride), sum[j][at]);
-}
-
-INLINE void no_sums(int m, __m256 (*sum)[MOST_TURNS]) {
-    for (int j = 0; j < m; j++)
-        for (int t = 0; t < turns_of(m); t++) sum[j][t] = _mm256_setzero_ps();
-}
-
-INLINE void add_sums(int m, __m256 (*sum)[MOST_TURNS], float *sums) {
-    for (int j = 0; j < m; j++) {
-        for (int t = 1; t < turns_of(m); t++) sum[j][0] = _mm256_add_ps(sum[j][0], sum[j][t]);
-        sums[j] += sum8(sum[j][0]);
-    }
-}
 
 /* The groups of a run of weights, each by `unit`, which is given where it begins and what is the same for all. */
 #define BY_GROUPS(name, unit) \
@@ -64,18 +29,6 @@ INLINE void add_sums(int m, __m256 (*sum)[MOST_TURNS], float *sums) {
         add_sums(m, sum, sums); \
     } \
     BY_ROWS(name)
-
-/* The function of any number of rows from `name`_of, which is made for each. */
-#define BY_ROWS(name) \
-    static void name(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x, \
-                     int64_t stride, int m, float *sums) { \
-        switch (m) { \
-        case 1: name##_of(form, parts, first, count, type, x, stride, 1, sums); break; \
-        case 2: name##_of(form, parts, first, count, type, x, stride, 2, sums); break; \
-        case 4: name##_of(form, parts, first, count, type, x, stride, 4, sums); break; \
-        default: name##_of(form, parts, first, count, type, x, stride, FEWEST, sums); \
-        } \
-    }
 
 INLINE Choices bytes_of_sixteen(__m256 low, __m256 high) {
     const __m256i of_each = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
@@ -226,62 +179,13 @@ INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Sixteen *o
 #undef RUN
 }
 
-/* GGUF's blocks. */
-INLINE void dot_blocks_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
-                          int64_t stride, int m, float *sums) {
-    __m256 sum[FEWEST][MOST_TURNS];
-    unpacked block;
-    int bytes;
-    Unpack *unpack = avx2_unpack(form, &bytes);
-    const uint8_t *from = parts->codes + first / form->group * bytes;
-    for (int i = 0; i < 16; i++) block.shift[i] = -0.0f;
-    no_sums(m, sum);
-    for (; count > 0; count -= form->group, from += bytes) {
-        for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
-        unpack(from, &block, (const int8_t *)parts->zeros);
-        for (int64_t i = 0; i < form->group; i += 16, x += 16) {
-            const __m256 scale = _mm256_set1_ps(block.scale[i / 16]), shift = _mm256_set1_ps(block.shift[i / 16]);
-            for (int k = 0; k < 2; k++) {
-                const __m128i codes = _mm_loadl_epi64((const __m128i *)(block.codes + i + 8 * k));
-                const __m256 numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
-                const __m256 weights = rounded8(_mm256_fmadd_ps(numbers, scale, shift), type, type == BF16);
-                add(weights, x + 8 * k, stride, m, k, sum);
-            }
-        }
-    }
-    add_sums(m, sum, sums);
-}
-
-/* Those of `q8_0`, a scale and 32 bytes, which need not be unpacked. */
-INLINE void dot_q8_0_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
-                        int64_t stride, int m, float *sums) {
-    enum { WEIGHTS = 32, BYTES_OF_BLOCK = 34 };
-    __m256 sum[FEWEST][MOST_TURNS];
-    const uint8_t *from = parts->codes + first / WEIGHTS * BYTES_OF_BLOCK;
-    (void)form;
-    no_sums(m, sum);
-    for (; count > 0; count -= WEIGHTS, from += BYTES_OF_BLOCK) {
-        const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)u16(from)));
-        _mm_prefetch((const char *)from + 16 * 64, _MM_HINT_T0);
-        for (int k = 0; k < 4; k++, x += 8) {
-            const __m256 numbers =
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 2 + 8 * k))));
-            add(rounded8(_mm256_mul_ps(numbers, scale), type, type == BF16), x, stride, m, k, sum);
-        }
-    }
-    add_sums(m, sum, sums);
-}
-
-BY_ROWS(dot_blocks)
-BY_ROWS(dot_q8_0)
 BY_GROUPS(dot_nibbles, unit_of_nibbles)
 BY_GROUPS(dot_planes, unit_of_planes)
 BY_GROUPS(dot_bytes, unit_of_bytes)
 
 /* The function for such weights; NULL where there is none. */
 INLINE DotFew *dotter_avx2(const Form *form) {
-    if ((int)form->packing == PACKING_q8_0) return dot_q8_0;
-    if (form->packing > CODED) return dot_blocks;
+    if (form->packing > CODED) return avx2_block_dots(form);
     if (form->taps > 1 || form->columns % UNIT || form->group % UNIT) return 0;
     switch (form->packing) {
     case NIBBLES_LOW: return dot_nibbles;

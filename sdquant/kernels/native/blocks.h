@@ -33,7 +33,6 @@ Decode *avx512_blocks(const Form *form);
 
 /* A block at `from` unpacked, `grid` as in `Parts.zeros`. Types without shifts leave those as they are. */
 typedef void Unpack(const uint8_t *from, unpacked *out, const int8_t *grid);
-Unpack *avx2_unpack(const Form *form, int *bytes); /* NULL as above; else the bytes of a block too */
 
 /* The public function of an instruction set, from DECODER(name), its decoder of a type. A form whose groups are no
    blocks is refused. */
@@ -45,6 +44,8 @@ Unpack *avx2_unpack(const Form *form, int *bytes); /* NULL as above; else the by
             if (rows[i].packing == (int)form->packing && rows[i].weights == form->group) return rows[i].decode; \
         return 0; \
     }
+
+#define ONES 0x0101010101010101u /* times a byte: eight of it */
 
 static inline uint16_t u16(const uint8_t *at) {
     uint16_t value;

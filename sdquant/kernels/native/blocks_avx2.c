@@ -2,6 +2,8 @@
 #include "avx2.h"
 
 #ifdef BUILD
+#include "avx2_steps.h"
+#include "avx2_sums.h"
 #include "blocks.h"
 
 /* 4-bit codes, a multiple of sixteen, through a table. */
@@ -13,6 +15,34 @@ static inline void look_up(int8_t *codes, int count, const int8_t *table) {
     }
 }
 
+/* See `join` of blocks_unpack.h. */
+static inline __m256i bits_at(const uint8_t *from, int shift, uint8_t mask) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)from);
+    return _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8((char)mask));
+}
+
+static inline void join_avx2(const uint8_t *low, int low_shift, uint8_t low_mask, const uint8_t *high, int high_shift,
+                             uint8_t high_mask, int by, uint8_t zero, int8_t *to) {
+    const __m256i above = _mm256_sll_epi16(bits_at(high, high_shift, high_mask), _mm_cvtsi32_si128(by));
+    const __m256i codes = _mm256_or_si256(bits_at(low, low_shift, low_mask), above);
+    _mm256_storeu_si256((__m256i *)to, _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero)));
+}
+
+/* See `fives` there: a copy of the four bytes' one that has its bit for each code, of which that bit is kept. */
+static inline void fives_avx2(const uint8_t *from, uint8_t zero, int8_t *to) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(from + 4));
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1);
+    const __m256i of_each = _mm256_setr_epi64x(0, ONES, 2 * ONES, 3 * ONES);
+    const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201u), fifth = _mm256_set1_epi8(16);
+    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)u32(from)), of_each);
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    const __m256i four = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    const __m256i codes = _mm256_or_si256(four, _mm256_and_si256(set, fifth));
+    _mm256_storeu_si256((__m256i *)to, _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero)));
+}
+
+#define FIVES fives_avx2
+#define JOIN join_avx2
 #define LOOK_UP look_up
 #include "blocks_unpack.h"
 
@@ -49,19 +79,42 @@ static inline void finish(const unpacked *from, int count, Type type, void *out)
 #define BLOCKS avx2_blocks
 #include "blocks_portable.h"
 
-#define DEFINE_UNPACK(name, weights, bytes) \
-    static void name##_unpacked(const uint8_t *from, unpacked *out, const int8_t *grid) { unpack_##name(from, out, grid); }
-BLOCK_TYPES(DEFINE_UNPACK)
+/* Few rows of activations times blocks, each as it is unpacked. */
+INLINE void dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, int64_t first, int64_t count, Type type,
+                   const float *x, int64_t stride, int m, float *sums) {
+    __m256 sum[FEWEST][MOST_TURNS];
+    unpacked block;
+    const uint8_t *from = parts->codes + first / weights * bytes;
+    for (int i = 0; i < 16; i++) block.shift[i] = -0.0f;
+    no_sums(m, sum);
+    for (; count > 0; count -= weights, from += bytes, x += weights) {
+        for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
+        unpack(from, &block, (const int8_t *)parts->zeros);
+        for (int i = 0; i < weights; i += 32)
+            for (int k = 0; k < 4; k++) /* whole numbers that the compiler knows, so that sums are in registers */
+                add(rounded8(eight(&block, i + 8 * k), type, type == BF16), x + i + 8 * k, stride, m, k, sum);
+    }
+    add_sums(m, sum, sums);
+}
 
-#define UNPACK_ROW(name, weights, bytes) {PACKING_##name, weights, bytes, name##_unpacked},
+#define DEFINE_DOT(name, weights, bytes) \
+    static __attribute__((noinline)) void name##_apart(const uint8_t *from, unpacked *out, const int8_t *grid) { \
+        unpack_##name(from, out, grid); \
+    } \
+    INLINE void dot_##name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
+                                const float *x, int64_t stride, int m, float *sums) { \
+        (void)form; \
+        dot_of(weights > 32 ? name##_apart : unpack_##name, weights, bytes, parts, first, count, type, x, stride, m, sums); \
+    } \
+    BY_ROWS(dot_##name)
+BLOCK_TYPES(DEFINE_DOT)
 
-Unpack *avx2_unpack(const Form *form, int *bytes) {
-    static const struct { int packing, weights, bytes; Unpack *unpack; } rows[] = {BLOCK_TYPES(UNPACK_ROW)};
+#define DOT_ROW(name, weights, bytes) {PACKING_##name, weights, dot_##name},
+
+DotFew *avx2_block_dots(const Form *form) {
+    static const struct { int packing, weights; DotFew *dot; } rows[] = {BLOCK_TYPES(DOT_ROW)};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].packing == (int)form->packing && rows[i].weights == form->group) {
-            *bytes = rows[i].bytes;
-            return rows[i].unpack;
-        }
+        if (rows[i].packing == (int)form->packing && rows[i].weights == form->group) return rows[i].dot;
     return 0;
 }
 #ifdef __clang__

@@ -10,8 +10,8 @@
 
 #include "blocks.h"
 
-#define ONES 0x0101010101010101u
-#define UNPACK(name) static inline void unpack_##name(const uint8_t *b, unpacked *out, const int8_t *grid)
+#define UNPACK(name) \
+    static inline void unpack_##name(const uint8_t *restrict b, unpacked *restrict out, const int8_t *restrict grid)
 
 static inline uint64_t word_at(const void *at) {
     uint64_t word;
@@ -28,7 +28,8 @@ static inline void put_codes(int8_t *to, uint64_t codes, uint64_t zero) {
 }
 
 /* Each of `count` bytes shifted right, masked by as many bits as are left in it. */
-static inline void fields(const uint8_t *from, int count, int shift, uint64_t mask, uint64_t zero, int8_t *to) {
+static inline void fields(const uint8_t *restrict from, int count, int shift, uint64_t mask, uint64_t zero,
+                          int8_t *restrict to) {
     for (int i = 0; i < count; i += 8) put_codes(to + i, word_at(from + i) >> shift & mask * ONES, zero);
 }
 
@@ -45,13 +46,16 @@ static inline uint64_t spread_bits(uint8_t bits) {
     return (((own & 0x7f * ONES) + 0x7f * ONES) | own) >> 7 & ONES;
 }
 
-/* The nibbles of 16 bytes with a fifth bit each, from the four bytes before them. */
+#ifndef FIVES
+#define FIVES fives
+/* The nibbles of 16 bytes with a fifth bit each, from the four bytes before them, less `zero`. */
 static inline void fives(const uint8_t *from, uint64_t zero, int8_t *to) {
     for (int i = 0; i < 4; i++) {
         const uint64_t four = word_at(from + 4 + i % 2 * 8) >> (i / 2 * 4) & 15 * ONES;
         put_codes(to + 8 * i, four | spread_bits(from[i]) << 4, zero);
     }
 }
+#endif
 
 /* The signs of numbers from 1 to 127 where a bit is set: the complement, and one more, which carries into no other. */
 static inline void negate(int8_t *codes, int count, uint32_t signs) {
@@ -91,13 +95,13 @@ UNPACK(q4_1) {
 
 UNPACK(q5_0) {
     (void)grid;
-    fives(b + 2, 16, out->codes);
+    FIVES(b + 2, 16, out->codes);
     legacy_scales(out, b, 0);
 }
 
 UNPACK(q5_1) {
     (void)grid;
-    fives(b + 4, 0, out->codes);
+    FIVES(b + 4, 0, out->codes);
     legacy_scales(out, b, 1);
 }
 
@@ -112,16 +116,24 @@ UNPACK(q2_k) {
     }
 }
 
+#ifndef JOIN
+#define JOIN join
+/* 32 codes, less `zero`: the bits `low` from its bytes shifted right, and above them, `by` bits up, those of `high`. */
+static inline void join(const uint8_t *low, int low_shift, uint64_t low_mask, const uint8_t *high, int high_shift,
+                        uint64_t high_mask, int by, uint64_t zero, int8_t *to) {
+    for (int i = 0; i < 32; i += 8) {
+        const uint64_t lowest = word_at(low + i) >> low_shift & low_mask * ONES;
+        put_codes(to + i, lowest | (word_at(high + i) >> high_shift & high_mask * ONES) << by, zero);
+    }
+}
+#endif
+
 UNPACK(q3_k) {
     const float scale = half_at(b + 108);
     uint8_t six[16];
     (void)grid;
-    for (int sub = 0; sub < 8; sub++)
-        for (int i = 0; i < 32; i += 8) {
-            const uint64_t low = word_at(b + 32 + 32 * (sub / 4) + i) >> (sub % 4 * 2) & 3 * ONES;
-            /* A set high bit means no offset. */
-            put_codes(out->codes + 32 * sub + i, low | (word_at(b + i) >> sub & ONES) << 2, 4);
-        }
+    for (int sub = 0; sub < 8; sub++) /* a set high bit means no offset */
+        JOIN(b + 32 + 32 * (sub / 4), sub % 4 * 2, 3, b, sub, 1, 2, 4, out->codes + 32 * sub);
     q3_scales(b + 96, six);
     for (int sub = 0; sub < 16; sub++) out->scale[sub] = scale * (float)(six[sub] - 32);
 }
@@ -145,10 +157,7 @@ UNPACK(q4_k) {
 UNPACK(q5_k) {
     (void)grid;
     for (int sub = 0; sub < 8; sub++)
-        for (int i = 0; i < 32; i += 8) {
-            const uint64_t low = word_at(b + 48 + 32 * (sub / 2) + i) >> (sub % 2 * 4) & 15 * ONES;
-            put_word(out->codes + 32 * sub + i, low | (word_at(b + 16 + i) >> sub & ONES) << 4);
-        }
+        JOIN(b + 48 + 32 * (sub / 2), sub % 2 * 4, 15, b + 16, sub, 1, 4, 0, out->codes + 32 * sub);
     six_bit_scales(out, b);
 }
 
@@ -157,10 +166,7 @@ UNPACK(q6_k) {
     (void)grid;
     for (int sub = 0; sub < 8; sub++) { /* a half: low nibbles of 64 bytes, high ones; two bits more in 32 bytes */
         const uint8_t *four = b + 64 * (sub / 4) + 32 * (sub % 2), *two = b + 128 + 32 * (sub / 4);
-        for (int i = 0; i < 32; i += 8) {
-            const uint64_t low = word_at(four + i) >> (sub % 4 / 2 * 4) & 15 * ONES;
-            put_codes(out->codes + 32 * sub + i, low | (word_at(two + i) >> (sub % 4 * 2) & 3 * ONES) << 4, 32);
-        }
+        JOIN(four, sub % 4 / 2 * 4, 15, two, sub % 4 * 2, 3, 4, 32, out->codes + 32 * sub);
     }
     for (int sub = 0; sub < 16; sub++) out->scale[sub] = scale * (float)(int8_t)b[192 + sub];
 }
