@@ -18,12 +18,15 @@ typedef struct {
 /* Whether a scale or shift is zero, or from 2^-100 to 2^90. */
 INLINE int ordinary(float value) { return value == 0 || (bits_of(value) >> 23 & 255) - 27u <= 190u; }
 
-/* Whether a scale is zero, or from 2^-14 to 2^6: its products with whole numbers of up to eight bits are then float16's
-   normal numbers, with room for a shift. */
-INLINE int ordinary_f16(float value) { return value == 0 || (bits_of(value) >> 23 & 255) - 113u <= 19u; }
+/* Whether products of a float16 scale with whole numbers of up to eight bits are numbers of float16, with room for a shift.
+   Those that are none of its normal numbers are multiples of its smallest, and stay as they are. */
+INLINE int ordinary_f16(float scale) { return fabsf(scale) <= 64; }
 
 /* Whether such products, and a shift, are all that is computed, in float16. */
-INLINE int whole_f16(const Form *form) { return !form->looked_up && form->factor == 1.0f && !form->fused; }
+INLINE int whole_f16(const Form *form) {
+    return form->scale == F16 && (form->shift == NONE || form->shift == F16) && !form->looked_up && form->factor == 1.0f &&
+           !form->fused;
+}
 
 INLINE Steps steps_of(const Form *form, const Parts *parts, int64_t group) {
     const float zero = zero_of(form, parts, group), scale = scale_of(form, parts, group);
@@ -61,7 +64,8 @@ INLINE __m256 nearest_bf16(__m256 values) {
     return _mm256_sub_ps(larger, _mm256_sub_ps(larger, values));
 }
 
-/* The same to float16, of zeros and numbers from 2^-14 to 2^15, and of sums of such float16 numbers. */
+/* The same to float16, of numbers from 2^-14 to 2^15 and of multiples of 2^-24: held against the instruction for all of
+   these. */
 INLINE __m256 nearest_f16(__m256 values) {
     const __m256 larger = _mm256_mul_ps(values, _mm256_set1_ps(8193.0f));
     return _mm256_sub_ps(larger, _mm256_sub_ps(larger, values));
