@@ -46,9 +46,13 @@ static inline void fives_avx2(const uint8_t *from, uint8_t zero, int8_t *to) {
 #define LOOK_UP look_up
 #include "blocks_unpack.h"
 
+static inline __m256 eight_codes(const void *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+}
+
 static inline __m256 eight(const unpacked *from, int at) {
-    const __m256 codes = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from->codes + at))));
-    return _mm256_fmadd_ps(codes, _mm256_set1_ps(from->scale[at / 16]), _mm256_set1_ps(from->shift[at / 16]));
+    const __m256 scale = _mm256_set1_ps(from->scale[at / 16]), shift = _mm256_set1_ps(from->shift[at / 16]);
+    return _mm256_fmadd_ps(eight_codes(from->codes + at), scale, shift);
 }
 
 /* The upper halves of floats, rounded to the nearest, ties to even. A NaN, which only a scale that is one makes, may
@@ -89,9 +93,16 @@ INLINE void dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, i
     no_sums(m, sum);
     for (; count > 0; count -= weights, from += bytes, x += weights) {
         for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
+        if (bytes == 2 + 32) { /* q8_0: a scale and its codes, which need not be unpacked */
+            const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)u16(from)));
+            for (int k = 0; k < 4; k++)
+                add(rounded8(_mm256_mul_ps(eight_codes(from + 2 + 8 * k), scale), type, type == BF16), x + 8 * k, stride, m,
+                    k, sum);
+            continue;
+        }
         unpack(from, &block, (const int8_t *)parts->zeros);
         for (int i = 0; i < weights; i += 32)
-            for (int k = 0; k < 4; k++) /* whole numbers that the compiler knows, so that sums are in registers */
+            for (int k = 0; k < 4; k++) /* known to the compiler, so that sums are in registers */
                 add(rounded8(eight(&block, i + 8 * k), type, type == BF16), x + i + 8 * k, stride, m, k, sum);
     }
     add_sums(m, sum, sums);
