@@ -108,6 +108,7 @@ INLINE void dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, i
     add_sums(m, sum, sums);
 }
 
+/* The larger blocks are unpacked by a function of their own: in one with the sums, compilers run out of registers. */
 #define DEFINE_DOT(name, weights, bytes) \
     static __attribute__((noinline)) void name##_apart(const uint8_t *from, unpacked *out, const int8_t *grid) { \
         unpack_##name(from, out, grid); \
