@@ -78,10 +78,10 @@ def test_float16_is_rounded_as_ever(text: str, size: float) -> None:
         assert close(out, x, decoded, torch.zeros(40)), m
 
 
-@pytest.mark.parametrize("columns", [64, 192, 200, 768, 832, 3072])
+@pytest.mark.parametrize("columns", [64, 192, 200, 768, 832, 3072, 6400])
 @pytest.mark.parametrize("text", ["qint8", "int4_sym,group_size=-1"])
 def test_columns(text: str, columns: int) -> None:
-    """With 3072 columns activations of 40 rows do not fit the second cache whole."""
+    """With 3072 columns activations of 40 rows do not fit the second cache whole, with 6400 one row not the first."""
     torch.manual_seed(0)
     weight = torch.randn(37, columns).bfloat16()
     spec = backends.parse(text)

@@ -12,9 +12,11 @@ import sys
 import torch
 from torch import nn
 from sdquant import backends
+from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
 
 def check(text, compute, dtype):
+    scratch.release()
     spec = backends.parse(text)
     torch.manual_seed(0)
     modules = (nn.Linear(256, 64), nn.Conv2d(64, 80, 3, padding=1))
@@ -56,7 +58,7 @@ KINDS = (
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_another_default_device_and_dtype(dtype: str) -> None:
-    """In a process of its own: nothing is looked up or held against torch beforehand, and a fault would end it."""
+    """In a process of its own, which a fault would end. No kind finds buffers of the one before."""
     ran = subprocess.run([sys.executable, "-c", CODE, dtype, *KINDS], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.splitlines()) == (0, list(KINDS)), ran.stderr[-2000:]
     assert "not used" not in ran.stderr
