@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from bench._cards import OURS, PLAIN, Clock, peers, present
 from bench._results import write
 from bench.linear_peers import packed
+from sdquant.inference import ordinary
 from sdquant.layers import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "gpu-flux.json"
@@ -55,6 +56,7 @@ def empty(width: int, double: int, single: int) -> nn.Module:
     return model.requires_grad_(False).eval()
 
 
+@ordinary
 def made(replace: Replace | None, width: int, double: int, single: int, device: torch.device) -> nn.Module:
     """The same on the device with random weights, the linear layers of its blocks as `replace` makes them."""
     model = empty(width, double, single)

@@ -63,7 +63,7 @@ def _table(made: Any) -> str:
 
 
 @contextmanager
-def _place(models: Path | None) -> Iterator[Path]:
+def place(models: Path | None) -> Iterator[Path]:
     """The folder for models: the one named, or a temporary one."""
     if models is not None:
         models.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def main() -> None:
         parser.error(f"there is no model called {', '.join(unknown)}; there are {', '.join(known)}")
     more = dict(word.split("=", 1) for word in args.load)
     values = {"threads": args.threads, "clock": args.clock, "peers": args.peers} | more
-    with _place(args.models) as models:
+    with place(args.models) as models:
         for name in args.model or DEFAULT:
             made = measure(name, models, tuple(args.quant or SCHEMES), args.rounds, args.side, **values)
             rows, bench, machine = (made.pop(key) for key in ("rows", "bench", "machine"))

@@ -115,7 +115,7 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
         reader.decode_into(form, packed.parts, got)
         if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
             why = "it decodes to other numbers"
-        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
+        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, dtype):
             why = "its products are wrong"
         elif not _decodes_rows(reader, form, packed, wanted):
             why = "it decodes some rows to other numbers"
@@ -149,17 +149,21 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
 
 
-def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
+def _multiplies(reader: Reader, form: Form, packed: Packed, dtype: torch.dtype) -> bool:
     """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
-    rounding are: readers have different kernels for those."""
-    most = reader.few_patches(form, packed.parts, weight.dtype)
-    return all(_multiplies_rows(m, reader, form, packed, weight) for m in sorted({1, min(3, most), min(64, most)}))
+    rounding are: readers have different kernels for those. What is decoded has been looked at."""
+    whole = reader.unrounded(form, packed.parts, dtype)
+    weight = torch.empty(form.rows, form.columns, dtype=torch.float32 if whole else dtype, device=packed.device)
+    reader.decode_into(replace(form, arithmetic="float32") if whole else form, packed.parts, weight)
+    most = reader.few_patches(form, packed.parts, dtype)
+    numbers = sorted({1, min(3, most), min(64, most)})
+    return all(_multiplies_rows(m, reader, form, packed, weight, dtype) for m in numbers)
 
 
-def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
-    x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(weight.dtype)
-    out = torch.empty(m, form.rows, dtype=weight.dtype, device=weight.device)
-    bias = torch.linspace(1, -1, form.rows, device=weight.device).to(weight.dtype)
+def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor, dtype: torch.dtype) -> bool:
+    x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(dtype)
+    out = torch.empty(m, form.rows, dtype=dtype, device=weight.device)
+    bias = torch.linspace(1, -1, form.rows, device=weight.device).to(dtype)
     reader.product(form, packed.parts, x, bias, out)
     wide, matrix, added = x.cpu().double(), weight.cpu().double().T, bias.cpu().double()  # some cards have no float64
     exact, sizes = wide @ matrix + added, wide.abs() @ matrix.abs() + added.abs()

@@ -60,9 +60,13 @@ class Reader(ABC):
         """x [m, columns] times the transposed weight, and the bias [rows], into `out` [m, rows]; all of one dtype. Sums
         in float32, then rounded once.
 
-        The weight is what `decode_into` gives for the dtype of x: both are the same numbers.
+        The weight is what `decode_into` gives for the dtype of x: both are the same numbers, but where `unrounded`.
         """
         raise NotImplementedError(self.name)
+
+    def unrounded(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether the weight of `product` is rounded neither to the dtype of x nor anywhere before."""
+        return False
 
     def prepared(
         self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None

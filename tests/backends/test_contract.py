@@ -11,7 +11,7 @@ from torch import nn
 
 from sdquant import backends
 from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
-from sdquant.kernels import widened
+from sdquant.kernels import choice, widened
 from sdquant.layers import quantized_layer
 
 ROWS = {row.name: row for row in backends.schemes()}
@@ -160,6 +160,10 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
     # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums. So may
     # all be where torch has no fast product of bfloat16.
     few = x[:5] if kind == "linear" else x[:, :, :6, :5]
+    # With AVX2 alone their weights are not rounded to bfloat16, and neither is the step before.
+    form = backend.form(packed)
+    reader = choice.way(backend, packed, form, torch.bfloat16).reader
+    unrounded = form is not None and reader is not None and reader.unrounded(form, packed.parts, torch.bfloat16)
     for some in (few, x):
         double = copy.deepcopy(layer).double().requires_grad_(False)
         got, exact = plain(some).detach().double(), double(some.double())
@@ -168,7 +172,8 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
         double.weight.abs_()
         sizes = double(some.double().abs()) + (exact - product).abs()
         # Two roundings to bfloat16, of at most 2**-8 of the number: before the bias is added and after.
-        assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + 1e-5 * sizes).all())
+        of_weights = 2**-7 if unrounded and some is few else 1e-5
+        assert bool(((got - exact).abs() <= 2**-8 * (product.abs() + exact.abs()) + of_weights * sizes).all())
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "library" in row.runtimes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,9 @@ from sdquant.backends import _bnb_tables as tables
 from sdquant.backends._sdnq_codes import CODES
 
 if TYPE_CHECKING:
+    from sdquant.backends.base import Backend, Packed
     from sdquant.kernels.forms import Form
+    from sdquant.kernels.reader import Reader
 
 CPU = torch.device("cpu")
 TABLES = {
@@ -48,6 +51,16 @@ def decoded(form: Form, parts: dict[str, torch.Tensor]) -> np.ndarray:
         shift = parts[form.shift].reshape(-1).float().numpy()[groups]
         values = rounded((values + shift if form.added else values - shift).astype(np.float32), form.arithmetic)
     return values.reshape(form.rows, form.columns)
+
+
+def multiplied(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """The weight that a reader's products with activations of `dtype` have, [rows, columns]: what the backend decodes,
+    or float32 where nothing is rounded."""
+    form = backend.form(packed)
+    assert form is not None
+    if reader.unrounded(form, packed.parts, dtype):
+        return torch.from_numpy(decoded(replace(form, arithmetic="float32"), dict(packed.parts)))
+    return backend.decode(packed, dtype).view(form.rows, form.columns)
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:

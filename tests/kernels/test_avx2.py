@@ -15,6 +15,8 @@ from sdquant import backends
 from sdquant.kernels import native
 from sdquant.kernels.native.reader import Native
 
+from .reference import multiplied
+
 # Bytes, nibbles in both orders, planes, blocks, groups of one row and of several, scales with shifts and zero points.
 SCHEMES = (
     "nf4", "fp4,block_size=4096", "qint4", "qint8", "bnb-int8", "int8", "int4_sym", "int4",
@@ -22,6 +24,7 @@ SCHEMES = (
 )  # fmt: skip
 # Up to 8 rows weights are never in memory; four and three rows are worked on at once, 64 before the next.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 11, 64, 65)
+INTEGERS = ("int8", "uint8", "nibbles-low", "planes4")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -51,8 +54,13 @@ def test_rows(text: str, dtype: torch.dtype) -> None:
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
     packed = backend.encode(weight, spec)
-    form, decoded, reader = backend.form(packed), backend.decode(packed, dtype), Native()
+    form, reader = backend.form(packed), Native()
     assert form is not None and reader.reads(form, packed.parts, dtype)
+    if form.packing in INTEGERS and not form.table:
+        assert reader.unrounded(form, packed.parts, dtype) is (dtype == torch.bfloat16)
+    else:
+        assert not reader.unrounded(form, packed.parts, dtype)
+    decoded = multiplied(reader, backend, packed, dtype)
     for m in ROWS:
         x = torch.randn(m, 1792).to(dtype)
         out = torch.full((m, 50), torch.nan, dtype=dtype)
@@ -87,9 +95,10 @@ def test_columns(text: str, columns: int) -> None:
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
     packed = backend.encode(weight, spec)
-    form, decoded = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    form = backend.form(packed)
     assert form is not None
-    for m in (1, 7, 40):
+    decoded = multiplied(Native(), backend, packed, torch.bfloat16)
+    for m in (1, 2, 7, 40):
         x = torch.randn(m, columns).bfloat16()
         out = torch.full((m, 37), torch.nan, dtype=torch.bfloat16)
         Native().product(form, packed.parts, x, None, out)
@@ -102,8 +111,9 @@ def test_scales_that_are_no_numbers() -> None:
     backend = backends.get(spec.scheme.backend)
     packed = backend.encode(torch.randn(16, 128).bfloat16(), spec)
     packed.parts["scale"][3], packed.parts["scale"][5] = torch.nan, torch.inf
-    form, decoded = backend.form(packed), backend.decode(packed, torch.bfloat16)
+    form = backend.form(packed)
     assert form is not None
+    decoded = multiplied(Native(), backend, packed, torch.bfloat16)
     for m in (1, 12):
         x = torch.rand(m, 128).bfloat16() + 1
         out = torch.empty(m, 16, dtype=torch.bfloat16)

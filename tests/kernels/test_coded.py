@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sdquant.backends.base import Geometry
 from sdquant.kernels import coded
 from sdquant.kernels.native import int8
+from sdquant.kernels.native.reader import Native
 from sdquant.layers import QuantizedLayer
 from sdquant.rules import PtqProvider, QuantizationRule
 
@@ -163,7 +164,14 @@ def test_other_rules_are_left_to_torch(rule: dict[str, Any]) -> None:
     with torch.no_grad():
         found = layer(x)
         assert layer._prepared is None
-        torch.testing.assert_close(found, by_torch(layer, x), rtol=0, atol=0, equal_nan=True)
+        wanted = by_torch(layer, x)
+        if Native().unrounded(layer._form, layer.packed.parts, x.dtype) and "tile_size" in rule:
+            # Tiles are a product of floats, whose weights are not rounded there.
+            lost = 2.0**-7 * (x.abs().float() @ layer.dequantize().abs().float().T + wanted.abs().float())
+            assert bool(((found - wanted).abs() <= lost)[wanted.isfinite()].all())
+            assert torch.equal(found.isfinite(), wanted.isfinite())
+        else:
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_gradients_and_odd_inputs() -> None:

@@ -58,7 +58,7 @@ def test_every_form_in_every_dtype_in_the_interpreter() -> None:
 @needs_triton
 @pytest.mark.slow
 def test_what_the_backends_encode_in_the_interpreter() -> None:
-    assert interpreted("tests.kernels.test_triton").splitlines() == ["138 looked at"]
+    assert interpreted("tests.kernels.test_triton").splitlines() == ["165 looked at"]
 
 
 @pytest.mark.slow
@@ -179,11 +179,19 @@ def test_on_a_card() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_the_backends_encode_on_a_card() -> None:
-    assert list(of_backends("cuda")) == ["138 looked at"]
+    assert list(of_backends("cuda")) == ["165 looked at"]
+
+
+# Packings, and scales in float8, that there are no kernels for on cards: torch decodes them there.
+NOT_READ = (
+    "weight_qtype=int2", "weight_qtype=int5", "weight_qtype=int6", "weight_qtype=int7", "weight_qtype=mxfp8",
+    "weight_qtype=mxfp4", "weight_qtype=nvfp4",
+)  # fmt: skip
 
 
 def of_backends(device: str) -> Iterator[str]:
-    """A line for every weight that decodes to other bits than its backend's, and a last one with their number."""
+    """A line for every weight that is not read or decodes to other bits than its backend's, or is read and was not
+    expected to be, and a last one with the number of the others."""
     seen, reader = 0, TritonReader()
     for text in (*SPECS, *GGUF):
         spec = backends.parse(text)
@@ -199,12 +207,14 @@ def of_backends(device: str) -> Iterator[str]:
                 form = backend.form(held)
                 if form is None:
                     continue
-                seen += 1
+                foreign = any(name in text.split(",") for name in NOT_READ)
+                seen += not foreign
                 on, name = held.to(torch.device(device)), f"{text} {shape}{' apart' * form.apart}"
                 for dtype in DTYPES:
                     out = torch.full((form.rows, form.columns), torch.nan, dtype=dtype, device=device)
-                    if not reader.reads(form, on.parts, dtype):
-                        yield f"{name} is not read"
+                    if reader.reads(form, on.parts, dtype) is foreign:
+                        yield f"{name} is {'read' if foreign else 'not read'}"
+                    if foreign or not reader.reads(form, on.parts, dtype):
                         continue
                     reader.decode_into(form, on.parts, out)
                     if not torch.equal(out.cpu(), backend.decode(packed, dtype).view(form.rows, form.columns)):

@@ -13,17 +13,18 @@ typedef struct {
     __m256i bytes[4];
 } Choices;
 
-/* The groups of a run of weights, each by `unit`, which is given where it begins and what is the same for all. */
+/* The groups of a run of weights, each by `unit`, which is given its number, where it begins and what is the same for
+   all. Divisions take as long as some tens of weights: there is one. */
 #define BY_GROUPS(name, unit) \
     INLINE void name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
                           const float *x, int64_t stride, int m, float *sums) { \
         __m256 sum[FEWEST][MOST_TURNS]; \
         const Sixteen of = sixteen_of(form, type); \
+        int64_t group = first / form->group, left = (group + 1) * form->group - first; \
         no_sums(m, sum); \
-        while (count > 0) { \
-            const int64_t group = first / form->group, left = (group + 1) * form->group - first; \
+        for (; count > 0; group++, left = form->group) { \
             const int64_t run = left < count ? left : count; \
-            unit(form, parts, &of, first, run, type, x, stride, m, sum); \
+            unit(form, parts, &of, group, first, run, type, x, stride, m, sum); \
             first += run, count -= run, x += run; \
         } \
         add_sums(m, sum, sums); \
@@ -46,9 +47,10 @@ INLINE Choices bytes_of_sixteen(__m256 low, __m256 high) {
 }
 
 /* What sixteen codes are before they are scaled, less `zero`, and whether a zero point and a scale are all that their
-   groups have: then what all groups' zero points are is subtracted here. */
+   groups have: then what all groups' zero points are is subtracted here. `held`: groups of a plane, of PLANES4. */
 typedef struct {
     __m256 low, high, zero;
+    int64_t held;
     int bare;
 } Sixteen;
 
@@ -59,7 +61,8 @@ INLINE Sixteen sixteen_of(const Form *form, Type type) {
     const int bare = form->scale != NONE && form->shift == NONE && form->factor == 1.0f && !form->fused &&
                      form->arithmetic != BF16 && type != F16;
     const __m256 zero = _mm256_set1_ps(bare && form->zeros < 0 ? form->zero : 0);
-    return (Sixteen){_mm256_sub_ps(low, zero), _mm256_sub_ps(high, zero), zero, bare};
+    const int64_t held = form->packing == PLANES4 ? (form->rows * form->columns / form->group + 1) / 2 : 0;
+    return (Sixteen){_mm256_sub_ps(low, zero), _mm256_sub_ps(high, zero), zero, held, bare};
 }
 
 INLINE Choices choices_of(const Form *form, const Parts *parts, const Sixteen *of, int64_t group, Type type) {
@@ -123,21 +126,22 @@ INLINE void some_nibbles(const Choices *from, const uint8_t *codes, int halves, 
     }
 }
 
-INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run,
-                            Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
-    const Choices from = choices_of(form, parts, of, first / form->group, type);
+INLINE void unit_of_nibbles(const Form *form, const Parts *parts, const Sixteen *of, int64_t group, int64_t first,
+                            int64_t run, Type type, const float *x, int64_t stride, int m,
+                            __m256 (*sum)[MOST_TURNS]) {
+    const Choices from = choices_of(form, parts, of, group, type);
     const uint8_t *codes = parts->codes + first / 2;
     if (type == BF16) some_nibbles(&from, codes, 1, run, x, stride, m, sum);
     else some_nibbles(&from, codes, 0, run, x, stride, m, sum);
 }
 
 /* One code of four bits in each byte, in the lower or upper half. */
-INLINE void unit_of_planes(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run,
-                           Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
-    const Choices from = choices_of(form, parts, of, first / form->group, type);
-    const int64_t held = (form->rows * form->columns / form->group + 1) / 2, group = first / form->group;
-    const uint8_t *codes = parts->codes + group % held * form->group + first % form->group;
-    const __m128i shift = _mm_cvtsi32_si128(group >= held ? 4 : 0);
+INLINE void unit_of_planes(const Form *form, const Parts *parts, const Sixteen *of, int64_t group, int64_t first,
+                           int64_t run, Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
+    const Choices from = choices_of(form, parts, of, group, type);
+    const int upper = group >= of->held;
+    const uint8_t *codes = parts->codes + first - (upper ? of->held * form->group : 0);
+    const __m128i shift = _mm_cvtsi32_si128(upper ? 4 : 0);
     const __m256i mask = _mm256_set1_epi8(15);
     for (int64_t i = 0; i < run; i += UNIT / 2, codes += UNIT / 2, x += UNIT / 2) {
         const __m256i bytes = _mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)codes), shift);
@@ -159,10 +163,10 @@ INLINE void some_bytes(const Steps *steps, const uint8_t *codes, int is_signed, 
     }
 }
 
-INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Sixteen *of, int64_t first, int64_t run, Type type,
-                          const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
+INLINE void unit_of_bytes(const Form *form, const Parts *parts, const Sixteen *of, int64_t group, int64_t first,
+                          int64_t run, Type type, const float *x, int64_t stride, int m, __m256 (*sum)[MOST_TURNS]) {
     const int is_signed = form->packing == SIGNED_BYTES;
-    const Steps steps = steps_of(form, parts, first / form->group);
+    const Steps steps = steps_of(form, parts, group);
     const Steps alone = known_steps(&steps, 0, 0), less = known_steps(&steps, 1, 0), twice = known_steps(&steps, 0, 1);
     const int simple = have_few_steps(&steps);
     (void)of; /* bytes are scaled one by one */

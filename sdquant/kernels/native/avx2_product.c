@@ -10,6 +10,7 @@
 
 #include "avx2_few.h"
 #include "avx2_runs.h"
+#include "avx2_unrounded.h"
 #include "form.h"
 
 enum {
@@ -21,6 +22,7 @@ enum {
     EDGE = 64,
     NEAR = 24 * 1024,    /* bytes of activations that are in the first cache beside weights; whole blocks of columns */
     TOGETHER = 16,       /* rows of the weight */
+    FEWER = 2,           /* rows of activations up to which weights that are not rounded stay in registers */
 };
 
 /* The sums of the lanes of four. */
@@ -106,28 +108,41 @@ static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, 
     return 1;
 }
 
+/* `step` at a time by way of `spare`, which has room for so many. */
+static void turn_in_place(const Form *form, float *x, int64_t count, int64_t step, float *spare) {
+    for (int64_t at = 0; at < count; at += step) {
+        const int64_t k = count - at < step ? count - at : step;
+        turn(form, x + at, k, spare);
+        memcpy(x + at, spare, k * sizeof *x);
+    }
+}
+
 int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  const void *bias, void *out) {
-    DotFew *dot = m <= FEWEST ? dotter_avx2(form) : 0;
+    const int unrounded = unrounded_avx2(form, type);
+    Floats *floats = unrounded ? floats_avx2(form) : 0;
+    DotFew *dot = unrounded ? (m <= FEWER ? unrounded_dots(form) : 0) : m <= FEWEST ? dotter_avx2(form) : 0;
     if (dot) return some_at_once(dot, form, parts, type, start, stop, x, (int)m, bias, out);
     Decode *decode = kernels()->decoder(form);
     const int planes = planes_of(form->packing);
-    const int64_t columns = form->columns, rows = form->rows, size = type == F32 ? 4 : 2;
+    const int64_t columns = form->columns, rows = form->rows;
     const int64_t unit = form->packing > CODED && form->group > 64 ? form->group : 64; /* decoders want whole blocks */
     const int64_t cuts = (columns + DEPTH - 1) / DEPTH, step = up_to((columns + cuts - 1) / cuts, unit);
     const int64_t width = up_to(columns, step), fours = (stop - start + ROWS - 1) / ROWS;
     const int64_t most = m < BATCH ? m : BATCH;
     const int at_once = most * width * 4 <= WHOLE;
     const int64_t of_x = most * width * 4, of_panel = ROWS * step * 4, of_sums = fours * most * ROWS * 4;
-    char *memory = malloc(of_x + of_panel + of_sums + step * size + 4 * EDGE);
+    char *memory = malloc(of_x + of_panel + of_sums + step * 4 + 4 * EDGE);
     if (!memory) return 0;
     float *wide = (float *)(memory + (EDGE - (intptr_t)memory % EDGE)), *panel = wide + of_x / 4;
     float *sums = panel + of_panel / 4;
-    void *narrow = sums + of_sums / 4; /* a row's weights as they are rounded */
+    void *narrow = sums + of_sums / 4; /* a row's weights as they are rounded; a row of x before it is turned */
     for (int64_t batch = 0; batch < m; batch += most) {
         const int count = (int)(m - batch < most ? m - batch : most);
         for (int64_t j = 0; j < count; j++) {
-            widen(x, type, (batch + j) * columns, wide + j * width, columns);
+            float *to = wide + j * width;
+            widen(x, type, (batch + j) * columns, to, columns);
+            if (floats) turn_in_place(form, to, columns, step, narrow);
             memset(wide + j * width + columns, 0, (width - columns) * 4);
         }
         memset(sums, 0, of_sums);
@@ -143,8 +158,12 @@ int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64
                             continue;
                         }
                         const int64_t first = row_at(form, planes, nth) * columns + at;
-                        decode(form, parts, first, k, type, type == F32 ? (void *)to : narrow);
-                        if (type != F32) widen(narrow, type, 0, to, k);
+                        if (floats) {
+                            floats(form, parts, first, k, to);
+                        } else {
+                            decode(form, parts, first, k, type, type == F32 ? (void *)to : narrow);
+                            if (type != F32) widen(narrow, type, 0, to, k);
+                        }
                         memset(to + k, 0, (step - k) * 4);
                     }
                     blocks(panel, step, wide + at, width, step, count, sums + four * count * ROWS);

@@ -98,6 +98,7 @@ typedef struct {
     Finish *finish;
     Product *product; /* of more rows than `dotter` takes; NULL where `dots` does it */
     int products;     /* the types that it is for: bits 1 << type */
+    int (*unrounded)(const Form *form, Type type); /* whether `product` has weights that are not rounded; NULL: never */
 } Kernels;
 
 enum {

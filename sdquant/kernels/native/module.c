@@ -221,6 +221,19 @@ static PyObject *py_isa(PyObject *module, PyObject *unused) {
     return PyUnicode_FromString(kernels()->name);
 }
 
+PyDoc_STRVAR(unrounded_doc, "unrounded(form, type)\n--\n\n"
+                            "Whether `product` with activations of a type has weights that are not rounded to it.");
+
+static PyObject *py_unrounded(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments, and 2 are wanted", given);
+    const Form *form = PyCapsule_GetPointer(args[0], FORM);
+    if (!form) return NULL;
+    const Type type = (Type)number(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(kernels()->unrounded && kernels()->unrounded(form, type));
+}
+
 static PyObject *py_amd(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyBool_FromLong(amd());
@@ -245,6 +258,7 @@ static PyMethodDef METHODS[] = {
     {"recode", (PyCFunction)(void (*)(void))py_recode, METH_FASTCALL, recode_doc},
     {"finish", (PyCFunction)(void (*)(void))py_finish, METH_FASTCALL, finish_doc},
     {"isa", py_isa, METH_NOARGS, "isa()\n--\n\nName of the instruction set whose kernels run."},
+    {"unrounded", (PyCFunction)(void (*)(void))py_unrounded, METH_FASTCALL, unrounded_doc},
     {"amd", py_amd, METH_NOARGS, "amd()\n--\n\nWhether the processor is AMD's."},
     {"choose", py_choose, METH_O,
      "choose(name)\n--\n\nRun the kernels of an instruction set, \"\" for the best; False where the machine lacks it.\n"

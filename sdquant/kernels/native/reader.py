@@ -72,6 +72,10 @@ class Native(Reader):
         to, of, m, added = out.data_ptr(), x.data_ptr(), x.shape[0], 0 if bias is None else bias.data_ptr()
         over_rows(form.rows, form.columns * m, lambda start, stop: product(*common, start, stop, to, of, m, added))
 
+    def unrounded(self, form: Form, parts: Parts, dtype: torch.dtype) -> bool:
+        said: bool = extension().unrounded(plan(form, parts), TYPES[dtype])  # type: ignore[union-attr]
+        return said
+
     def prepared(
         self, form: Form, parts: Parts, dtype: torch.dtype, few: int, prefix: str, integers: tuple[Coding, int] | None
     ) -> Prepared | None:
