@@ -113,8 +113,8 @@ def test_a_pipeline_with_peers(flux: Path) -> None:
     rows = {one.name: one for one in made.rows}
     assert (made.inputs, made.size, made.class_name) == ("pipeline", (32, 32), "FluxTransformer2DModel")
     ours, theirs = rows["qint8"], rows["diffusers quanto int8"]
-    # The same codes; sums in other orders round otherwise to bf16, which moves a single seed by up to 1.5 dB here, either
-    # way: bench.one_step has the mean of many.
+    # The same codes; sums in other orders round otherwise to bf16, which moves a single seed by up to 1.5 dB here:
+    # bench.one_step has the mean of many.
     assert ours.snr == pytest.approx(theirs.snr, abs=2) and ours.bytes == pytest.approx(theirs.bytes, rel=1e-3)
     assert theirs.load_ratio is not None
     assert rows["int8"].snr == pytest.approx(rows["nncf int8_asym"].snr, abs=0.2)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools import compute, memory, offload, speed
+from tools import compute, memory, offload, output, speed
 from tools.tables import markdown
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
-    "plan_memory": memory.table,
+    "plan_memory": memory.table, "one_step": output.one_step,
     "offload": offload.table,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "speed_rules": speed.rules,

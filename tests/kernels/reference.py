@@ -10,6 +10,7 @@ import torch
 
 from sdquant.backends import _bnb_tables as tables
 from sdquant.backends._sdnq_codes import CODES
+from sdquant.kernels.forms import BYTES, PACKED
 
 if TYPE_CHECKING:
     from sdquant.backends.base import Backend, Packed
@@ -59,6 +60,8 @@ def multiplied(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dt
     form = backend.form(packed)
     assert form is not None
     if reader.unrounded(form, packed.parts, dtype):
+        if form.packing not in (*BYTES, *PACKED):  # blocks, which are computed in float32
+            return backend.decode(packed, torch.float32).view(form.rows, form.columns)
         return torch.from_numpy(decoded(replace(form, arithmetic="float32"), dict(packed.parts)))
     return backend.decode(packed, dtype).view(form.rows, form.columns)
 

@@ -76,7 +76,7 @@ static int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / 
 
 /* Up to FEWEST rows of activations, which are read again for every row of the weight: so many columns of them that they
    stay in the first cache, where they lie together, for some rows of the weight, before the next. 0: no memory. */
-static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, int64_t start, int64_t stop,
+static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, Type of, int64_t start, int64_t stop,
                         const void *x, int m, const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns;
@@ -97,7 +97,7 @@ static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, 
         for (int64_t at = 0; at < columns; at += step) {
             const int64_t k = columns - at < step ? columns - at : step;
             for (int i = 0; i < count; i++)
-                dot(form, parts, row_at(form, planes, first + i) * columns + at, k, type, turned + at * as_if, k, as_if,
+                dot(form, parts, row_at(form, planes, first + i) * columns + at, k, of, turned + at * as_if, k, as_if,
                     sums[i]);
         }
         for (int i = 0; i < count; i++)
@@ -117,12 +117,29 @@ static void turn_in_place(const Form *form, float *x, int64_t count, int64_t ste
     }
 }
 
+/* Whether weights are not rounded: of codes that are numbers, and of blocks. */
+int unrounded_avx2(const Form *form, Type type) {
+    if (type != BF16) return 0;
+    if (form->packing > CODED) return 1;
+    if (form->looked_up || form->scale == NONE || form->taps > 1) return 0;
+    if (form->columns % UNIT || form->group % UNIT) return 0;
+    switch (form->packing) {
+    case NIBBLES_LOW:
+    case NIBBLES_HIGH:
+    case PLANES4:
+    case SIGNED_BYTES:
+    case BYTES: return 1;
+    default: return 0;
+    }
+}
+
 int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  const void *bias, void *out) {
     const int unrounded = unrounded_avx2(form, type);
     Floats *floats = unrounded ? floats_avx2(form) : 0;
-    DotFew *dot = unrounded ? (m <= FEWER ? unrounded_dots(form) : 0) : m <= FEWEST ? dotter_avx2(form) : 0;
-    if (dot) return some_at_once(dot, form, parts, type, start, stop, x, (int)m, bias, out);
+    DotFew *dot = floats ? (m <= FEWER ? unrounded_dots(form) : 0) : m <= FEWEST ? dotter_avx2(form) : 0;
+    const Type of = unrounded ? F32 : type; /* what weights are rounded to */
+    if (dot) return some_at_once(dot, form, parts, type, of, start, stop, x, (int)m, bias, out);
     Decode *decode = kernels()->decoder(form);
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, rows = form->rows;
@@ -161,8 +178,8 @@ int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64
                         if (floats) {
                             floats(form, parts, first, k, to);
                         } else {
-                            decode(form, parts, first, k, type, type == F32 ? (void *)to : narrow);
-                            if (type != F32) widen(narrow, type, 0, to, k);
+                            decode(form, parts, first, k, of, of == F32 ? (void *)to : narrow);
+                            if (of != F32) widen(narrow, of, 0, to, k);
                         }
                         memset(to + k, 0, (step - k) * 4);
                     }

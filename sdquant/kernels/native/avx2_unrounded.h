@@ -1,5 +1,6 @@
 /* Weights whose codes are numbers, for products with bfloat16: a fused multiply-add makes floats of them, which are not
-   rounded to bfloat16, nor is any step to what the scheme computes in. Rounding them takes longer than multiplying.
+   rounded to bfloat16, nor is any step to what the scheme computes in. Rounding them takes longer than multiplying. GGUF's
+   blocks have kernels of their own, which are asked for float32. A code that stands for zero may be 2^-20 of its scale.
 
    Codes of four bits are not turned into their numbers: put among the bits of a float they are (16 + code) / 2. */
 #ifndef SDQUANT_AVX2_UNROUNDED_H
@@ -11,20 +12,6 @@
 typedef struct {
     __m256 scale, common;
 } Line;
-
-/* Whether `product` has such weights. */
-int unrounded_avx2(const Form *form, Type type) {
-    if (type != BF16 || form->looked_up || form->scale == NONE || form->taps > 1) return 0;
-    if (form->columns % UNIT || form->group % UNIT) return 0;
-    switch (form->packing) {
-    case NIBBLES_LOW:
-    case NIBBLES_HIGH:
-    case PLANES4:
-    case SIGNED_BYTES:
-    case BYTES: return 1;
-    default: return 0;
-    }
-}
 
 /* One of the numbers of a part, of a type below NESTED. */
 INLINE float one_of(const void *from, Type type, int64_t i) {
@@ -120,6 +107,7 @@ UNROUNDED(as_bytes, BYTES)
 typedef void Floats(const Form *form, const Parts *parts, int64_t first, int64_t count, float *to);
 
 static Floats *floats_avx2(const Form *form) {
+    if (form->packing > CODED) return 0; /* as `decoder` has them */
     switch (form->packing) {
     case PLANES4: return floats_as_planes;
     case SIGNED_BYTES: return floats_as_signed;
