@@ -115,7 +115,7 @@ def _right(reader: Reader, backend: Backend, packed: Packed, dtype: torch.dtype)
         reader.decode_into(form, packed.parts, got)
         if not torch.equal(got, wanted) and not torch.equal(got.nan_to_num(), wanted.nan_to_num()):
             why = "it decodes to other numbers"
-        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, dtype):
+        elif reader.few(form, packed.parts, dtype) and not _multiplies(reader, form, packed, wanted):
             why = "its products are wrong"
         elif not _decodes_rows(reader, form, packed, wanted):
             why = "it decodes some rows to other numbers"
@@ -149,12 +149,13 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
 
 
-def _multiplies(reader: Reader, form: Form, packed: Packed, dtype: torch.dtype) -> bool:
+def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     """Whether products of one row, of some, and of many are as near to the exact ones as sums in float32 and one
-    rounding are: readers have different kernels for those. What is decoded has been looked at."""
-    whole = reader.unrounded(form, packed.parts, dtype)
-    weight = torch.empty(form.rows, form.columns, dtype=torch.float32 if whole else dtype, device=packed.device)
-    reader.decode_into(replace(form, arithmetic="float32") if whole else form, packed.parts, weight)
+    rounding are: readers have different kernels for those."""
+    dtype = weight.dtype
+    if reader.unrounded(form, packed.parts, dtype):
+        weight = torch.empty_like(weight, dtype=torch.float32)
+        reader.decode_into(replace(form, arithmetic="float32"), packed.parts, weight)
     most = reader.few_patches(form, packed.parts, dtype)
     numbers = sorted({1, min(3, most), min(64, most)})
     return all(_multiplies_rows(m, reader, form, packed, weight, dtype) for m in numbers)

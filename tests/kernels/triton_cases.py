@@ -55,7 +55,8 @@ def _floats(random: np.random.Generator, count: int, dtype: str) -> Tensor:
 
 # Bytes for so many weights: (bytes, weights).
 _PACKED = {
-    "nibbles-low": (1, 2), "nibbles-high": (1, 2), "threes": (3, 8), "sdnq6": (3, 4), "sdnq3": (3, 8),
+    "nibbles-low": (1, 2), "nibbles-high": (1, 2), "sdnq6": (3, 4), "sdnq3": (3, 8),
+    "twos": (2, 8), "threes": (3, 8), "fives": (5, 8), "sixes": (6, 8), "sevens": (7, 8),
 }  # fmt: skip
 
 
@@ -137,6 +138,10 @@ def cases() -> Iterator[Case]:
     yield _case("planes2", 36, 128, "planes2", 64, **shifted)
     yield _case("threes", 8, 96, "threes", 32, **shifted)
     yield _case("threes across rows", 8, 40, "threes", 64, **shifted)
+    yield _case("twos", 9, 64, "twos", 64, zero=2)
+    yield _case("fives", 9, 64, "fives", 32, zero=16, scales="bfloat16", arithmetic="bfloat16")
+    yield _case("sixes across rows", 8, 40, "sixes", 64, zero=32)
+    yield _case("sevens", 9, 48, "sevens", 48, zero=64)
     added = {"shift": "shift", "added": True, "fused": True}
     yield _case("sdnq6", 9, 64, "sdnq6", 64, zero=32)
     yield _case("sdnq4", 9, 64, "nibbles-low", 64, arithmetic="bfloat16", scales="bfloat16", **added)

@@ -77,8 +77,8 @@ GGUF: Mapping[str, Block] = {
 
 # Packings of `forms` other than blocks. float8 is decoded by arithmetic: cards before Ada have no such type.
 _CODES = (
-    "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibbles-low", "nibbles-high", "planes4", "planes2", "threes",
-    "sdnq6", "sdnq3",
+    "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibbles-low", "nibbles-high", "planes4", "planes2", "twos",
+    "threes", "fives", "sixes", "sevens", "sdnq6", "sdnq3",
 )  # fmt: skip
 TABLES = ("", "nf4", "fp4", "e4m3", "e2m1")
 ZEROS = ("uint8", "int8", "nibbles-low")

@@ -69,6 +69,17 @@ def float8(code, E4M3: tl.constexpr):
 
 
 @triton.jit
+def of_eight(codes, at, live, WIDTH: tl.constexpr):
+    """The code of weight `at`, of which eight are in WIDTH bytes, a little-endian number."""
+    unit = at // 8
+    bit = WIDTH * (at - unit * 8)
+    start = unit * WIDTH + bit // 8
+    low = byte(codes, start, live)
+    high = byte(codes, start + 1, live & (bit % 8 > 8 - WIDTH))
+    return ((low | (high << 8)) >> (bit % 8)) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
 def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexpr, LANES: tl.constexpr):
     """The code of weight `at`, int32. plane_size: of quanto's planes, in bytes."""
     if PACKING == "nibbles-low":
@@ -89,13 +100,16 @@ def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexp
     elif PACKING == "planes2":
         plane = at // plane_size
         code = (byte(codes, at - plane * plane_size, live) >> (plane * 2)) & 3
+    elif PACKING == "twos":
+        code = of_eight(codes, at, live, 2)
     elif PACKING == "threes":
-        unit = at // 8
-        bit = 3 * (at - unit * 8)
-        start = unit * 3 + bit // 8
-        low = byte(codes, start, live)
-        high = byte(codes, start + 1, live & (bit % 8 > 5))
-        code = ((low | (high << 8)) >> (bit % 8)) & 7
+        code = of_eight(codes, at, live, 3)
+    elif PACKING == "fives":
+        code = of_eight(codes, at, live, 5)
+    elif PACKING == "sixes":
+        code = of_eight(codes, at, live, 6)
+    elif PACKING == "sevens":
+        code = of_eight(codes, at, live, 7)
     elif PACKING == "sdnq6":
         unit = at // 4
         k = at - unit * 4
