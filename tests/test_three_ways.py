@@ -37,10 +37,11 @@ TURNS = [
 EMBEDDED = [
     pytest.param(name, marks=[] if name in ("nf4", "int8", "qint3", "sdnq-uint4") else pytest.mark.slow) for name in FLY
 ]
+USUAL = ("q8_0", "q4_0", "q5_1", "q3_k", "q4_k", "q6_k", "iq4_xs", "q4_k_m", "mxfp4", "bf16")
 MAIN = [("digits-sd", "unet"), ("digits-flux", "transformer")]
-# libgguf searches long for the last types.
+# Types of each kind of block, and a mix, in the default run.
 GGUF = [
-    pytest.param(row.name, marks=[pytest.mark.slow] if row.name.startswith(("iq1", "iq2", "iq3")) else [])
+    pytest.param(row.name, marks=[] if row.name in USUAL else [pytest.mark.slow])
     for row in backends.get("gguf").schemes
 ]
 
