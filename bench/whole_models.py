@@ -2,6 +2,7 @@
 
     python -m bench.whole_models                     all models; results in bench/results/whole-*.json
     python -m bench.whole_models sd15 --quant nf4    one model, one scheme: printed, and written with --out
+    python -m bench.whole_models sdxl -q iq1_m --repeat 64     a type of GGUF that takes hours to encode whole
 
 Models are generated into `--models` and kept there only with `--keep`; the largest takes 5 GB. On a CPU one thread and
 its CPU time are what is measured, so that other work on the machine counts little, at the sizes in `bench.models`.
@@ -13,11 +14,12 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from bench.models import MODELS, folder
+from bench.repeated import repeated, without_outputs
 from sdquant import demo
 
 HERE = Path(__file__).parent
@@ -93,6 +95,10 @@ def main() -> None:
         "--load", action="append", default=[], metavar="NAME=VALUE",
         help="another argument of load_model, such as runtime=plain (repeat); it is part of the files' names",
     )  # fmt: skip
+    parser.add_argument(
+        "--repeat", type=int, metavar="BLOCKS",
+        help="encode so many blocks of each weight of a GGUF file, again and again: see bench.repeated",
+    )  # fmt: skip
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--models", type=Path, help="where models are generated (default: a temporary folder)")
     parser.add_argument("--keep", action="store_true", help="with --models: keep them for the next time")
@@ -105,10 +111,15 @@ def main() -> None:
     values = {"threads": args.threads, "clock": args.clock, "peers": args.peers} | more
     with place(args.models) as models:
         for name in args.model or DEFAULT:
-            made = measure(name, models, tuple(args.quant or SCHEMES), args.rounds, args.side, **values)
+            with repeated(args.repeat) if args.repeat else nullcontext():
+                made = measure(name, models, tuple(args.quant or SCHEMES), args.rounds, args.side, **values)
             rows, bench, machine = (made.pop(key) for key in ("rows", "bench", "machine"))
+            if args.repeat:
+                rows = without_outputs(rows, args.repeat)
+                made["weights"] += " and, in GGUF files, repeated"
             size = [] if args.side is None else [f"side-{args.side}"]
-            file = "-".join(["whole", name, *(f"{key}-{value}" for key, value in sorted(more.items())), *size])
+            kind = ["repeated"] if args.repeat else []
+            file = "-".join(["whole", name, *(f"{key}-{value}" for key, value in sorted(more.items())), *size, *kind])
             _results.write(args.out / f"{file}.json", bench, rows, machine=machine, **made)
             if not args.keep and name in MODELS:
                 shutil.rmtree(models / f"sdquant-bench-{name}", ignore_errors=True)
