@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from functools import cache
@@ -17,21 +18,31 @@ SWITCH = "SDQUANT_NATIVE"
 
 
 @cache
+def _built() -> tuple[Any | None, str]:
+    """The extension module, or None and why there is none."""
+    try:
+        return importlib.import_module(f"{__name__}._kernels"), ""
+    except ModuleNotFoundError:
+        return None, "not built (no C compiler at install time?)"
+    except ImportError as error:  # it is there: of another machine or system, or built of other files
+        why = f"built, but they cannot be loaded ({error}); install sdquant again"
+        log.warning("Native kernels: %s. Everything works meanwhile, slower.", why)
+        return None, why
+
+
+@cache
 def extension() -> Any | None:
-    """The extension module; None where it was not built or is turned off."""
+    """The extension module; None where it was not built, cannot be loaded, or is turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
-    try:
-        from . import _kernels  # type: ignore[attr-defined]
-    except ImportError:
-        return None
+    found = _built()[0]
     wanted = os.environ.get(SWITCH, "")
-    if wanted not in ("", "1") and not _kernels.choose(wanted):
+    if found is not None and wanted not in ("", "1") and not found.choose(wanted):
         log.warning(
             "%s=%s has no effect: there are no such kernels for this machine, whose best are %s.",
-            SWITCH, wanted, _kernels.isa(),
+            SWITCH, wanted, found.isa(),
         )  # fmt: skip
-    return _kernels
+    return found
 
 
 def isa() -> str | None:
@@ -44,4 +55,4 @@ def state() -> str:
     """A sentence's part for `sdquant doctor`."""
     if os.environ.get(SWITCH) == "0":
         return f"turned off by {SWITCH}=0; everything works, slower"
-    return isa() or "not built (no C compiler at install time?); everything works, slower"
+    return isa() or f"{_built()[1]}; everything works, slower"
