@@ -200,11 +200,12 @@ INLINE DotFew *dotter_avx2(const Form *form) {
     }
 }
 
-/* Where each of `count` activations is looked for, a multiple of UNIT: as its weight comes out of `choose32`. */
-static void turn(const Form *form, const float *x, int64_t count, float *to) {
-    const int nibbles = form->packing == NIBBLES_LOW || form->packing == NIBBLES_HIGH, each = nibbles ? 2 : 1;
-    const int swapped = form->packing == NIBBLES_HIGH; /* the first of two is in the upper half */
-    if (!nibbles && form->packing != PLANES4) {
+/* Where each of `count` activations is looked for, a multiple of UNIT, or of half as many but for nibbles: as its weight
+   comes out of `choose32`. */
+static void turn(Packing packing, const float *x, int64_t count, float *to) {
+    const int nibbles = packing == NIBBLES_LOW || packing == NIBBLES_HIGH, each = nibbles ? 2 : 1;
+    const int swapped = packing == NIBBLES_HIGH; /* the first of two is in the upper half */
+    if (!nibbles && packing != PLANES4) {
         memcpy(to, x, count * sizeof *x);
         return;
     }

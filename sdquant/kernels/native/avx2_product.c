@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 #include "avx2_few.h"
+#include "avx2_grouped.h"
 #include "avx2_runs.h"
-#include "avx2_unrounded.h"
 #include "form.h"
 
 enum {
@@ -20,9 +20,7 @@ enum {
     BATCH = 64,          /* rows of activations: of DEPTH columns, in the second cache, of 256 KB */
     WHOLE = 192 * 1024,  /* bytes of activations that are there whole */
     EDGE = 64,
-    NEAR = 24 * 1024,    /* bytes of activations that are in the first cache beside weights; whole blocks of columns */
     TOGETHER = 16,       /* rows of the weight */
-    FEWER = 2,           /* rows of activations up to which weights that are not rounded stay in registers */
 };
 
 /* The sums of the lanes of four. */
@@ -72,23 +70,31 @@ static void blocks(const float *w, int64_t stride_w, const float *x, int64_t str
     if (m - j == 1) block_of_one(w, stride_w, x + j * stride_x, k, sums + ROWS * j);
 }
 
+/* Numbers with a sum for each SUMMED of them. */
+static int64_t with_sums(int64_t count) { return count + count / SUMMED; }
+
+static float sum_of(const float *x) { return sum8(_mm256_add_ps(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8))); }
+
 static int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 /* Up to FEWEST rows of activations, which are read again for every row of the weight: so many columns of them that they
-   stay in the first cache, where they lie together, for some rows of the weight, before the next. 0: no memory. */
-static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, Type of, int64_t start, int64_t stop,
-                        const void *x, int m, const void *bias, void *out) {
+   stay in the first cache, where they lie together, for some rows of the weight, before the next. Each row's are in the
+   order of `turn` for `order`, with their sums behind them, of SUMMED each. 0: no memory. */
+static int some_at_once(DotFew *dot, Packing order, const Form *form, Parts *parts, Type type, Type of, int64_t start,
+                        int64_t stop, const void *x, int m, const void *bias, void *out) {
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns;
     const int as_if = m > 4 ? FEWEST : m == 3 ? 4 : m; /* the others are of zeros */
     const int64_t step = NEAR / (as_if * (int64_t)sizeof(float));
-    float *wide = calloc((as_if + 1) * columns, sizeof *wide), *turned = wide + columns;
+    float *wide = calloc(columns + as_if * with_sums(columns), sizeof *wide), *turned = wide + columns;
     if (!wide) return 0;
     for (int j = 0; j < m; j++) {
         widen(x, type, j * columns, wide, columns);
         for (int64_t at = 0; at < columns; at += step) {
             const int64_t k = columns - at < step ? columns - at : step;
-            turn(form, wide + at, k, turned + at * as_if + j * k);
+            float *to = turned + with_sums(at) * as_if + j * with_sums(k);
+            turn(order, wide + at, k, to);
+            for (int64_t i = 0; i < k / SUMMED; i++) to[k + i] = sum_of(to + i * SUMMED);
         }
     }
     for (int64_t first = start; first < stop; first += TOGETHER) {
@@ -97,8 +103,8 @@ static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, 
         for (int64_t at = 0; at < columns; at += step) {
             const int64_t k = columns - at < step ? columns - at : step;
             for (int i = 0; i < count; i++)
-                dot(form, parts, row_at(form, planes, first + i) * columns + at, k, of, turned + at * as_if, k, as_if,
-                    sums[i]);
+                dot(form, parts, row_at(form, planes, first + i) * columns + at, k, of, turned + with_sums(at) * as_if,
+                    with_sums(k), as_if, sums[i]);
         }
         for (int i = 0; i < count; i++)
             for (int j = 0; j < m; j++)
@@ -112,34 +118,33 @@ static int some_at_once(DotFew *dot, const Form *form, Parts *parts, Type type, 
 static void turn_in_place(const Form *form, float *x, int64_t count, int64_t step, float *spare) {
     for (int64_t at = 0; at < count; at += step) {
         const int64_t k = count - at < step ? count - at : step;
-        turn(form, x + at, k, spare);
+        turn(form->packing, x + at, k, spare);
         memcpy(x + at, spare, k * sizeof *x);
     }
 }
 
-/* Whether weights are not rounded: of codes that are numbers, and of blocks. */
-int unrounded_avx2(const Form *form, Type type) {
-    if (type != BF16) return 0;
+/* Whether weights can be multiplied as floats that nothing has rounded: of blocks, and of codes with scales that are numbers
+   or choose among sixteen, which 16 bits would round, and have nothing more. */
+static int in_floats(const Form *form) {
     if (form->packing > CODED) return 1;
-    if (form->looked_up || form->scale == NONE || form->taps > 1) return 0;
-    if (form->columns % UNIT || form->group % UNIT) return 0;
-    switch (form->packing) {
-    case NIBBLES_LOW:
-    case NIBBLES_HIGH:
-    case PLANES4:
-    case SIGNED_BYTES:
-    case BYTES: return 1;
-    default: return 0;
-    }
+    if (form->scale == NONE || form->taps > 1 || form->columns % UNIT || form->group % UNIT) return 0;
+    if (form->looked_up && (form->arithmetic != F32 || form->zeros >= 0 || form->zero != 0 || form->shift != NONE)) return 0;
+    return unrounded_ways(form).dot != 0;
 }
+
+int unrounded_avx2(const Form *form, Type type) { return type == BF16 && in_floats(form); }
 
 int product_avx2(const Form *form, Parts *parts, Type type, int64_t start, int64_t stop, const void *x, int64_t m,
                  const void *bias, void *out) {
-    const int unrounded = unrounded_avx2(form, type);
-    Floats *floats = unrounded ? floats_avx2(form) : 0;
-    DotFew *dot = floats ? (m <= FEWER ? unrounded_dots(form) : 0) : m <= FEWEST ? dotter_avx2(form) : 0;
+    const int single = type == F32 && (form->packing > CODED || form->arithmetic == F32); /* rounded to float32 at most */
+    const int unrounded = (type == BF16 || single) && in_floats(form);
+    const Unrounded ways = unrounded ? unrounded_ways(form) : (Unrounded){0, 0, form->packing};
     const Type of = unrounded ? F32 : type; /* what weights are rounded to */
-    if (dot) return some_at_once(dot, form, parts, type, of, start, stop, x, (int)m, bias, out);
+    Floats *floats = ways.floats;
+    if (ways.dot && m <= FEWER)
+        return some_at_once(ways.dot, ways.order, form, parts, type, of, start, stop, x, (int)m, bias, out);
+    DotFew *dot = !floats && m <= FEWEST ? dotter_avx2(form) : 0;
+    if (dot) return some_at_once(dot, form->packing, form, parts, type, of, start, stop, x, (int)m, bias, out);
     Decode *decode = kernels()->decoder(form);
     const int planes = planes_of(form->packing);
     const int64_t columns = form->columns, rows = form->rows;

@@ -8,10 +8,13 @@
 enum {
     FEWEST = 8, /* rows of activations */
     MOST_TURNS = 4,
+    FEWER = 2,   /* rows up to which weights that are not rounded stay in registers */
+    SUMMED = 16, /* activations of which there is a sum */
 };
 
 /* sums[j] += the product of weights first .. first + count, of one row, and as many of row j of x, of `m` (1, 2, 4 or
-   8), `stride` floats apart and in the order of `turn`. The weights are rounded to `type`. */
+   8), `stride` floats apart and in the order of `turn`. Behind those of each row are their sums, of SUMMED each. The
+   weights are rounded to `type`. */
 typedef void DotFew(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, const float *x,
                     int64_t stride, int m, float *sums);
 

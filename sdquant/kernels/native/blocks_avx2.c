@@ -6,16 +6,21 @@
 #include "avx2_sums.h"
 #include "blocks.h"
 
-/* 4-bit codes, a multiple of sixteen, through a table. */
-static inline void look_up(int8_t *codes, int count, const int8_t *table) {
-    const __m128i values = _mm_loadu_si128((const __m128i *)table);
-    for (int i = 0; i < count; i += 16) {
-        __m128i *at = (__m128i *)(codes + i);
-        _mm_storeu_si128(at, _mm_shuffle_epi8(values, _mm_loadu_si128(at)));
+/* See `choose_from` of blocks_unpack.h. */
+static inline void choose_avx2(const int8_t *table, const uint8_t *from, int count, int8_t *to) {
+    const __m128i values = _mm_loadu_si128((const __m128i *)table), half = _mm_set1_epi8(15);
+    const __m128i bytes = count == 16 ? _mm_loadu_si128((const __m128i *)from) : _mm_loadl_epi64((const __m128i *)from);
+    const __m128i low = _mm_shuffle_epi8(values, _mm_and_si128(bytes, half));
+    const __m128i high = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(bytes, 4), half));
+    if (count == 16) {
+        _mm_storeu_si128((__m128i *)to, low);
+        _mm_storeu_si128((__m128i *)(to + 16), high);
+    } else {
+        _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi64(low, high));
     }
 }
 
-/* See `join` of blocks_unpack.h. */
+/* See `join` there. */
 static inline __m256i bits_at(const uint8_t *from, int shift, uint8_t mask) {
     const __m256i bytes = _mm256_loadu_si256((const __m256i *)from);
     return _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8((char)mask));
@@ -43,7 +48,7 @@ static inline void fives_avx2(const uint8_t *from, uint8_t zero, int8_t *to) {
 
 #define FIVES fives_avx2
 #define JOIN join_avx2
-#define LOOK_UP look_up
+#define CHOOSE choose_avx2
 #include "blocks_unpack.h"
 
 static inline __m256 eight_codes(const void *from) {
@@ -108,6 +113,51 @@ INLINE void dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, i
     add_sums(m, sum, sums);
 }
 
+/* SUMMED codes times each row of x, scaled, to sum[row][turn]. */
+INLINE void add_sixteen(const int8_t *codes, __m256 scale, const float *x, int64_t stride, int m, int turn,
+                        __m256 (*sum)[2]) {
+    const __m256 first = eight_codes(codes), second = eight_codes(codes + 8);
+    for (int j = 0; j < m; j++, x += stride) {
+        const __m256 one = _mm256_mul_ps(first, _mm256_loadu_ps(x));
+        sum[j][turn] = _mm256_fmadd_ps(_mm256_fmadd_ps(second, _mm256_loadu_ps(x + 8), one), scale, sum[j][turn]);
+    }
+}
+
+/* The same of up to FEWER rows and weights that are not rounded: codes are multiplied, and their sums scaled. */
+INLINE void grouped_dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, int64_t first, int64_t count,
+                           const float *x, int64_t stride, int m, float *sums) {
+    __m256 sum[FEWER][2];
+    unpacked block;
+    const uint8_t *from = parts->codes + first / weights * bytes;
+    const float *summed = x + count;
+    for (int i = 0; i < 16; i++) block.shift[i] = -0.0f;
+    for (int j = 0; j < m; j++) sum[j][0] = sum[j][1] = _mm256_setzero_ps();
+    for (; count > 0; count -= weights, from += bytes, x += weights, summed += weights / SUMMED) {
+        for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + 16 * 64 + at, _MM_HINT_T0);
+        if (bytes == 2 + 32) { /* q8_0 */
+            const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)u16(from)));
+            for (int k = 0; k < 2; k++)
+                add_sixteen((const int8_t *)from + 2 + SUMMED * k, scale, x + SUMMED * k, stride, m, k, sum);
+            continue;
+        }
+        unpack(from, &block, (const int8_t *)parts->zeros);
+        for (int i = 0; i < weights; i += 2 * SUMMED)
+            for (int k = 0; k < 2; k++) { /* known to the compiler, so that sums are in registers */
+                const int at = i + SUMMED * k;
+                add_sixteen(block.codes + at, _mm256_broadcast_ss(block.scale + at / SUMMED), x + at, stride, m, k, sum);
+            }
+        for (int j = 0; j < m; j++) {
+            const float *of_x = summed + j * stride;
+            if (weights < 16 * SUMMED)
+                for (int i = 0; i < weights / SUMMED; i++) sums[j] += block.shift[i] * of_x[i];
+            else
+                for (int k = 0; k < 2; k++)
+                    sum[j][k] = _mm256_fmadd_ps(_mm256_loadu_ps(block.shift + 8 * k), _mm256_loadu_ps(of_x + 8 * k), sum[j][k]);
+        }
+    }
+    for (int j = 0; j < m; j++) sums[j] += sum8(_mm256_add_ps(sum[j][0], sum[j][1]));
+}
+
 /* The larger blocks are unpacked by a function of their own: in one with the sums, compilers run out of registers. */
 #define DEFINE_DOT(name, weights, bytes) \
     static __attribute__((noinline)) void name##_apart(const uint8_t *from, unpacked *out, const int8_t *grid) { \
@@ -115,8 +165,10 @@ INLINE void dot_of(Unpack *unpack, int weights, int bytes, const Parts *parts, i
     } \
     INLINE void dot_##name##_of(const Form *form, const Parts *parts, int64_t first, int64_t count, Type type, \
                                 const float *x, int64_t stride, int m, float *sums) { \
+        Unpack *unpack = weights > 32 ? name##_apart : unpack_##name; \
         (void)form; \
-        dot_of(weights > 32 ? name##_apart : unpack_##name, weights, bytes, parts, first, count, type, x, stride, m, sums); \
+        if (type == F32 && m <= FEWER) grouped_dot_of(unpack, weights, bytes, parts, first, count, x, stride, m, sums); \
+        else dot_of(unpack, weights, bytes, parts, first, count, type, x, stride, m, sums); \
     } \
     BY_ROWS(dot_##name)
 BLOCK_TYPES(DEFINE_DOT)

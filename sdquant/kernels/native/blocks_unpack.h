@@ -173,17 +173,18 @@ UNPACK(q6_k) {
 
 static const int8_t non_linear[16] = {NON_LINEAR}, e2m1[16] = {E2M1};
 
-#ifndef LOOK_UP
-#define LOOK_UP look_up
-static inline void look_up(int8_t *codes, int count, const int8_t *table) {
-    for (int i = 0; i < count; i++) codes[i] = table[codes[i]];
+#ifndef CHOOSE
+#define CHOOSE choose_from
+/* What the low halves of `count` bytes, 8 or 16, stand for, then the high ones: at once, as what is written in small pieces
+   cannot be read in larger ones before it is in memory. */
+static inline void choose_from(const int8_t *table, const uint8_t *from, int count, int8_t *to) {
+    for (int i = 0; i < count; i++) to[i] = table[from[i] & 15], to[count + i] = table[from[i] >> 4];
 }
 #endif
 
 UNPACK(iq4_nl) {
     (void)grid;
-    nibbles(b + 2, 16, 0, out->codes);
-    LOOK_UP(out->codes, 32, non_linear);
+    CHOOSE(non_linear, b + 2, 16, out->codes);
     legacy_scales(out, b, 0);
 }
 
@@ -193,26 +194,23 @@ UNPACK(iq4_xs) {
     (void)grid;
     for (int sub = 0; sub < 8; sub++) {
         const int six = (b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (high >> (2 * sub) & 3) << 4;
-        nibbles(b + 8 + 16 * sub, 16, 0, out->codes + 32 * sub);
+        CHOOSE(non_linear, b + 8 + 16 * sub, 16, out->codes + 32 * sub);
         fill(out->scale + 2 * sub, 2, scale * (float)(six - 32));
     }
-    LOOK_UP(out->codes, 256, non_linear);
 }
 
 UNPACK(mxfp4) {
     (void)grid;
-    nibbles(b + 1, 16, 0, out->codes);
-    LOOK_UP(out->codes, 32, e2m1);
+    CHOOSE(e2m1, b + 1, 16, out->codes);
     fill(out->scale, 2, e8m0_half(b[0]));
 }
 
 UNPACK(nvfp4) {
     (void)grid;
     for (int sub = 0; sub < 4; sub++) {
-        nibbles(b + 4 + 8 * sub, 8, 0, out->codes + 16 * sub);
+        CHOOSE(e2m1, b + 4 + 8 * sub, 8, out->codes + 16 * sub);
         out->scale[sub] = e4m3_half(b[sub]);
     }
-    LOOK_UP(out->codes, 64, e2m1);
 }
 
 /* Five numbers of 0, 1, 2 in a byte, as the digits of a fraction: times 3 ** k modulo 256, then 3, over 256. */
