@@ -57,7 +57,7 @@ def test_unquantized(model: str) -> None:
     assert right(sdquant.load_model(sdquant.demo.path(model), progress=False), 20) >= 19
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["digits-sd", pytest.param("digits-flux", marks=pytest.mark.slow)])
 def test_the_headline(model: str) -> None:
     path = sdquant.demo.path(model)
     budget = int(0.7 * sdquant.plan(path, "nf4").bytes)
