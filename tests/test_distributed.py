@@ -84,6 +84,7 @@ class TestTogether:
                     assert torch.equal(mine.nan_to_num(7.5), theirs.nan_to_num(7.5))
                     assert torch.equal(mine.isnan(), theirs.isnan())
 
+    @pytest.mark.slow
     def test_quantize(self, tmp_path: Path, saved: Callable[..., Path], flux: Path) -> None:
         out = tmp_path / "out"
         done = torchrun(2, "quantize", flux, out, "-q", "int8", module=True)

@@ -66,7 +66,11 @@ def test_the_headline(model: str) -> None:
     assert pipe.sdquant.offload.report()["peak"] <= budget < weight_bytes(pipe)
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "bnb-int8", "qint8", "qint4", "qint3", "int8", "int4", "sdnq-uint4"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["fp8", "qint4", "int8", "sdnq-uint4"]
+    + [pytest.param(scheme, marks=pytest.mark.slow) for scheme in ("bnb-int8", "qint8", "qint3", "int4")],
+)
 def test_quantized(scheme: str, sd: Path) -> None:
     assert right(sdquant.load_model(sd, scheme, progress=False), 10) >= 9
 
