@@ -107,10 +107,11 @@ def peers(scheme: str) -> dict[str, Callable[[nn.Linear], Run | None]]:
     return {}
 
 
-def _with_bias(run: Any, floats: nn.Linear) -> Run:
-    """A peer's module that was made without a bias, with the layer's."""
-    run.bias = floats.bias
-    module: Run = run
+def _with_bias(run: Any, floats: nn.Linear) -> Run | None:
+    """A peer's module that was made without a bias, with the layer's; None where there is none."""
+    if run is not None:
+        run.bias = floats.bias
+    module: Run | None = run
     return module
 
 

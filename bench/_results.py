@@ -2,7 +2,8 @@
 
 A file has "bench" (which one), "machine", "versions" and "rows". A row has "name" (what was measured) and "case" (on
 what), which together are its own, and numbers; those of `COMPARED` in `bench.compare` are compared, and of times only
-ratios to something in the same run are among them. A file may have more, and a row too.
+ratios to something in the same run are among them. A row that failed has "error", which says why, and is not compared.
+A file may have more, and a row too.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ def write(
         more: what else is to be in the file.
 
     Raises:
-        ValueError: a row has no name or case, or two rows have the same.
+        ValueError: a row has no name or case, two rows have the same, or an "error" that is no text.
     """
     from sdquant.benchmark.running import described
     from sdquant.machine import probe
 
     rows = [dict(row) for row in rows]
+    for row in rows:
+        if not isinstance(row.get("error"), (str, type(None))):
+            raise ValueError(f"`error` is why a row has no numbers, a text: {row}")
     keys = [(row.get("name"), row.get("case")) for row in rows]
     if any(None in key for key in keys) or len(set(keys)) < len(keys):
         raise ValueError(f"each row has a name and a case of its own: {keys}")

@@ -3,7 +3,7 @@
 Both are files of one script of this folder, or of `sdquant bench --json`. Rows of the same name and case are held
 against each other. Times are compared as ratios to the reference or the peer of their own run, which depend little on
 the machine; bytes and decibels as they are. Exit code 1 if something got worse by more than its threshold or fails
-now, 2 if a file cannot be read or no row is in both.
+now, 2 if a file cannot be read or no number that is compared is in both.
 """
 
 from __future__ import annotations
@@ -145,6 +145,9 @@ def main(argv: list[str] | None = None) -> int:
     print(table(made, every=args.all))
     worse, better = (sum(getattr(row, word) for row in made) for word in ("worse", "better"))
     numbers = sum(row.field != "" for row in made)
+    if not numbers and not worse and not better:
+        print(f"bench.compare: {args.old} and {args.new}: no number of theirs is compared", file=sys.stderr)
+        return 2
     print(f"\n{numbers} numbers compared: {worse} worse, {better} better")
     return 1 if worse else 0
 

@@ -94,8 +94,6 @@ def cases(names: tuple[str, ...] = ()) -> Iterator[Case]:
         for row in values["rows"]:
             if row["by"] != "sdquant" or row["quant"] is None or row["ratio"] is None:
                 continue
-            if row["quant"].partition(",")[0] == "rules":  # whose layers are not in the facts, and count as floats
-                continue
             part = part_of(module, row["quant"], meant(said.get("runtime"), said.get("compute")), said.get("compute"))
             found = foreseeing.products(part, work, values["machine"]["native"])
             if found is not None:

@@ -173,8 +173,8 @@ def main() -> int:
             try:
                 found = measured(replace, args, clock)
             except Exception as error:  # a peer that cannot do this, or a card that is too small: a row that says so
-                rows.append(row | {"error_text": f"{type(error).__name__}: {error}"[:300]})
-                print(f"{name:44}{rows[-1]['error_text']}", flush=True)
+                rows.append(row | {"error": f"{type(error).__name__}: {error}"[:300]})
+                print(f"{name:44}{rows[-1]['error']}", flush=True)
                 continue
             finally:
                 gc.collect()
@@ -185,7 +185,7 @@ def main() -> int:
                 wanted, base, compiled = out, found["seconds"], found.get("compiled_seconds", 0.0)
             row |= found | {"ratio": found["seconds"] / base if base else None}
             if wanted is not None:
-                row["error"] = ((out - wanted).norm() / wanted.norm()).item()
+                row["distance"] = ((out - wanted).norm() / wanted.norm()).item()
             if compiled and "compiled_seconds" in found:
                 row["compiled_ratio"] = found["compiled_seconds"] / compiled
             rows.append(row)

@@ -68,7 +68,7 @@ def measured(scheme: str, inputs: int, outputs: int, counts: tuple[int, ...], cl
     for count in counts:
         x = torch.randn(count, inputs, device=clock.device).to(torch.bfloat16)
         exact = x.float() @ weight.T
-        found: dict[str, dict[str, Any]] = {name: {"error_text": text} for name, text in errors.items()}
+        found: dict[str, dict[str, Any]] = {name: {"error": text} for name, text in errors.items()}
         calls: dict[str, Callable[[], Tensor]] = {}
         for name, run in runs.items():
             if name.startswith(FUSED) and count > FUSED_UP_TO:
@@ -76,9 +76,9 @@ def measured(scheme: str, inputs: int, outputs: int, counts: tuple[int, ...], cl
             try:
                 away = ((run(x).float() - exact).norm() / exact.norm()).item()
             except Exception as error:  # as above: `_int_mm` wants more than 16 rows, `_scaled_mm` a newer card
-                found[name] = {"error_text": f"{type(error).__name__}: {error}"[:200]}
+                found[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
                 continue
-            found[name] = {"error": away}
+            found[name] = {"distance": away}
             calls[name] = lambda run=run, x=x: run(x)  # type: ignore[misc]
         for name, seconds in clock.medians(calls, rounds).items():
             found[name] |= {"seconds": seconds, "call_us": clock.call(calls[name]) * 1e6}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.repeated import repeated
 from sdquant import backends
 
 if TYPE_CHECKING:
@@ -24,10 +26,16 @@ Run = Callable[[Tensor], Tensor]
 Peer = Callable[[nn.Linear, str], "Run | None"]
 
 
+# Types of GGUF that take minutes to encode for one layer, of which it is some blocks, which repeat (`bench.repeated`).
+SLOW_TO_ENCODE = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+SOME = 64
+
+
 def packed(floats: nn.Linear, scheme: str) -> Packed:
     """The weight in sdquant's packed form."""
     spec = backends.parse(scheme)
-    return backends.get(spec.scheme.backend).encode(floats.weight.data, spec)
+    with repeated(SOME) if scheme in SLOW_TO_ENCODE else nullcontext():
+        return backends.get(spec.scheme.backend).encode(floats.weight.data, spec)
 
 
 def library_layer(floats: nn.Linear, scheme: str) -> Run:
@@ -92,11 +100,13 @@ def in_torch(floats: nn.Linear, scheme: str) -> Run:
     return lambda x: F.linear(x, backend.decode(held, x.dtype))
 
 
-def diffusers_gguf(floats: nn.Linear, scheme: str) -> Run:
-    """diffusers' layer over a GGUF weight."""
+def diffusers_gguf(floats: nn.Linear, scheme: str) -> Run | None:
+    """diffusers' layer over a GGUF weight; None for the types that it cannot decode."""
     import gguf
-    from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
+    from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter, dequantize_functions
 
+    if gguf.GGMLQuantizationType[scheme.upper()] not in dequantize_functions:
+        return None
     rows, columns = floats.weight.shape
     module = GGUFLinear(columns, rows, bias=False, compute_dtype=floats.weight.dtype)
     blocks = packed(floats, scheme).parts["blocks"].view(rows, -1)
@@ -213,6 +223,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("int4_sym", {**_NNCF, "torch int4pack": int4pack}),
     *(Family(kind, _GGUF) for kind in (
         "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "q3_k", "q2_k", "iq4_nl", "iq4_xs",
+        "tq2_0", "tq1_0", "mxfp4", "nvfp4", *SLOW_TO_ENCODE,
     )),
     *(Family(f"sdnq-{kind}", _SDNQ) for kind in ("int8", "fp8", "int6", "int4", "uint4", "uint3")),
 )  # fmt: skip

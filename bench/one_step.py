@@ -169,7 +169,7 @@ def measure(name: str, models: Path, wanted: list[str], work: Path, failed: list
             "snr": round(statistics.fmean(our_snr), 2),
             "peer_snr": round(statistics.fmean(their_snr), 2),
             "difference": round(statistics.fmean(differences), 3),
-            "error": round(statistics.stdev(differences) / len(differences) ** 0.5, 3),
+            "standard_error": round(statistics.stdev(differences) / len(differences) ** 0.5, 3),
             "layers": len(same),
             "peer_layers": len(their_layers),
             "default_snr": round(default, 2),
@@ -181,7 +181,7 @@ def measure(name: str, models: Path, wanted: list[str], work: Path, failed: list
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        "{case} {name}: {snr} dB, the library {peer_snr}, {difference:+.2f} ± {error}; "
+        "{case} {name}: {snr} dB, the library {peer_snr}, {difference:+.2f} ± {standard_error}; "
         "layers {layers} and {peer_layers}; as by default {default_snr} dB, {default_layers} layers"
     ).format(**row)
 
@@ -212,7 +212,7 @@ def main() -> None:
     missed = [row for row in rows if row["difference"] < -MOST_BELOW]
     print(f"G18: {len(rows) - len(missed)} of {len(rows)} at most {MOST_BELOW} dB below the library")
     for row in missed:
-        print(f"  below: {row['case']} {row['name']} {row['difference']:+.2f} ± {row['error']}")
+        print(f"  below: {row['case']} {row['name']} {row['difference']:+.2f} ± {row['standard_error']}")
 
 
 if __name__ == "__main__":

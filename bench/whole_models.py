@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import MODELS, folder
-from bench.repeated import repeated, without_outputs
+from bench.repeated import blocks, repeated, without_outputs
 from sdquant import demo
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ def main() -> None:
         help="another argument of load_model, such as runtime=plain (repeat); it is part of the files' names",
     )  # fmt: skip
     parser.add_argument(
-        "--repeat", type=int, metavar="BLOCKS",
+        "--repeat", type=blocks, metavar="BLOCKS",
         help="encode so many blocks of each weight of a GGUF file, again and again: see bench.repeated",
     )  # fmt: skip
     parser.add_argument("--no-peers", dest="peers", action="store_false")

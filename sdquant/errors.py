@@ -36,12 +36,13 @@ class SdquantError(Exception):
         super().__init__(what, why, fix)
 
     def __str__(self) -> str:
-        return " ".join(_sentence(part) for part in (self.what, self.why, self.fix))
+        """In one line: "what: why. fix." """
+        return " ".join((_ended(self.what, ":"), _ended(self.why, "."), _ended(self.fix, ".")))
 
 
-def _sentence(text: str) -> str:
+def _ended(text: str, end: str) -> str:
     text = text.strip()
-    return text if text.endswith((".", "!", "?")) else text + "."
+    return text if text.endswith((".", "!", "?", end)) else text + end
 
 
 class UnknownQuantError(SdquantError):

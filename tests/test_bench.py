@@ -358,7 +358,8 @@ def compared(tmp_path: Path, old: Sequence[dict[str, Any]], new: Sequence[dict[s
         ({"snr": 40.0}, {"snr": 39.9}, 0), ({"snr": 40.0}, {"snr": 39.7}, 1), ({"snr": 40.0}, {"snr": 50.0}, 0),
         ({"snr": None, "identical": True}, {"snr": 70.0}, 1), ({"bytes": 1000}, {"bytes": 1011}, 1),
         ({"load_ratio": 8.0}, {"load_ratio": 5.0}, 1), ({"ratio": 1.0}, {"ratio": None, "error": "It fails."}, 1),
-        ({"error": "It fails."}, {"ratio": 1.0}, 0), ({"seconds": 1.0}, {"seconds": 9.0}, 0),
+        ({"error": "It fails."}, {"ratio": 1.0}, 0),
+        ({"ratio": 1.0, "seconds": 1.0}, {"ratio": 1.0, "seconds": 9.0}, 0),
     ],
 )  # fmt: skip
 def test_what_is_a_regression(old: dict[str, Any], new: dict[str, Any], code: int, tmp_path: Path) -> None:
@@ -389,6 +390,15 @@ def test_files_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFix
     assert "bench.compare: " in capsys.readouterr().err
     with pytest.raises(ValueError, match="a name and a case of its own"):
         _results.write(tmp_path / "a.json", "some", [{"name": "a", "case": "b"}] * 2, machine={})
+    with pytest.raises(ValueError, match="`error` is why a row has no numbers, a text"):
+        _results.write(tmp_path / "a.json", "some", [{"name": "a", "case": "b", "error": 0.1}], machine={})
+
+
+def test_a_number_is_compared_or_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails in both files, and what nobody compares, is no "0 worse"."""
+    for row in ({"error": "It fails."}, {"seconds": 1.0}):
+        assert compared(tmp_path, [row], [row]) == 2
+        assert "no number of theirs is compared" in capsys.readouterr().err
 
 
 KEPT = sorted(
@@ -402,5 +412,5 @@ KEPT = sorted(
 def test_results_that_are_kept_can_be_compared(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = ROOT / "bench" / "results" / f"{name}.json"
     assert comparing_results.main([str(file), str(file), "--all"]) == 0
-    measured = [row for row in _results.read(file) if "error" not in row]
-    assert int(capsys.readouterr().out.splitlines()[-1].split()[0]) >= len(measured)
+    measured = [row for row in _results.read(file) if not row.get("error")]
+    assert int(capsys.readouterr().out.splitlines()[-1].split()[0]) >= len(measured) > 0

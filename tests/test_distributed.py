@@ -157,7 +157,7 @@ class TestDeath:
         assert "SIGKILL" in done.stderr
         assert [path.name for path in tmp_path.iterdir()] == ["told-0"]
         text = (tmp_path / "told-0").read_text()
-        assert text.startswith("Gathering a value of each process failed. another process has ended (")
+        assert text.startswith("Gathering a value of each process failed: another process has ended (")
         assert "it says why that one ended" in text
 
     @pytest.mark.slow

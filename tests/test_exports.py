@@ -107,7 +107,7 @@ def test_errors_are_a_tree_under_one_root_and_all_are_public() -> None:
         assert kind.__name__ in str(errors.__doc__)
         made = kind("It was asked for", "it cannot be", "Do this")
         assert (made.what, made.why, made.fix) == ("It was asked for", "it cannot be", "Do this")
-        assert str(made) == "It was asked for. it cannot be. Do this."
+        assert str(made) == "It was asked for: it cannot be. Do this."
         assert not isinstance(made, (KeyError, OSError))  # whose texts are quoted or replaced
 
 

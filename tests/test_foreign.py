@@ -88,7 +88,9 @@ def test_lone_vae(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("scheme", [None, "nf4", "int8", "qint8", "fp8"])
+@pytest.mark.parametrize(
+    "scheme", [None, "nf4", "int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qint8", "fp8"))]
+)
 def test_lone_flux_transformer(scheme: str | None, prefix: str, bfl: layouts.State, flux: Path, tmp_path: Path) -> None:
     file = tmp_path / "flux.safetensors"
     save_file(layouts.prefixed(bfl, prefix), file)
@@ -158,7 +160,9 @@ def test_quantized_flux_stays_packed_row_by_row(scheme: str, bfl: layouts.State,
     assert weight_bytes(pipe) == pipe.sdquant.plan.bytes
 
 
-@pytest.mark.parametrize("scheme", ["q8_0", "q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize(
+    "scheme", ["q8_0", "q4_k", *(pytest.param(name, marks=pytest.mark.slow) for name in ("q4_0", "q6_k"))]
+)
 @pytest.mark.parametrize("model", ["digits-sd", "digits-flux"])
 def test_gguf_with_foreign_names(scheme: str, model: str, bfl: layouts.State, tmp_path: Path) -> None:
     """As city96's tools write them: the reference names without a prefix, small tensors in F32."""

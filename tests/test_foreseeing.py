@@ -115,6 +115,17 @@ def test_where_nothing_was_measured(traced: dict[str, dict[str, Trace | None]]) 
     assert foreseeing.step(dataclasses.replace(plan(), device="cuda:0"), sd, "amx") is None
 
 
+def test_schemes_that_nobody_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
+    """Nothing is said of them. Rules with other options are other schemes; options that change little are not."""
+    sd = traced["digits-sd"]
+    measured = foreseeing.step(plan("rules,act_qtype=int8"), sd, "avx512bf16")
+    assert measured is not None and measured < 1
+    assert foreseeing.step(plan("rules,act_qtype=int8,tile_size=32"), sd, "avx512bf16") is None
+    assert foreseeing.step(plan("rules"), sd, "amx") is None  # there no rules were measured
+    int4 = foreseeing.step(plan("int4"), sd, "amx")
+    assert foreseeing.step(plan("int4,group_size=32"), sd, "amx") == int4 is not None
+
+
 def test_in_integers(traced: dict[str, dict[str, Trace | None]]) -> None:
     exact, integers = (foreseeing.step(plan(compute=one), traced["digits-sd"], "amx") for one in (None, "int8"))
     assert exact is not None and integers is not None and integers != exact

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 STEPS = 1
 # To a mover, packed weights are tensors of some dtypes and shapes: these schemes stand for those that run in the same
 # modules, packed as they are or as one of another backend here. The others' cells are in the slow run.
-STANDING = frozenset({"nf4", "fp8", "bnb-int8", "q4_k_m", "int8", "qint8", "rules"})
+STANDING = frozenset({"nf4", "bnb-int8", "q4_k_m", "int8", "qint8", "rules"})
 BUDGET = 0.6  # of the model's bytes: small enough that weights have to move
 _SAVED: dict[tuple[str, str], Path] = {}
 

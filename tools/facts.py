@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sdquant import backends
+
 ROOT = Path(__file__).parent.parent
 FACTS = ROOT / "sdquant" / "foreseeing" / "facts.json"
 # Later ones give only what earlier ones do not.
-FILES = {"linear": ("linear-*.json", "alone-*.json"), "conv": ("convolution-*.json",)}
+FILES = {"linear": ("linear-*.json", "alone-*.json", "rules-*.json"), "conv": ("convolution-*.json",)}
 SMALL = {"linear": "128x128", "conv": "32x32x3x3"}
 COLUMNS = {"sdquant": "exact", "sdquant compute=int8": "integers"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -36,7 +38,8 @@ def facts(root: Path = ROOT) -> list[dict[str, Any]]:
             values = json.loads(file.read_text(encoding="utf-8"))
             for row in values["rows"]:
                 key = (values["machine"]["native"], kind, DTYPES[row["dtype"]])
-                if row.get("seconds"):
+                ours = row["who"] != "plain" or not file.name.startswith("rules")  # others tell of plain layers enough
+                if row.get("seconds") and ours:
                     groups.setdefault(key, {}).setdefault((row["name"], row["case"]), row)
     return [
         {"isa": isa, "kind": kind, "dtype": dtype, **table}
@@ -60,10 +63,13 @@ def _table(small: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     for who, column in COLUMNS.items():
         ours = [row for row in rows if row["who"] == who]
         made[column] = {
-            name: [_ratio(row for row in ours if row["format"] == name and row["rows"] == n) for n in counts]
+            str(backends.parse(name)): [
+                _ratio(row for row in ours if row["format"] == name and row["rows"] == n) for n in counts
+            ]
             for name in sorted({row["format"] for row in ours})
         }
-        made[f"call_{column}"] = {row["format"]: _short(row["ratio"]) for row in _by_format(calls, who)}
+        called = _by_format(calls, who)
+        made[f"call_{column}"] = {str(backends.parse(row["format"])): _short(row["ratio"]) for row in called}
     return made
 
 

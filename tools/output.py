@@ -18,7 +18,7 @@ def one_step(root: Path) -> str:
         [
             row["case"], f"`{row['scheme']}`", row["name"].rpartition(" ")[0], str(row["seeds"]),
             *(f"{row[name]:.1f}" for name in ("snr", "peer_snr")),
-            f"{row['difference']:+.2f} ± {row['error']:.2f}",
+            f"{row['difference']:+.2f} ± {row['standard_error']:.2f}",
             f"{row['layers']}, {row['peer_layers']}",
             f"{row['default_snr']:.1f}, {row['default_layers']}",
         ]

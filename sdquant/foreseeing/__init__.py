@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..components import model_name
+from ..formats.gguf_types import TYPES
 from ..settings import role_of
 from .facts import Facts, known
 
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 # the ratios foreseen are nearest to those measured in bench/results/whole-*.json: `python -m bench.foreseen --fit`.
 OTHER, BYTE = 5e-6, 0.4e-9
 
-# Times that differ by less are the same: the ratios foreseen are off by 10 % (`python -m bench.foreseen`, root mean
+# Times that differ by less are the same: the ratios foreseen are off by 11 % (`python -m bench.foreseen`, root mean
 # square of all), some by twice as much.
 NEAR = 0.10
+
+RULES = "rules"  # a scheme whose options say everything
+FLOATS = frozenset(name for name, row in TYPES.items() if row.dtype)  # of GGUF: held, and computed with, as they are
 
 
 def step(made: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:
@@ -39,7 +43,8 @@ def step(made: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | No
         isa: of the C kernels, as `Machine.native` has it.
 
     Returns:
-        None where nothing was measured: another device or instruction set, another runtime, or shapes that do not tell.
+        None where nothing was measured: another device or instruction set, another runtime or scheme, or shapes that do
+        not tell.
     """
     parts = [part for part in made.components if (row := role_of(part.name)) is not None and row.name == "model"]
     if made.device.partition(":")[0] != "cpu" or not parts:
@@ -78,25 +83,36 @@ def products(part: ComponentPlan, work: Work, isa: str) -> tuple[float, float] |
     schemes = {model_name(weight.name, names) or weight.name: weight.scheme for weight in part.weights}
     ours = floats = 0.0
     for product, times in work.products.items():
-        facts = _facts(product, isa)
+        facts = next(iter(_tables(product, isa)), None)
         if facts is None:
             return None
         call, computing = facts.seconds(product.numbers, product.rows)
         scheme = schemes.get(product.weight or "")
-        ratios = (1.0, 1.0) if scheme is None else _ratios(part, scheme, product, facts)
+        ratios = (1.0, 1.0) if scheme is None or scheme in FLOATS else _ratios(part, scheme, product, isa)
+        if ratios is None:
+            return None
         floats += times * (call + computing)
         ours += times * (call * ratios[0] + computing * ratios[1])
     return ours, floats
 
 
-def _facts(product: Product, isa: str) -> Facts | None:
-    """Those of this kind of layer, else of linear ones, which are its nearest."""
-    dtype = str(product.dtype).removeprefix("torch.")
-    table = known()
-    return table.get((isa, product.kind, dtype)) or table.get((isa, "linear", dtype))
+def _tables(product: Product, isa: str) -> list[Facts]:
+    """Those of this kind of layer, and of linear ones, which are its nearest; in the dtype of its activations."""
+    dtype, table = str(product.dtype).removeprefix("torch."), known()
+    near = [table.get((isa, kind, dtype)) for kind in (product.kind, "linear")]
+    return [one for one in near if one is not None]
 
 
-def _ratios(part: ComponentPlan, scheme: str, product: Product, facts: Facts) -> tuple[float, float]:
-    """What was not measured is taken for no faster than floats."""
-    named = () if part.spec is None or part.spec.scheme.name != scheme else (str(part.spec),)
-    return facts.ratios((*named, scheme), product.rows, part.compute) or (1.0, 1.0)
+def _ratios(part: ComponentPlan, scheme: str, product: Product, isa: str) -> tuple[float, float] | None:
+    """Of the nearest layers that were measured. In another dtype alone: taken for no faster than floats.
+
+    Options change what a layer takes a little, but for rules: there they say all, and what was measured is of the same.
+    """
+    exact = () if part.spec is None or part.spec.scheme.name != scheme else (str(part.spec),)
+    names = exact if scheme == RULES else (*exact, scheme)
+    for table in _tables(product, isa):
+        found = table.ratios(names, product.rows, part.compute)
+        if found is not None:
+            return found
+    others = (table for key, table in known().items() if key[0] == isa)
+    return (1.0, 1.0) if any(table.ratios(names, 1, part.compute) for table in others) else None

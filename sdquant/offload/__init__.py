@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
-from ..inference import ordinary
+from ..inference import make_ordinary, ordinary
 from .handle import OffloadHandle
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ def apply(
         handle.total = weight_bytes(*parts.values())
         handle.counters.resident = 0
         try:
+            if mode != "none":
+                make_ordinary(*parts.values())
             importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, **options)
             for part in parts.values():
                 part.__dict__[_HANDLE] = handle

@@ -29,5 +29,5 @@ def test_every_row_is_there(
     monkeypatch.setattr(sys, "argv", ["bench", "--device", "cpu", "--size", "128", "--json", str(file), *more])
     assert main() == 0
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    measured = {row.get("who") or row["name"] for row in rows if not row.get("error_text")}
+    measured = {row.get("who") or row["name"] for row in rows if not row.get("error")}
     assert names <= measured

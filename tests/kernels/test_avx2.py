@@ -23,7 +23,7 @@ from .reference import multiplied
 SCHEMES = (
     "nf4", "fp4,block_size=4096", "rules,weight_qtype=nf4,tile_size=64", "qint4", "qint8", "bnb-int8", "int8",
     "int4_sym", "int4", "sdnq-uint4", "q8_0", "q4_0", "q4_1", "q5_0", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k",
-    "q3_k", "q4_k", "q5_k", "q6_k", "qint3",
+    "q3_k", "q4_k", "q5_k", "q6_k", "iq3_s", "tq1_0", "qint3",
 )  # fmt: skip
 # Up to 8 rows weights are never in memory; four and three rows are worked on at once, 64 before the next.
 ROWS = (1, 2, 3, 4, 5, 8, 9, 11, 64, 65)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdquant import backends, offload
+from sdquant.errors import SettingsError
 from sdquant.layers import kind_of, quantized_layer
 
 from .conftest import draw, hooked, made, same_state, state_of
@@ -84,6 +85,35 @@ def test_tied_weights_are_tied_afterwards(mode: str, tmp_path: Path) -> None:
     draw(pipe)
     handle.remove()
     assert encoder.shared.weight is encoder.encoder.embed_tokens.weight
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
+def test_a_model_made_in_inference_mode(mode: str, tmp_path: Path) -> None:
+    """Its tensors cannot be moved, so that copies that can be take their places; what was tied is tied."""
+    x = torch.randn(2, 16)
+    with torch.inference_mode():
+        net = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])
+        net[3].weight = net[0].weight
+        net.register_buffer("table", torch.ones(3))
+        expected = net(x)
+    handle = offload.apply(net, mode, device="cpu", folder=tmp_path)
+    with torch.no_grad():
+        assert torch.equal(net(x), expected)
+    handle.remove()
+    assert net[3].weight is net[0].weight
+    assert not any(tensor.is_inference() for tensor in net.state_dict(keep_vars=True).values())
+    assert torch.equal(net(x).detach(), expected)
+
+
+def test_a_library_s_tensors_made_in_inference_mode_are_refused(tmp_path: Path) -> None:
+    class Own(torch.nn.Parameter):
+        pass
+
+    with torch.inference_mode():
+        net = torch.nn.Sequential(torch.nn.Linear(16, 16))
+        net[0].weight = Own(net[0].weight.data)
+    with pytest.raises(SettingsError, match=r"^Weight 0\.weight was to be moved: it is a Own"):
+        offload.apply(net, "model", device="cpu", folder=tmp_path)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -128,7 +128,9 @@ assert not set(model.__dict__) & {"forward", "_hf_hook", "_sdquant_offload"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-@pytest.mark.parametrize("mode", ["model", "sequential", "balanced", "group"])
+@pytest.mark.parametrize(
+    "mode", ["model", "balanced", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sequential", "group"))]
+)
 def test_a_full_disk_is_said_and_leaves_the_model_alone(mode: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(

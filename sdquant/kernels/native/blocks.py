@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ...backends import _gguf_iq
@@ -22,6 +23,7 @@ def grid(form: Form) -> int:
     return _gguf_iq.grid(form.packing).data_ptr() if form.packing in _gguf_iq.GRIDS else 0
 
 
+@cache  # at every call of a small layer
 def by_block(form: Form) -> Form:
     """The same weight with a row for each block, where rows are not whole blocks (SDXL's 320 inputs in blocks of 256):
     rows are what threads share, and decoders begin and end with a block."""

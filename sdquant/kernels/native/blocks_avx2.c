@@ -33,19 +33,46 @@ static inline void join_avx2(const uint8_t *low, int low_shift, uint8_t low_mask
     _mm256_storeu_si256((__m256i *)to, _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero)));
 }
 
-/* See `fives` there: a copy of the four bytes' one that has its bit for each code, of which that bit is kept. */
+/* All bits of byte i where bit i is set: a copy of the four bytes' one that has its bit, of which that bit is kept. */
+static inline __m256i bytes_of_bits(uint32_t bits) {
+    const __m256i of_each = _mm256_setr_epi64x(0, ONES, 2 * ONES, 3 * ONES);
+    const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201u);
+    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), of_each);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+}
+
+/* See `fives` there. */
 static inline void fives_avx2(const uint8_t *from, uint8_t zero, int8_t *to) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)(from + 4));
     const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1);
-    const __m256i of_each = _mm256_setr_epi64x(0, ONES, 2 * ONES, 3 * ONES);
-    const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201u), fifth = _mm256_set1_epi8(16);
-    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)u32(from)), of_each);
-    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
     const __m256i four = _mm256_and_si256(both, _mm256_set1_epi8(15));
-    const __m256i codes = _mm256_or_si256(four, _mm256_and_si256(set, fifth));
+    const __m256i codes = _mm256_or_si256(four, _mm256_and_si256(bytes_of_bits(u32(from)), _mm256_set1_epi8(16)));
     _mm256_storeu_si256((__m256i *)to, _mm256_sub_epi8(codes, _mm256_set1_epi8((char)zero)));
 }
 
+static inline __m256i eights(const uint64_t *four) {
+    return _mm256_setr_epi64x((int64_t)four[0], (int64_t)four[1], (int64_t)four[2], (int64_t)four[3]);
+}
+
+/* See `rows` there. */
+static inline void rows_avx2(const uint64_t *of_eight, uint32_t signs, int8_t *to) {
+    const __m256i codes = eights(of_eight), negative = bytes_of_bits(signs);
+    _mm256_storeu_si256((__m256i *)to, _mm256_sub_epi8(_mm256_xor_si256(codes, negative), negative));
+}
+
+/* See `eighths` there. */
+static inline void eighths_avx2(const uint64_t *of_eight, uint32_t down, int8_t *to) {
+    const __m256i bit = _mm256_setr_epi64x(8 * ONES, (int64_t)(0x80 * ONES), 8 * ONES, (int64_t)(0x80 * ONES));
+    const __m256i byte = _mm256_setr_epi64x(0, 0, ONES, ONES);
+    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)down), byte);
+    const __m256i less = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    __m256i codes = eights(of_eight);
+    for (int i = 0; i < 3; i++) codes = _mm256_add_epi8(codes, codes);
+    _mm256_storeu_si256((__m256i *)to, _mm256_add_epi8(codes, _mm256_or_si256(less, _mm256_set1_epi8(1))));
+}
+
+#define ROWS rows_avx2
+#define EIGHTHS eighths_avx2
 #define FIVES fives_avx2
 #define JOIN join_avx2
 #define CHOOSE choose_avx2

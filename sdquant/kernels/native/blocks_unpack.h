@@ -57,14 +57,6 @@ static inline void fives(const uint8_t *from, uint64_t zero, int8_t *to) {
 }
 #endif
 
-/* The signs of numbers from 1 to 127 where a bit is set: the complement, and one more, which carries into no other. */
-static inline void negate(int8_t *codes, int count, uint32_t signs) {
-    for (int i = 0; i < count; i += 8) {
-        const uint64_t bits = spread_bits((uint8_t)(signs >> i));
-        put_word(codes + i, (word_at(codes + i) ^ bits * 0xff) + bits);
-    }
-}
-
 static inline void fill(float *from, int count, float value) {
     for (int i = 0; i < count; i++) from[i] = value;
 }
@@ -213,11 +205,16 @@ UNPACK(nvfp4) {
     }
 }
 
-/* Five numbers of 0, 1, 2 in a byte, as the digits of a fraction: times 3 ** k modulo 256, then 3, over 256. */
+/* Five numbers of 0, 1, 2 in a byte, as the digits of a fraction with the base 3: the first is the whole part of three
+   times the byte over 256, and what is left of that the next byte. */
 static inline int8_t *digits(const uint8_t *from, int count, int most, int8_t *to) {
-    uint8_t power = 1;
-    for (int digit = 0; digit < most; digit++, power = (uint8_t)(power * 3), to += count)
-        for (int i = 0; i < count; i++) to[i] = (int8_t)(((uint8_t)(from[i] * power) * 3 >> 8) - 1);
+    uint8_t left[32];
+    memcpy(left, from, (size_t)count);
+    for (int digit = 0; digit < most; digit++, to += count)
+        for (int i = 0; i < count; i++) {
+            to[i] = (int8_t)((left[i] >= 86) + (left[i] >= 171) - 1);
+            left[i] = (uint8_t)(left[i] + left[i] + left[i]);
+        }
     return to;
 }
 
@@ -233,21 +230,40 @@ UNPACK(tq2_0) {
     fill(out->scale, 16, half_at(b + 64));
 }
 
-/* Two rows of a grid with four weights each, in one write: what reads them reads eight bytes. */
-static inline void two_rows(int8_t *to, const int8_t *grid, int first, int next) {
-    int8_t rows[8];
-    memcpy(rows, grid + 4 * first, 4);
-    memcpy(rows + 4, grid + 4 * next, 4);
-    put_word(to, word_at(rows));
+#ifndef ROWS
+#define ROWS rows
+/* Four rows of a grid with eight weights each, numbers from 1 to 127, negative where a bit is set: the complement, and
+   one more, which carries into no other. */
+static inline void rows(const uint64_t *of_eight, uint32_t signs, int8_t *to) {
+    for (int i = 0; i < 4; i++) {
+        const uint64_t bits = spread_bits((uint8_t)(signs >> 8 * i));
+        put_word(to + 8 * i, (of_eight[i] ^ bits * 0xff) + bits);
+    }
+}
+#endif
+
+static inline void rows_of_8(const int8_t *grid, int a, int b, int c, int d, uint32_t signs, int8_t *to) {
+    const uint64_t of_eight[] = {word_at(grid + 8 * a), word_at(grid + 8 * b), word_at(grid + 8 * c), word_at(grid + 8 * d)};
+    ROWS(of_eight, signs, to);
+}
+
+/* Two rows of a grid with four weights each. */
+static inline uint64_t two_rows(const int8_t *grid, int first, int next) {
+    return u32((const uint8_t *)grid + 4 * first) | (uint64_t)u32((const uint8_t *)grid + 4 * next) << 32;
+}
+
+/* Eight rows of a grid with four weights each: the low bytes of their indices, and a ninth bit of each. */
+static inline void rows_of_4(const int8_t *grid, const uint8_t *low, int ninth, uint32_t signs, int8_t *to) {
+    uint64_t of_eight[4];
+    for (int i = 0; i < 4; i++, low += 2, ninth >>= 2)
+        of_eight[i] = two_rows(grid, low[0] | (ninth << 8 & 256), low[1] | (ninth << 7 & 256));
+    ROWS(of_eight, signs, to);
 }
 
 UNPACK(iq3_s) {
     const float scale = half_at(b);
     for (int sub = 0; sub < 8; sub++) {
-        for (int two = 0; two < 8; two += 2)
-            two_rows(out->codes + 32 * sub + 4 * two, grid, b[2 + 8 * sub + two] | (b[66 + sub] >> two & 1) << 8,
-                     b[3 + 8 * sub + two] | (b[66 + sub] >> (two + 1) & 1) << 8);
-        negate(out->codes + 32 * sub, 32, u32(b + 74 + 4 * sub));
+        rows_of_4(grid, b + 2 + 8 * sub, b[66 + sub], u32(b + 74 + 4 * sub), out->codes + 32 * sub);
         fill(out->scale + 2 * sub, 2, scale * (float)(1 + 2 * (b[106 + sub / 2] >> (sub % 2 * 4) & 15)));
     }
 }
@@ -256,16 +272,9 @@ UNPACK(iq3_xxs) {
     const float scale = half_at(b);
     for (int sub = 0; sub < 8; sub++) {
         const uint32_t high = u32(b + 66 + 4 * sub);
-        for (int two = 0; two < 8; two += 2)
-            two_rows(out->codes + 32 * sub + 4 * two, grid, b[2 + 8 * sub + two], b[3 + 8 * sub + two]);
-        negate(out->codes + 32 * sub, 32, even_signs(high));
+        rows_of_4(grid, b + 2 + 8 * sub, 0, even_signs(high), out->codes + 32 * sub);
         fill(out->scale + 2 * sub, 2, scale * (0.5f + (float)(high >> 28)) * 0.5f);
     }
-}
-
-/* Number `eight` of the rows of eight weights in a block. */
-static inline void grid_row(unpacked *out, int eight, const int8_t *grid, int index) {
-    memcpy(out->codes + 8 * eight, grid + 8 * index, 8);
 }
 
 /* IQ2's scales of 16 weights, in bytes: half precision times (code + 1/2) / 4. */
@@ -275,18 +284,22 @@ static inline void half_scales(unpacked *out, float scale, const uint8_t *codes)
 }
 
 UNPACK(iq2_s) {
-    for (int eight = 0; eight < 32; eight++)
-        grid_row(out, eight, grid, b[2 + eight] | (b[66 + eight / 4] >> (eight % 4 * 2) & 3) << 8);
-    for (int sub = 0; sub < 8; sub++)
-        negate(out->codes + 32 * sub, 32, u32(b + 34 + 4 * sub));
+    for (int sub = 0; sub < 8; sub++) {
+        const uint8_t *low = b + 2 + 4 * sub;
+        const int high = b[66 + sub] << 8;
+        rows_of_8(grid, low[0] | (high & 0x300), low[1] | (high >> 2 & 0x300), low[2] | (high >> 4 & 0x300),
+                  low[3] | (high >> 6 & 0x300), u32(b + 34 + 4 * sub), out->codes + 32 * sub);
+    }
     half_scales(out, half_at(b), b + 74);
 }
 
 UNPACK(iq2_xs) {
-    for (int eight = 0; eight < 32; eight++) {
-        const uint32_t code = u16(b + 2 + 2 * eight);
-        grid_row(out, eight, grid, (int)(code & 511));
-        negate(out->codes + 8 * eight, 8, even_signs(code >> 9));
+    for (int sub = 0; sub < 8; sub++) {
+        const uint64_t four = word_at(b + 2 + 8 * sub); /* of 16 bits each: an index of 9, 7 signs */
+        const uint32_t sevens = (uint32_t)(four >> 9 & 127) | (uint32_t)(four >> 25 & 127) << 7 |
+                                (uint32_t)(four >> 41 & 127) << 14 | (uint32_t)(four >> 57) << 21;
+        rows_of_8(grid, four & 511, four >> 16 & 511, four >> 32 & 511, four >> 48 & 511, even_signs(sevens),
+                  out->codes + 32 * sub);
     }
     half_scales(out, half_at(b), b + 66);
 }
@@ -294,36 +307,53 @@ UNPACK(iq2_xs) {
 UNPACK(iq2_xxs) {
     const float scale = half_at(b);
     for (int sub = 0; sub < 8; sub++) {
-        const uint32_t high = u32(b + 2 + 8 * sub + 4);
-        for (int eight = 0; eight < 4; eight++) grid_row(out, 4 * sub + eight, grid, b[2 + 8 * sub + eight]);
-        negate(out->codes + 32 * sub, 32, even_signs(high));
+        const uint8_t *low = b + 2 + 8 * sub;
+        const uint32_t high = u32(low + 4);
+        rows_of_8(grid, low[0], low[1], low[2], low[3], even_signs(high), out->codes + 32 * sub);
         fill(out->scale + 2 * sub, 2, scale * (0.5f + (float)(high >> 28)) * 0.25f);
     }
 }
 
-/* IQ1's weights are -1, 0, 1 shifted by an eighth up or down: eight times as much are whole numbers. */
-static inline void shifted_row(unpacked *out, int eight, const int8_t *grid, int index, int negative) {
-    for (int i = 0; i < 8; i++) out->codes[8 * eight + i] = (int8_t)(8 * grid[8 * index + i] + (negative ? -1 : 1));
+#ifndef EIGHTHS
+#define EIGHTHS eighths
+/* IQ1's weights are -1, 0, 1 shifted by an eighth: up, or down where the highest bit of a row's four in `down` is set.
+   Eight times as much are whole numbers. Eight times a byte has no bit in the lowest three, where one is put; one less
+   than each byte is that with the highest bits set, so that none borrows from the next, and put right afterwards. */
+static inline void eighths(const uint64_t *of_eight, uint32_t down, int8_t *to) {
+    const uint64_t high = 0x80 * ONES;
+    for (int i = 0; i < 4; i++) {
+        const uint64_t whole = of_eight[i] << 3 & 0xf8 * ONES, less = ((whole | high) - ONES) ^ (~whole & high);
+        put_word(to + 8 * i, down >> (4 * i + 3) & 1 ? less : whole | ONES);
+    }
+}
+#endif
+
+static inline void shifted_rows(const int8_t *grid, int a, int b, int c, int d, uint32_t down, int8_t *to) {
+    const uint64_t of_eight[] = {word_at(grid + 8 * a), word_at(grid + 8 * b), word_at(grid + 8 * c), word_at(grid + 8 * d)};
+    EIGHTHS(of_eight, down, to);
 }
 
 UNPACK(iq1_s) {
     const float scale = half_at(b) * 0.125f;
     for (int sub = 0; sub < 8; sub++) {
+        const uint8_t *low = b + 2 + 4 * sub;
         const int high = u16(b + 34 + 2 * sub);
-        for (int eight = 0; eight < 4; eight++)
-            shifted_row(out, 4 * sub + eight, grid, b[2 + 4 * sub + eight] | (high >> (eight * 3) & 7) << 8, high >> 15);
+        shifted_rows(grid, low[0] | (high << 8 & 0x700), low[1] | (high << 5 & 0x700), low[2] | (high << 2 & 0x700),
+                     low[3] | (high >> 1 & 0x700), high >> 15 ? 0xffff : 0, out->codes + 32 * sub);
         fill(out->scale + 2 * sub, 2, scale * (float)(2 * (high >> 12 & 7) + 1));
     }
 }
 
 UNPACK(iq1_m) {
     const float scale = iq1_m_scale(b + 48) * 0.125f;
-    for (int eight = 0; eight < 32; eight++) {
-        const int high = b[32 + eight / 2] >> (eight % 2 * 4) & 15;
-        shifted_row(out, eight, grid, b[eight] | (high & 7) << 8, high >> 3);
+    for (int sub = 0; sub < 8; sub++) {
+        const uint8_t *low = b + 4 * sub;
+        const int high = u16(b + 32 + 2 * sub), six = u16(b + 48 + sub / 2 * 2) >> (sub % 2 * 6);
+        shifted_rows(grid, low[0] | (high << 8 & 0x700), low[1] | (high << 4 & 0x700), low[2] | (high & 0x700),
+                     low[3] | (high >> 4 & 0x700), (uint32_t)high, out->codes + 32 * sub);
+        out->scale[2 * sub] = scale * (float)(2 * (six & 7) + 1);
+        out->scale[2 * sub + 1] = scale * (float)(2 * (six >> 3 & 7) + 1);
     }
-    for (int sub = 0; sub < 16; sub++)
-        out->scale[sub] = scale * (float)(2 * (u16(b + 48 + sub / 4 * 2) >> (sub % 4 * 3) & 7) + 1);
 }
 
 #endif
