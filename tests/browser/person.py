@@ -26,6 +26,8 @@ class Person:
         if self.goto:
             self.page.goto(self.url)
         expect(self.page.get_by_role("button", name="Draw", exact=True)).to_be_enabled()
+        # Gradio runs the page's own script a tenth of a second later, and nobody presses Tab before that.
+        expect(self.page.locator("#status")).to_have_attribute("aria-live", "polite")
 
     def tab(self, name: str) -> None:
         """Go to a tab."""
