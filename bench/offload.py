@@ -2,12 +2,15 @@
 
     python -m bench.offload               every row, about ten minutes, on two cores: one computes, the other reads
     python -m bench.offload --rounds 2    a quick look
+    python -m bench.offload --card        to a card that is none (tests/card): a stream beside the computing one
 
 A Flux transformer with random weights (hidden 1024, 3 double and 18 single blocks, bfloat16) makes steps with one
 thread; blocks that do not fit the budget wait in files that are read at a limited rate. In one process and turn by
 turn: steps of the model that is all in memory, then steps of the one that is offloaded.
     compute   seconds of a step in memory, median    transfer  bytes read in a step / bytes a second
     floor     the larger of the two                  ratio     seconds of a step offloaded / floor
+The card is computed by the CPU as well, and its copies from pinned memory come at the limited rate: it shows whether
+they are on their way while blocks run, and not how fast any card is.
 The first step of each turn is left out: what was read while the other model ran is no merit. Where all fits and nothing
 is read, turns are of one step, four times as many of them, and `ratio` is the median over them of one step by the
 other: two per cent are less than what the machine does from one minute to the next.
@@ -26,7 +29,7 @@ from typing import Any
 
 from ._results import write
 
-RESULTS = Path(__file__).parent / "results" / "offload.json"
+RESULTS = Path(__file__).parent / "results"
 HIDDEN, DOUBLE, SINGLE = 1024, 3, 18
 IMAGE, TEXT = 256, 64  # tokens
 
@@ -133,22 +136,35 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def row(net: Any, other: Any, share: float, transfer: float | None, *, rounds: int, steps: int) -> dict[str, Any]:
-    """One row: `net` stays in memory, `other` is offloaded."""
+@contextmanager
+def slow_card(card: Any, rate: float | None) -> Iterator[None]:
+    """The card's copies take as long."""
+    card.rate(rate or 0)
+    try:
+        yield
+    finally:
+        card.rate(0)
+
+
+def row(
+    net: Any, other: Any, share: float, transfer: float | None, *, rounds: int, steps: int, card: Any = None
+) -> dict[str, Any]:
+    """One row: `net` stays in memory, `other` is offloaded; both on the card, if that is given."""
     from sdquant import offload
 
-    resident, away = step(net), step(other)
+    device = "cpu" if card is None else "card"
+    resident, away = step(net, device), step(other, device)
     resident()
     compute = statistics.median(seconds(resident) for _ in range(3))
     size = offload.weight_bytes(other)
     budget = int(share * size)
     with tempfile.TemporaryDirectory() as folder:
-        handle = offload.apply(other, "balanced", device="cpu", budget=budget, folder=folder)
+        handle = offload.apply(other, "balanced", device=device, budget=budget, folder=folder)
         facts = handle.components["model"]
         try:
             read = streamed(handle, away)
             rate = None if transfer is None else read / (transfer * compute)
-            with slow_disk(rate):
+            with slow_disk(rate) if card is None else slow_card(card, rate):
                 if read:
                     in_memory, offloaded = in_turns(resident, away, rounds, steps)
                 else:
@@ -216,15 +232,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3, help="timed in each round")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--card", action="store_true", help="to a card that is none; needs g++")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
-    net, other = build(), build()
+    card, hidden = None, HIDDEN
+    if args.card:
+        hidden //= 2  # it copies the arguments of every kernel
+        from sdquant import offload
+        from tests import card as cards
+
+        with tempfile.TemporaryDirectory() as folder:
+            card = cards.Card(cards.build(Path(folder)))
+    net, other = build(hidden), build(hidden)
+    if card is not None:
+        offload.apply(net, "none", device="card")
     rows = []
     for share, transfer in ROWS:
-        rows.append(row(net, other, share, transfer, rounds=args.rounds, steps=args.steps))
+        rows.append(row(net, other, share, transfer, rounds=args.rounds, steps=args.steps, card=card))
         last = rows[-1]
         print(
             f"budget {share:4.0%}  streamed {last['streamed_blocks']:2} of {last['blocks']:2}  compute"
@@ -232,7 +259,8 @@ def main() -> None:
             f"  ratio {last['ratio']:.3f}  best {last['ratio_of_best']:.3f}",
             flush=True,
         )
-    write(args.out, "offload", rows, threads=1, rounds=args.rounds)
+    name = "offload-card" if args.card else "offload"
+    write(args.out or RESULTS / f"{name}.json", name, rows, threads=1, rounds=args.rounds)
 
 
 if __name__ == "__main__":

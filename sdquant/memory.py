@@ -6,11 +6,12 @@ import gc
 import math
 import mmap
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import heap
+from .errors import SettingsError
 from .heap import trim
 from .inference import ordinary
 
@@ -34,14 +35,35 @@ def default_budget(device: torch.device, held: int, activations: int | None = No
     Args:
         held: bytes of the weights that are there already.
         activations: the most that computing takes, in bytes; None where that is not known, which takes a guess.
+
+    Raises:
+        SettingsError: a device that does not say how much of its memory is free.
     """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-    else:
+    free, total = _free(device)
+    return room(free + held, total, activations)
+
+
+def _free(device: torch.device) -> tuple[int, int]:
+    """Bytes that are free on the device, and those it has."""
+    if device.type == "cpu":
         from .machine import ram
 
         total, free = ram()
-    return room(free + held, total, activations)
+        return free, total
+    if device.type == "mps":  # what the driver recommends to take of memory that is the CPU's too
+        total = int(torch.mps.recommended_max_memory())
+        return max(0, total - int(torch.mps.driver_allocated_memory())), total
+    ask: Any = getattr(getattr(torch, device.type, None), "mem_get_info", None)
+    why = "torch does not say how much of its memory is free"
+    if ask is not None:
+        try:
+            free, total = ask(device)
+            return int(free), int(total)
+        except RuntimeError as error:  # some of Intel's drivers
+            why = f"its driver does not say how much of its memory is free: {error}"
+    raise SettingsError(
+        f"Weights were to be kept within what {device} has free", why, "Say how much they may take, as budget='6GB'"
+    )
 
 
 def room(free: int, total: int, activations: int | None) -> int:
@@ -75,7 +97,10 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def give_back() -> None:
     """Collect garbage, and give freed memory back: the GPU's and the C library's."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        card = torch.accelerator.current_accelerator()
+        give: Any = getattr(getattr(torch, card.type, None), "empty_cache", None) if card is not None else None
+        if give is not None:
+            give()
     trim()
     heap.forget()

@@ -13,7 +13,7 @@ from sdquant import activations, cli, offload, peaks
 from sdquant.drawing import draw
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import onednn, scratch
-from sdquant.memory import LEAST_MARGIN, LEAST_RESERVE, room
+from sdquant.memory import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 
 WITHIN = 0.05
 # A model, a scheme, and the runtime: one of each backend that quantizes, and both runtimes where there are two.
@@ -97,6 +97,11 @@ def test_the_default_budget_is_what_is_free_less_activations_and_a_margin() -> N
     assert room(20 * gigabyte, 24 * gigabyte, None) == 20 * gigabyte - 24 * gigabyte * 15 // 100  # a guess
     assert room(2 * gigabyte, 4 * gigabyte, None) == 2 * gigabyte - LEAST_RESERVE
     assert room(gigabyte, 24 * gigabyte, 2 * gigabyte) == 0
+
+
+def test_a_device_that_does_not_say_what_is_free_needs_a_budget() -> None:
+    with pytest.raises(SettingsError, match=r"privateuseone.* torch does not say .*budget='6GB'"):
+        default_budget(torch.device("privateuseone"), 0)
 
 
 def test_balanced_offload_keeps_room_for_activations() -> None:

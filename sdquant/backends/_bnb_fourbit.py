@@ -59,7 +59,7 @@ class FourBit(Codec):
         dtype = str(weight.dtype).removeprefix("torch.")
         self.layout(spec, tuple(weight.shape), dtype)
         shape, weight = tuple(weight.shape), weight.detach()
-        if on_library(weight.device):
+        if on_library("quantize_4bit", weight.device):
             codes, state = library().functional.quantize_4bit(
                 weight,
                 blocksize=spec["block_size"],
@@ -85,7 +85,8 @@ class FourBit(Codec):
         if block > _KERNEL_BLOCK:
             absmax, block = absmax.repeat_interleave(block // _KERNEL_BLOCK), _KERNEL_BLOCK
         flat, kind = out.view(-1), packed.spec.scheme
-        whole = flat.numel() // block * block if installed() else 0
+        theirs = installed() if out.device.type == "cpu" else on_library("dequantize_4bit", out.device)
+        whole = flat.numel() // block * block if theirs else 0
         step = tile(out.device, whole)
         for start in range(0, whole, step):
             stop = min(start + step, whole)
@@ -95,7 +96,7 @@ class FourBit(Codec):
                 kind,
                 flat[start:stop].view(-1, block),
             )
-        if whole < flat.numel():  # without bitsandbytes all of it, else the last block, if it is not full
+        if whole < flat.numel():  # without its kernel all of it, else the last block, if it is not full
             decode_fourbit(codes[whole // 2 :], absmax[whole // block :], kind, block, flat[whole:])
 
     def form(self, packed: Packed) -> Form:

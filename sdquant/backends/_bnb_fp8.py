@@ -56,7 +56,7 @@ class Blockwise(Codec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, absmax, block = packed.parts["codes"], packed.parts["absmax"], packed.spec.details["block_size"]
-        if on_library(out.device) and out.dtype in TORCH_FLOATS:
+        if on_library("dequantize_blockwise.out", out.device) and out.dtype in TORCH_FLOATS:
             state = library().functional.QuantState(
                 absmax, code=e4m3_code(out.device), blocksize=block, dtype=out.dtype
             )

@@ -59,6 +59,18 @@ def installed() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-def on_library(device: torch.device) -> bool:
-    """Whether weights on `device` are for bitsandbytes' own kernels; its CPU functions have faster ones beside them."""
-    return device.type != "cpu" and installed()
+@cache
+def has_kernel(operator: str, device_type: str) -> bool:
+    """Whether bitsandbytes has a kernel of its own for one of its operators on such devices.
+
+    It has all of them for "cuda" and those that it needs itself elsewhere: none to decode blocks of bytes into a given
+    tensor on "mps", nor on devices that it does not know.
+    """
+    library()  # registers them
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"bitsandbytes::{operator}", key)
+
+
+def on_library(operator: str, device: torch.device) -> bool:
+    """Whether weights on `device` are for bitsandbytes' kernel; its CPU functions have faster ones beside them."""
+    return device.type != "cpu" and installed() and has_kernel(operator, device.type)

@@ -190,6 +190,15 @@ ROWS: tuple[Row, ...] = (
         seen="documented: optimum-quanto 0.2.7, library/extensions",
     ),
     Row(
+        offload="group",
+        device="directml",
+        verdict="breaks",
+        why="incompatible tensor type: group offload gives parameters of the CPU memory of the device, which torch "
+        "refuses for devices whose makers bring their own backend",
+        fix='Use offload="balanced" or offload="model", which put new parameters into the modules there',
+        seen="tests/offload/test_card.py",
+    ),
+    Row(
         backend="quanto",
         scheme="qfloat8",
         device="mps",

@@ -8,6 +8,7 @@ from ..errors import BudgetError
 from ..heap import trim
 from .slots import tensor_bytes
 from .store import DiskStore, PinnedStore, Store
+from .transfer import streams
 
 if TYPE_CHECKING:
     import os
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
-    """Where weights wait for this device: a file for the CPU, pinned RAM for a GPU."""
-    return DiskStore(folder) if device.type == "cpu" else PinnedStore(pin=device.type == "cuda")
+    """Where weights wait for this device: a file for the CPU, RAM for a GPU, pinned where it copies while computing."""
+    return DiskStore(folder) if device.type == "cpu" else PinnedStore(pin=streams(device) is not None)
 
 
 class Residency:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -144,7 +145,11 @@ def _parameter(owner: nn.Module, name: str) -> Place:
         return None if parameter is None else parameter.data
 
     def put(tensor: Tensor) -> None:
-        _held(owner, name).data = tensor
+        held = _held(owner, name)
+        if torch._has_compatible_shallow_copy_type(held, tensor):
+            held.data = tensor
+        else:  # as nn.Module does: parameters of the CPU cannot be given memory of devices that torch has no name for
+            owner._parameters[name] = nn.Parameter(tensor, requires_grad=held.requires_grad)
 
     return Place(owner, name, get, put)
 

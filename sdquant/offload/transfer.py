@@ -1,10 +1,10 @@
-"""Copying a unit to the device while the device computes: a thread for the CPU, a side stream for CUDA."""
+"""Copying a unit to the device while the device computes: a side stream where it has streams, a thread elsewhere."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,15 +71,15 @@ class ThreadTransfer(Transfer):
 
 
 class _StreamTicket(Ticket):
-    def __init__(self, buffer: Tensor, event: torch.cuda.Event) -> None:
-        self._buffer, self._event = buffer, event
+    def __init__(self, buffer: Tensor, event: Any, api: Any) -> None:
+        self._buffer, self._event, self._api = buffer, event, api
 
     def done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self._event.query())
 
     def wait(self) -> Tensor:
         # The computing stream waits, the program goes on.
-        torch.cuda.current_stream(self._buffer.device).wait_event(self._event)
+        self._api.current_stream(self._buffer.device).wait_event(self._event)
         return self._buffer
 
     def abandon(self) -> None:
@@ -87,27 +87,35 @@ class _StreamTicket(Ticket):
 
 
 class StreamTransfer(Transfer):
-    """A CUDA stream beside the computing one; copies from pinned memory run while kernels do."""
+    """A stream beside the computing one; copies from pinned memory run while kernels do."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._api: Any = streams(device)
+        self._stream = self._api.Stream(device)
 
     def start(self, unit: Unit, buffer: Tensor) -> Ticket:
         # What was computed from the buffer so far has to be over before it is overwritten.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._api.current_stream(self._device))
+        with self._api.stream(self._stream):
             got = unit.read(buffer, self._device)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = self._api.Event()
             event.record(self._stream)
         # The allocator must not hand the buffer to others while the side stream may still write to it.
         got.record_stream(self._stream)
-        return _StreamTicket(got, event)
+        return _StreamTicket(got, event, self._api)
 
     def close(self) -> None:
         self._stream.synchronize()
 
 
+def streams(device: torch.device) -> Any:
+    """torch's module with the streams and events of such devices (torch.cuda, torch.xpu); None where there are none,
+    and so no copies beside the computing: on the CPU, whose are empty shells, on Apple's and DirectML's devices."""
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if hasattr(module, "Stream") else None
+
+
 def transfer(device: torch.device) -> Transfer:
     """The way to copy in the background to this device."""
-    return StreamTransfer(device) if device.type == "cuda" else ThreadTransfer(device)
+    return ThreadTransfer(device) if streams(device) is None else StreamTransfer(device)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
+from sdquant.backends._bnb_library import has_kernel
 from sdquant.backends.base import Packed, TensorInfo
 from sdquant.backends.bnb import _say_float8
 from sdquant.errors import BadFileError
@@ -257,6 +258,10 @@ class TestInt8:
 
 
 class TestFp8:
+    def test_the_librarys_kernel_only_where_it_has_one(self) -> None:
+        # On Macs it has none that decodes into a given tensor, and said so at the first forward.
+        assert has_kernel("dequantize_4bit", "cpu") and not has_kernel("dequantize_blockwise.out", "mps")
+
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("shape", [(128, 256), (7, 13), (16, 8, 3, 3)])
     def test_blockwise_is_the_librarys(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:

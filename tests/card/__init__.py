@@ -1,0 +1,112 @@
+"""A card that is none, where there is no other: what of torch's devices offloading depends on, computed by the CPU.
+
+    python -m tests.card                what it does with models, as JSON; about a minute
+
+`card.cpp` says what it can tell that a CPU cannot: copies that are not waited for, and memory that nobody else reaches.
+A process that has plugged it in has a device called "card" until it ends, so that tests start one of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(__file__).with_name("card.cpp")
+COMPILER = "g++"
+
+
+def build(folder: Path) -> Path:
+    """Compile it; the library. Raises CalledProcessError with the compiler's words."""
+    library, home = folder / "card.so", Path(torch.__file__).parent
+    command = [COMPILER, "-O1", "-std=c++20", "-fPIC", "-shared", f"-I{home / 'include'}", str(SOURCE)]
+    command += ["-o", str(library), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
+class Card:
+    """The card of this process.
+
+    Attributes:
+        allocated, peak: bytes of its memory in use, now and the most there were.
+        pinned: bytes of RAM that it reads by itself.
+        async_copies, waited_copies: how many copies the program did not wait for, and how many it did.
+    """
+
+    allocated = property(lambda self: int(self._call("allocated")))
+    peak = property(lambda self: int(self._call("peak")))
+    total = property(lambda self: int(self._call("total")))
+    pinned = property(lambda self: int(self._call("pinned")))
+    async_copies = property(lambda self: int(self._call("async_copies")))
+    waited_copies = property(lambda self: int(self._call("waited_copies")))
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        torch.utils.rename_privateuse1_backend("card")
+        torch._register_device_module("card", _module(self))
+
+    def _call(self, name: str, *arguments: Any, result: Any = ctypes.c_int64) -> Any:
+        function = self._library[f"card_{name}"]
+        function.restype = result
+        return function(*arguments)
+
+    def rate(self, bytes_a_second: float) -> None:
+        """How fast it copies; 0 for as fast as memory is."""
+        self._call("rate", ctypes.c_double(bytes_a_second))
+
+    def limit(self, nbytes: int) -> None:
+        """How much memory it has."""
+        self._call("limit", ctypes.c_int64(nbytes))
+
+    def reset_peak(self) -> None:
+        self._call("reset_peak")
+
+    def races(self) -> list[str]:
+        """Accesses to the same bytes with no order between them, since this was asked last."""
+        found = [self._call("race", i, result=ctypes.c_char_p).decode() for i in range(self._call("races"))]
+        self._call("forget_races")
+        return found
+
+
+class Stream(torch.Stream):
+    """torch's own, as a class whose methods a test can replace."""
+
+
+def _module(card: Card) -> ModuleType:
+    """`torch.card`, with what torch.cuda and torch.xpu have of the same names."""
+
+    @contextmanager
+    def stream(of: torch.Stream) -> Iterator[None]:
+        before = torch.accelerator.current_stream()
+        torch.accelerator.set_stream(of)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+    module = ModuleType("torch.card")
+    contents: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": lambda: torch.Event("card"),
+        "stream": stream,
+        "current_stream": lambda device=None: torch.accelerator.current_stream(device),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "synchronize": lambda device=None: torch.accelerator.synchronize(),
+        "mem_get_info": lambda device=None: (card.total - card.allocated, card.total),
+        "empty_cache": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "manual_seed_all": lambda seed: None,
+    }
+    vars(module).update(contents)
+    return module

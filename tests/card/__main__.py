@@ -1,0 +1,256 @@
+"""What the card does with models: `python -m tests.card [LIBRARY]` prints it as JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from bench import offload as bench
+from sdquant import backends, memory, offload
+from sdquant.kernels import scratch
+from sdquant.layers import quantized_layer
+from sdquant.offload import transfer
+
+from ..offload.conftest import draw, hooked, made
+from ..offload.test_modes import quantize
+from . import Card, Stream, build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODES = ("none", "model", "sequential", "balanced")  # and see `group`
+SCHEMES = (None, "nf4", "q8_0")
+SLOW = 3e8  # bytes a second: copies that are on their way for long
+
+
+def drawn(card: Card, *models: str) -> Iterator[dict[str, Any]]:
+    """Every mode draws what the card draws with everything on it, and leaves no weights on it."""
+    for model in models:
+        for scheme in SCHEMES:
+            pipe = made(model)
+            if scheme:
+                quantize(pipe, scheme)
+            parts = offload.components_of(pipe).values()
+            expected: Any = None
+            for mode in MODES:
+                budget = int(0.85 * max(map(offload.weight_bytes, parts))) if mode == "balanced" else None
+                copies, pinned = card.async_copies, card.pinned
+                handle = offload.apply(pipe, mode, device="card", budget=budget)
+                images = [draw(pipe) for _ in range(2)]
+                expected = images[0] if expected is None else expected
+                held = card.pinned - pinned
+                handle.remove()
+                for part in parts:
+                    part.to("cpu")
+                scratch.release()
+                gc.collect()
+                yield {
+                    "model": model,
+                    "scheme": scheme,
+                    "mode": mode,
+                    "same": all(bool((image == expected).all()) for image in images),
+                    "races": card.races(),
+                    "beside": card.async_copies - copies,
+                    "pinned": held,
+                    "bytes": handle.total,
+                    "left": [hooked(pipe), card.allocated, card.pinned],
+                }
+
+
+class Net(nn.Module):
+    """Linear layers of several sizes in one list, called in the order that is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, n), nn.Linear(n, 64)) for n in (64, 512, 128, 256, 64))
+        self.order: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in self.order:
+            x = self.blocks[index](x)
+        return x
+
+
+def shuffled(card: Card) -> dict[str, Any]:
+    """Blocks in orders that nobody can foresee, with slow copies: what is fetched in vain is in nobody's way."""
+    net, order = Net().requires_grad_(False), random.Random(0)
+    x = torch.ones(4, 64)
+    card.rate(SLOW)
+    expected, found = [], []
+    orders = [order.choices(range(len(net.blocks)), k=order.randint(1, 8)) for _ in range(40)]
+    for net.order in orders:
+        expected.append(net(x))
+    handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
+    for net.order in orders:
+        found.append(net(x.to("card")))
+    wrong = sum(not torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
+    report = handle.report()
+    handle.remove()
+    card.rate(0)
+    return {"wrong": wrong, "races": card.races(), "mispredicted": report["mispredicted"], "calls": len(orders)}
+
+
+@contextmanager
+def instead(owner: Any, name: str, what: Any) -> Iterator[None]:
+    with mock.patch.object(owner, name, what):
+        yield
+
+
+# What offloading must not leave out, and how it is left out.
+FAULTS: dict[str, Callable[[], Any]] = {
+    "the computing waits for the copy": lambda: instead(transfer._StreamTicket, "wait", lambda self: self._buffer),
+    "the copy waits for the computing": lambda: instead(Stream, "wait_stream", lambda self, other: None),
+}
+
+
+def faults(card: Card) -> dict[str, Any]:
+    """Whether each of them would be seen."""
+    net = Net().requires_grad_(False)
+    net.order = [0, 1, 2, 3, 4]
+    found = {}
+    for name, fault in FAULTS.items():
+        with fault():
+            handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
+            for _ in range(3):
+                net(torch.ones(4, 64, device="card"))
+            handle.remove()
+        torch.accelerator.synchronize()
+        found[name] = card.races()
+    return found
+
+
+def kept(card: Card) -> Iterator[dict[str, Any]]:
+    """The card's own account of its memory, while a model draws within a budget."""
+    for share in (0.6, 0.8, 1.1):
+        pipe = made("flux")
+        size = offload.weight_bytes(*offload.components_of(pipe).values())
+        handle = offload.apply(pipe, "none", device="card")
+        card.reset_peak()
+        draw(pipe)
+        activations = card.peak - size
+        handle.remove()
+        for part in offload.components_of(pipe).values():
+            part.to("cpu")
+        gc.collect()
+        before = card.allocated
+        handle = offload.apply(pipe, "balanced", device="card", budget=int(share * size))
+        draw(pipe)
+        card.reset_peak()
+        draw(pipe)
+        report = handle.report()
+        handle.remove()
+        yield {
+            "budget": int(share * size),
+            "weights": size,
+            "activations": activations,
+            "peak": card.peak - before,
+            "reported": report["peak"],
+            "fetches": report["fetches"],
+        }
+        del pipe
+        gc.collect()
+
+
+def larger(card: Card) -> dict[str, Any]:
+    """A model that the card has no room for, with the budget that sdquant takes for it."""
+    net, total = bench.build(), card.total
+    size, step = offload.weight_bytes(net), bench.step(net, "card")
+    expected = on_card(net, step)
+    card.limit(int(0.9 * size) + card.allocated)
+    whole = ""
+    try:
+        on_card(net, step)
+    except torch.OutOfMemoryError as error:
+        whole = str(error)
+        net.to("cpu")
+        gc.collect()
+    with mock.patch.object(memory, "LEAST_RESERVE", 128 << 20):  # of a card as small as this one
+        handle = offload.apply(net, "balanced", device="card")
+    card.reset_peak()
+    same = [torch.equal(step().cpu(), expected) for _ in range(2)]
+    limit, peak, report = card.total, card.peak, handle.report()
+    handle.remove()
+    card.limit(total)
+    return {
+        "whole": whole,
+        "weights": size,
+        "limit": limit,
+        "budget": report["budget"],
+        "peak": peak,
+        "same": same,
+        "prefetched": report["prefetched"],
+        "races": card.races(),
+    }
+
+
+def on_card(net: nn.Module, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A step with everything on the card."""
+    handle = offload.apply(net, "none", device="card")
+    found = step().cpu()
+    handle.remove()
+    net.to("cpu")
+    gc.collect()
+    return found
+
+
+def layers(card: Card) -> Iterator[dict[str, Any]]:
+    """Layers of every scheme, on a device for which there are no kernels: torch's, with the same result."""
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 4).to(torch.bfloat16)
+    x = torch.randn(3, 256).bfloat16()
+    for row in backends.schemes():
+        spec, backend = backends.parse(row.name), backends.of_scheme(row.name)
+        packed = backend.encode(linear.weight.data, spec)
+        there = backend.encode(linear.weight.data.to("card"), spec)
+        codes = all(torch.equal(part, there.parts[name].cpu()) for name, part in packed.parts.items())
+        expected = nn.functional.linear(x, backend.decode(packed, torch.bfloat16), linear.bias)
+        got = quantized_layer(linear, packed).eval().to("card")(x.to("card")).cpu()
+        yield {"scheme": row.name, "codes": codes, "same": torch.equal(got, expected), "races": card.races()}
+
+
+def group(card: Card) -> str:
+    """What torch says of group offload by diffusers to such devices."""
+    pipe = made("flux")
+    handle = offload.apply(pipe, "group", device="card")
+    try:
+        draw(pipe)
+    except RuntimeError as error:
+        return str(error)
+    handle.remove()
+    return ""
+
+
+CASES: dict[str, Callable[[Card], Any]] = {
+    "drawn": lambda card: list(drawn(card, "sd", "flux")),
+    "shuffled": shuffled,
+    "faults": faults,
+    "kept": lambda card: list(kept(card)),
+    "larger": larger,
+    "group": group,
+    "layers": lambda card: list(layers(card)),
+}
+
+
+def main(library: Path, names: list[str]) -> None:
+    card = Card(library)
+    with torch.no_grad():
+        print(json.dumps({name: CASES[name](card) for name in names or CASES}, indent=1))
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")  # of libraries, at their import
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else build(Path(folder)), sys.argv[2:])

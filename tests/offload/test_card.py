@@ -1,0 +1,97 @@
+"""Offloading to a card that is none, which tells what a CPU cannot: see tests/card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdquant.compat import check
+from sdquant.errors import IncompatibleError
+
+from ..card import COMPILER, build
+from ..card.__main__ import FAULTS, MODES
+
+pytestmark = [
+    pytest.mark.xdist_group("card"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it protects its memory as Linux does"),
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"it is compiled, and there is no {COMPILER}"),
+]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("card"))
+
+
+def found(library: Path, case: str) -> Any:
+    """What the card did, in a process of its own: no process is rid of it again."""
+    command = [sys.executable, "-m", "tests.card", str(library), case]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)[case]
+
+
+def test_what_is_left_out_is_seen(library: Path) -> None:
+    seen = found(library, "faults")
+    assert set(seen) == set(FAULTS)
+    assert "a read by stream 0 is not ordered after a write" in seen["the computing waits for the copy"][0]
+    assert "is not ordered after a read by stream 0" in seen["the copy waits for the computing"][0]
+
+
+def test_blocks_in_orders_that_nobody_foresees(library: Path) -> None:
+    seen = found(library, "shuffled")
+    assert seen["wrong"] == 0 and seen["races"] == []
+    assert seen["mispredicted"] > seen["calls"]
+
+
+@pytest.mark.slow
+def test_every_mode_draws_the_same_and_leaves_nothing(library: Path) -> None:
+    rows = found(library, "drawn")
+    assert {row["mode"] for row in rows} == set(MODES)
+    for row in rows:
+        assert row["same"] and not row["races"], row
+        hooks, allocated, pinned = row["left"]
+        assert not hooks and not pinned and allocated <= 4096, row  # the scheduler keeps its time steps there
+        assert (row["beside"] > 0) == (row["mode"] == "balanced"), row  # copies that the program did not wait for
+        assert row["mode"] == "none" or row["pinned"] >= row["bytes"] - 4096, row
+
+
+@pytest.mark.slow
+def test_balanced_keeps_to_its_budget_by_the_cards_own_account(library: Path) -> None:
+    rows = found(library, "kept")
+    for row in rows:
+        assert row["peak"] <= row["budget"] + row["activations"] + 2**20, row
+        assert row["reported"] <= row["budget"], row
+    assert rows[0]["peak"] < rows[-1]["peak"] - 0.3 * rows[0]["weights"]
+
+
+@pytest.mark.slow
+def test_a_model_that_has_no_room_draws_within_what_the_card_has(library: Path) -> None:
+    seen = found(library, "larger")
+    assert "out of memory" in seen["whole"]
+    assert seen["peak"] <= seen["limit"] < seen["weights"]
+    assert seen["same"] == [True, True] and not seen["races"]
+    assert seen["prefetched"] > 0
+
+
+@pytest.mark.slow
+def test_group_offload_is_refused_where_torch_would_raise(library: Path) -> None:
+    assert "incompatible tensor type" in found(library, "group")
+    with pytest.raises(IncompatibleError, match="incompatible tensor type"):
+        check("int8", "group", device="directml")
+
+
+@pytest.mark.slow
+def test_every_scheme_computes_where_there_are_no_kernels(library: Path) -> None:
+    rows = found(library, "layers")
+    assert len(rows) > 40
+    assert not [row for row in rows if not row["same"] or row["races"]]
+    # bitsandbytes' fallback for devices that it does not know may take the other of two codes that are as near.
+    assert {row["scheme"] for row in rows if not row["codes"]} <= {"fp8"}
