@@ -1,4 +1,4 @@
-"""The table of steps with balanced offload on a CPU, from what `bench.offload` kept."""
+"""The tables of steps with balanced offload, from what `bench.offload` kept: from disk, and to a card that is none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from pathlib import Path
 
 from tools.tables import markdown
 
-FILE = Path("bench/results/offload.json")
+FOLDER = Path("bench/results")
 
 
 def table(root: Path) -> str:
-    """A line for each row that was measured, and where."""
-    values = json.loads((root / FILE).read_text(encoding="utf-8"))
+    """From disk: a line for each row that was measured, and where."""
+    return _table(root, "offload", "reading")
+
+
+def card_table(root: Path) -> str:
+    """To the card, of copies."""
+    return _table(root, "offload-card", "copying")
+
+
+def _table(root: Path, name: str, moving: str) -> str:
+    values = json.loads((root / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     lines = [
         [
             f"{row['budget_share']:.0%}",
@@ -24,6 +33,6 @@ def table(root: Path) -> str:
         ]
         for row in values["rows"]
     ]
-    header = ("budget", "blocks read", "computing", "reading", "a step", "ratio")
+    header = ("budget", "blocks moved", "computing", moving, "a step", "ratio")
     machine = values["machine"]
     return f"Measured on {machine['cpu']} ({machine['native']}).\n\n{markdown(header, lines, left=0)}"

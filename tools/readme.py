@@ -383,7 +383,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "plan_memory": memory.table, "one_step": output.one_step,
-    "offload": offload.table,
+    "offload": offload.table, "offload_card": offload.card_table,
     "speed_side_by_side": speed.side_by_side, "speed_goals": speed.goals, "speed_linear": speed.linear,
     "speed_rules": speed.rules,
     "speed_cards": speed.cards, "speed_convolutions": speed.convolutions,
