@@ -46,6 +46,9 @@ ROWS: tuple[tuple[float, float | None], ...] = (
     (0.5, None),
     (1.1, None),
 )
+# To the card, of memory that is not pinned: the same, and bytes that the system pins. The first are enough for the two
+# pieces that it then goes through, the second for none.
+PAGEABLE: tuple[tuple[float, float | None, int], ...] = ((0.25, 0.5, 40 << 20), (0.25, 0.5, 0))
 
 
 def build(hidden: int = HIDDEN, layers: tuple[int, int] = (DOUBLE, SINGLE), meta: bool = False) -> Any:
@@ -147,7 +150,15 @@ def slow_card(card: Any, rate: float | None) -> Iterator[None]:
 
 
 def row(
-    net: Any, other: Any, share: float, transfer: float | None, *, rounds: int, steps: int, card: Any = None
+    net: Any,
+    other: Any,
+    share: float,
+    transfer: float | None,
+    pinned: int | None = None,
+    *,
+    rounds: int,
+    steps: int,
+    card: Any = None,
 ) -> dict[str, Any]:
     """One row: `net` stays in memory, `other` is offloaded; both on the card, if that is given."""
     from sdquant import offload
@@ -158,6 +169,8 @@ def row(
     compute = statistics.median(seconds(resident) for _ in range(3))
     size = offload.weight_bytes(other)
     budget = int(share * size)
+    if card is not None:
+        card.pin_limit(pinned)
     with tempfile.TemporaryDirectory() as folder:
         handle = offload.apply(other, "balanced", device=device, budget=budget, folder=folder)
         facts = handle.components["model"]
@@ -176,9 +189,11 @@ def row(
     floor = max(compute, read / rate if rate else 0.0)
     taken = statistics.median(offloaded)
     reading = "as fast as the disk is" if transfer is None else f"for {transfer:g} of the computation"
+    how = "" if pinned is None else f", {pinned} bytes pinned"
     return {
         "name": "balanced",
-        "case": f"budget {share:.0%}, read {reading}",
+        "case": f"budget {share:.0%}, read {reading}{how}",
+        "pinned": report.get("pinned"),
         "budget_share": share,
         "transfer": transfer,
         "weights": size,
@@ -250,11 +265,11 @@ def main() -> None:
     if card is not None:
         offload.apply(net, "none", device="card")
     rows = []
-    for share, transfer in ROWS:
-        rows.append(row(net, other, share, transfer, rounds=args.rounds, steps=args.steps, card=card))
+    for given in (*ROWS, *(PAGEABLE if card is not None else ())):
+        rows.append(row(net, other, *given, rounds=args.rounds, steps=args.steps, card=card))
         last = rows[-1]
         print(
-            f"budget {share:4.0%}  streamed {last['streamed_blocks']:2} of {last['blocks']:2}  compute"
+            f"budget {given[0]:4.0%}  streamed {last['streamed_blocks']:2} of {last['blocks']:2}  compute"
             f" {last['compute_s']:.3f} s  transfer {last['transfer_s'] or 0:.3f} s  step {last['step_s']:.3f} s"
             f"  ratio {last['ratio']:.3f}  best {last['ratio_of_best']:.3f}",
             flush=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
 from ..heap import trim
 from .slots import tensor_bytes
+from .staging import Staging
 from .store import DiskStore, PinnedStore, Store
 from .transfer import streams
 
@@ -20,10 +22,20 @@ if TYPE_CHECKING:
     from .slots import Slot
     from .units import Component, Unit
 
+log = logging.getLogger(__name__)
+
 
 def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
     """Where weights wait for this device: a file for the CPU, RAM for a GPU, pinned where it copies while computing."""
-    return DiskStore(folder) if device.type == "cpu" else PinnedStore(pin=streams(device) is not None)
+    if device.type == "cpu":
+        return DiskStore(folder)
+    api = streams(device)
+    try:
+        staging = None if api is None else Staging(api, device)
+    except RuntimeError as error:
+        log.warning("No RAM can be pinned, and offloaded weights move slower for it: %s", error)
+        return PinnedStore(pin=False)
+    return PinnedStore(pin=api is not None, staging=staging)
 
 
 class Residency:

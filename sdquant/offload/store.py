@@ -7,6 +7,7 @@ put into a store is never written back, a slot that gives up its tensor is point
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import tempfile
 import weakref
@@ -27,6 +28,10 @@ from .slots import is_opaque, tensor_bytes
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+
+    from .staging import Staging
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 24  # bytes read or written at a time
 PINNED_SHARE = 0.5  # of the machine's RAM that a store may pin,
@@ -55,7 +60,10 @@ class Region(ABC):
     Attributes:
         nbytes: bytes of one copy of the region, alignment included; opaque tensors, which are copied apart, excluded.
         waiting: the stored tensors, one per tensor given, in order; opaque ones whole.
+        waits: whether `read` comes back only when the bytes are read.
     """
+
+    waits = True
 
     def __init__(self, spans: Sequence[Span | None], nbytes: int, waiting: list[Tensor]) -> None:
         self._spans = spans
@@ -86,31 +94,46 @@ class Store(ABC):
         """Give everything back. No slot may refer to a stored tensor any more."""
 
 
-class _PinnedRegion(Region):
-    def __init__(self, spans: Sequence[Span | None], flat: Tensor, waiting: list[Tensor]) -> None:
+class _RamRegion(Region):
+    """`staging`: for memory that is not pinned; None for the driver's ways."""
+
+    def __init__(
+        self,
+        spans: Sequence[Span | None],
+        flat: Tensor,
+        waiting: list[Tensor],
+        *,
+        pinned: bool,
+        staging: Staging | None,
+    ) -> None:
         super().__init__(spans, flat.numel(), waiting)
-        self._flat = flat
+        self._flat, self._staging = flat, None if pinned else staging
+        self.waits = not pinned
 
     def read(self, into: Tensor) -> None:
-        into[: self.nbytes].copy_(self._flat, non_blocking=True)
+        if self._staging is not None:
+            self._staging.copy(self._flat, into[: self.nbytes])
+        else:
+            into[: self.nbytes].copy_(self._flat, non_blocking=True)
 
 
 class PinnedStore(Store):
     """RAM that a GPU can read by itself while it computes, within a limit.
 
-    The system cannot swap pinned pages, so that too many of them stop everything else. Regions beyond the limit are in
-    ordinary RAM: the driver copies them through a buffer of its own, at a third to a half of the speed, and the program
-    waits meanwhile.
+    The system cannot swap pinned pages, so that too many of them stop everything else. Regions beyond the limit, and
+    those for which the system pins no memory, are in ordinary RAM.
 
     Args:
         pin: whether to pin at all.
         limit: bytes that may be pinned; None for `pinned_limit` of this machine's RAM.
+        staging: what copies the rest; None for the driver.
 
     Attributes:
         pinned, pageable: bytes that are in each.
     """
 
-    def __init__(self, pin: bool = True, limit: int | None = None) -> None:
+    def __init__(self, pin: bool = True, limit: int | None = None, staging: Staging | None = None) -> None:
+        self._staging = staging
         if limit is None:
             limit = pinned_limit(*ram())
         self._limit = limit if pin else 0
@@ -118,12 +141,10 @@ class PinnedStore(Store):
 
     def add(self, tensors: Sequence[Tensor]) -> Region:
         spans, nbytes = _lay_out(tensors)
-        pin = 0 < nbytes <= self._limit - self.pinned
-        flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
-        if pin:
-            self.pinned += nbytes
-            weakref.finalize(flat.untyped_storage(), self._unpinned, nbytes)
-        else:
+        flat = self._pinned(nbytes)
+        pinned = flat is not None
+        if flat is None:
+            flat = torch.empty(nbytes, dtype=torch.uint8)
             self.pageable += nbytes
         waiting = []
         for tensor, span in zip(tensors, spans, strict=True):
@@ -132,7 +153,23 @@ class PinnedStore(Store):
             else:
                 waiting.append(span.view(flat))
                 waiting[-1].copy_(tensor)
-        return _PinnedRegion(spans, flat, waiting)
+        return _RamRegion(spans, flat, waiting, pinned=pinned, staging=self._staging)
+
+    def _pinned(self, nbytes: int) -> Tensor | None:
+        """So many bytes that are pinned; None where they may not be, or cannot."""
+        if not 0 < nbytes <= self._limit - self.pinned:
+            return None
+        try:
+            flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:  # a system that pins less than half its RAM, as Windows' for Linux programs
+            log.warning(
+                "Of the RAM for offloaded weights %d bytes are pinned, and no more can be: %s", self.pinned, error
+            )
+            self._limit = self.pinned
+            return None
+        self.pinned += nbytes
+        weakref.finalize(flat.untyped_storage(), self._unpinned, nbytes)
+        return flat
 
     def _unpinned(self, nbytes: int) -> None:
         """A region is gone, as one whose weights were repacked."""

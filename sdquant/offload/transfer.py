@@ -71,42 +71,66 @@ class ThreadTransfer(Transfer):
 
 
 class _StreamTicket(Ticket):
-    def __init__(self, buffer: Tensor, event: Any, api: Any) -> None:
-        self._buffer, self._event, self._api = buffer, event, api
+    """A copy that is in a stream, or that a thread is putting there: the event after it, and where it goes."""
+
+    def __init__(self, given: Future[tuple[Tensor, Any]], api: Any) -> None:
+        self._given, self._api = given, api
 
     def done(self) -> bool:
-        return bool(self._event.query())
+        return self._given.done() and (self._given.exception() is not None or bool(self._given.result()[1].query()))
 
     def wait(self) -> Tensor:
+        buffer, event = self._given.result()
         # The computing stream waits, the program goes on.
-        self._api.current_stream(self._buffer.device).wait_event(self._event)
-        return self._buffer
+        self._api.current_stream(buffer.device).wait_event(event)
+        return buffer
 
     def abandon(self) -> None:
-        self.wait()  # what the computing stream does next with the buffer comes after the copy
+        if self._given.exception() is None:
+            self.wait()  # what the computing stream does next with the buffer comes after the copy
 
 
 class StreamTransfer(Transfer):
-    """A stream beside the computing one; copies from pinned memory run while kernels do."""
+    """Streams beside the computing one, whose copies run while kernels do.
+
+    What a device reads by itself is given to one at once. What takes the program's time to read, to another one by a
+    thread.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._api: Any = streams(device)
-        self._stream = self._api.Stream(device)
+        self._direct, self._threaded = (self._api.Stream(device) for _ in range(2))
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sdquant-prefetch")
 
     def start(self, unit: Unit, buffer: Tensor) -> Ticket:
         # What was computed from the buffer so far has to be over before it is overwritten.
-        self._stream.wait_stream(self._api.current_stream(self._device))
-        with self._api.stream(self._stream):
-            got = unit.read(buffer, self._device)
-            event = self._api.Event()
-            event.record(self._stream)
-        # The allocator must not hand the buffer to others while the side stream may still write to it.
-        got.record_stream(self._stream)
-        return _StreamTicket(got, event, self._api)
+        computed = self._api.Event()
+        computed.record(self._api.current_stream(self._device))
+        if unit.waits:
+            return _StreamTicket(self._pool.submit(self._copy, unit, buffer, computed, self._threaded), self._api)
+        given: Future[tuple[Tensor, Any]] = Future()
+        given.set_result(self._copy(unit, buffer, computed, self._direct))
+        return _StreamTicket(given, self._api)
+
+    def _copy(self, unit: Unit, buffer: Tensor, computed: Any, stream: Any) -> tuple[Tensor, Any]:
+        stream.wait_event(computed)
+        with self._api.stream(stream):
+            try:
+                got = unit.read(buffer, self._device)
+            except BaseException:
+                stream.synchronize()  # whoever is told may use the buffer for something else
+                raise
+            copied = self._api.Event()
+            copied.record(stream)
+        # The allocator must not hand the buffer to others while the stream may still write to it.
+        got.record_stream(stream)
+        return got, copied
 
     def close(self) -> None:
-        self._stream.synchronize()
+        self._pool.shutdown(wait=True)
+        self._direct.synchronize()
+        self._threaded.synchronize()
 
 
 def streams(device: torch.device) -> Any:

@@ -63,6 +63,11 @@ class Unit:
         self._counters.stored += self.nbytes
         self._place(self._region.waiting)
 
+    @property
+    def waits(self) -> bool:
+        """Whether `read` takes its time; see `Region`."""
+        return self._region is not None and self._region.waits
+
     @ordinary
     def read(self, buffer: Tensor | None, device: torch.device) -> Tensor:
         """Start bringing the bytes to the device, into `buffer` or memory of their own; does not touch the module."""

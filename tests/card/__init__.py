@@ -67,6 +67,10 @@ class Card:
         """How much memory it has."""
         self._call("limit", ctypes.c_int64(nbytes))
 
+    def pin_limit(self, nbytes: int | None) -> None:
+        """How much RAM the system pins for it; None for all."""
+        self._call("pin_limit", ctypes.c_int64(-1 if nbytes is None else nbytes))
+
     def reset_peak(self) -> None:
         self._call("reset_peak")
 
@@ -75,10 +79,6 @@ class Card:
         found = [self._call("race", i, result=ctypes.c_char_p).decode() for i in range(self._call("races"))]
         self._call("forget_races")
         return found
-
-
-class Stream(torch.Stream):
-    """torch's own, as a class whose methods a test can replace."""
 
 
 def _module(card: Card) -> ModuleType:
@@ -95,7 +95,7 @@ def _module(card: Card) -> ModuleType:
 
     module = ModuleType("torch.card")
     contents: dict[str, Any] = {
-        "Stream": Stream,
+        "Stream": lambda device="card": torch.Stream(device),
         "Event": lambda: torch.Event("card"),
         "stream": stream,
         "current_stream": lambda device=None: torch.accelerator.current_stream(device),

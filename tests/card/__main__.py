@@ -9,29 +9,33 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench import offload as bench
 from sdquant import backends, memory, offload
 from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
-from sdquant.offload import transfer
+from sdquant.offload import staging
+from sdquant.offload.transfer import StreamTransfer, _StreamTicket
 
 from ..offload.conftest import draw, hooked, made
 from ..offload.test_modes import quantize
-from . import Card, Stream, build
+from . import Card, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sdquant.offload.units import Unit
+
 MODES = ("none", "model", "sequential", "balanced")  # and see `group`
 SCHEMES = (None, "nf4", "q8_0")
+PINNED = {"all": None, "in part": 300_000, "none": 0}  # of the net below, bytes that the system pins
+PIECE = 40_000  # bytes of a pinned piece: less than some of its blocks
 SLOW = 3e8  # bytes a second: copies that are on their way for long
 
 
@@ -78,7 +82,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, n), nn.Linear(n, 64)) for n in (64, 512, 128, 256, 64))
         self.order: list[int] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for index in self.order:
             x = self.blocks[index](x)
         return x
@@ -86,49 +90,62 @@ class Net(nn.Module):
 
 def shuffled(card: Card) -> dict[str, Any]:
     """Blocks in orders that nobody can foresee, with slow copies: what is fetched in vain is in nobody's way."""
-    net, order = Net().requires_grad_(False), random.Random(0)
-    x = torch.ones(4, 64)
-    card.rate(SLOW)
-    expected, found = [], []
+    return {name: streamed(card, limit) for name, limit in PINNED.items()}
+
+
+def streamed(card: Card, pin_limit: int | None) -> dict[str, Any]:
+    """`Net` in forty orders, with so much memory pinned."""
+    net, order, x = Net().requires_grad_(False), random.Random(0), torch.ones(4, 64)
     orders = [order.choices(range(len(net.blocks)), k=order.randint(1, 8)) for _ in range(40)]
+    expected, got = [], []
     for net.order in orders:
         expected.append(net(x))
-    handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
-    for net.order in orders:
-        found.append(net(x.to("card")))
-    wrong = sum(not torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
+    card.rate(SLOW)
+    card.pin_limit(pin_limit)
+    with mock.patch.object(staging, "PIECE", PIECE):
+        handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
+        copies = card.async_copies
+        for net.order in orders:
+            got.append(net(x.to("card")))
     report = handle.report()
     handle.remove()
+    torch.accelerator.synchronize()
     card.rate(0)
-    return {"wrong": wrong, "races": card.races(), "mispredicted": report["mispredicted"], "calls": len(orders)}
+    card.pin_limit(None)
+    return {
+        "wrong": sum(not torch.equal(one.cpu(), other) for one, other in zip(got, expected, strict=True)),
+        "races": card.races(),
+        "calls": len(orders),
+        "beside": card.async_copies - copies,
+        **{key: report[key] for key in ("mispredicted", "pinned", "pageable", "fetches")},
+    }
 
 
-@contextmanager
-def instead(owner: Any, name: str, what: Any) -> Iterator[None]:
-    with mock.patch.object(owner, name, what):
-        yield
+def copies_at_once(
+    self: StreamTransfer, unit: Unit, buffer: Tensor, computed: Any, stream: Any, copy: Any = StreamTransfer._copy
+) -> Any:
+    return copy(self, unit, buffer, self._api.Event(), stream)
+
+
+def fills_at_once(self: staging.Staging, *given: Any, init: Any = staging.Staging.__init__) -> None:
+    init(self, *given)
+    self._copied = [mock.Mock() for _ in self._pieces]
 
 
 # What offloading must not leave out, and how it is left out.
-FAULTS: dict[str, Callable[[], Any]] = {
-    "the computing waits for the copy": lambda: instead(transfer._StreamTicket, "wait", lambda self: self._buffer),
-    "the copy waits for the computing": lambda: instead(Stream, "wait_stream", lambda self, other: None),
+FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "the computing waits for the copy": (_StreamTicket, "wait", lambda self: self._given.result()[0]),
+    "the copy waits for the computing": (StreamTransfer, "_copy", copies_at_once),
+    "the pinned piece waits for its copy": (staging.Staging, "__init__", fills_at_once),
 }
 
 
 def faults(card: Card) -> dict[str, Any]:
     """Whether each of them would be seen."""
-    net = Net().requires_grad_(False)
-    net.order = [0, 1, 2, 3, 4]
     found = {}
     for name, fault in FAULTS.items():
-        with fault():
-            handle = offload.apply(net, "balanced", device="card", budget=int(0.7 * offload.weight_bytes(net)))
-            for _ in range(3):
-                net(torch.ones(4, 64, device="card"))
-            handle.remove()
-        torch.accelerator.synchronize()
-        found[name] = card.races()
+        with mock.patch.object(*fault):
+            found[name] = streamed(card, PINNED["in part"])
     return found
 
 
@@ -196,7 +213,7 @@ def larger(card: Card) -> dict[str, Any]:
     }
 
 
-def on_card(net: nn.Module, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+def on_card(net: nn.Module, step: Callable[[], Tensor]) -> Tensor:
     """A step with everything on the card."""
     handle = offload.apply(net, "none", device="card")
     found = step().cpu()

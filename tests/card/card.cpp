@@ -81,9 +81,10 @@ struct Book {
     std::map<char *, Block *> blocks; /* in use, by their first byte */
     std::map<std::pair<int, size_t>, std::vector<Block *>> free;
     char *memory = nullptr;
-    size_t used = 0, allocated = 0, peak = 0, limit = size_t(8) << 30;
+    size_t used = 0, allocated = 0, peak = 0, limit = size_t(8) << 30, pin_limit = SIZE_MAX;
     std::vector<std::string> races;
-    int64_t async_copies = 0, waited_copies = 0, pinned = 0;
+    int64_t async_copies = 0, waited_copies = 0;
+    size_t pinned = 0;
     std::set<std::pair<char *, size_t>> pinned_blocks;
     double rate = 0; /* bytes a second; 0: as fast as memory is */
 } book;
@@ -290,8 +291,9 @@ bool is_pinned(const void *pointer) {
 
 struct PinnedAllocator final : c10::Allocator {
     c10::DataPtr allocate(size_t bytes) override {
-        auto *one = new Pinned{(char *)aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), bytes};
         std::lock_guard<std::mutex> hold(book.lock);
+        TORCH_CHECK(book.pinned + bytes <= book.pin_limit, "The system pins no more than ", book.pin_limit, " bytes");
+        auto *one = new Pinned{(char *)aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), bytes};
         book.pinned_blocks.insert({one->base, bytes});
         book.pinned += bytes;
         return {one->base, one, &give, c10::Device(c10::DeviceType::CPU)};
@@ -605,6 +607,7 @@ struct Begin {
 extern "C" {
 void card_rate(double bytes_a_second) { book.rate = bytes_a_second; }
 void card_limit(int64_t bytes) { book.limit = bytes; }
+void card_pin_limit(int64_t bytes) { book.pin_limit = bytes < 0 ? SIZE_MAX : bytes; }
 int64_t card_total() { return book.limit; }
 void card_forget_races() { book.races.clear(); }
 int card_races() { return (int)book.races.size(); }
