@@ -75,6 +75,7 @@ def test_without_quantization_components_take_turns_before_blocks_do(
     assert "take turns" in turns.why
 
 
+@pytest.mark.slow
 def test_what_streams_least_is_taken_where_nothing_fits_whole(
     here: machine.Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -377,6 +377,7 @@ def test_interrupted_quantize(tmp_path: Path, signal_: int, code: int) -> None:
     assert not list(out.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C reaches a child process otherwise on Windows")
 def test_interrupted_demo(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()

@@ -57,6 +57,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
+@pytest.mark.slow
 def test_every_format_draws_the_same_picture_without_its_package(without: Path, tmp_path: Path) -> None:
     from PIL import Image, ImageChops
 

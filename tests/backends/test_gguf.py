@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -60,6 +61,12 @@ def packed_of(name: str, blocks: torch.Tensor) -> Packed:
     return Packed(spec=spec, parts={"blocks": blocks})
 
 
+@cache
+def encoded(name: str) -> Packed:
+    """Of few weights, of which ggml takes up to a millisecond for each."""
+    return BACKEND.encode(weights(4, 512), backends.parse(name))
+
+
 def reference(name: str, blocks: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), qtype(name)))
 
@@ -75,13 +82,13 @@ class TestDecode:
         assert same_bits(BACKEND.decode(packed_of(name, blocks), torch.float32), reference(name, blocks))
 
     def test_random_weights_decode_as_in_gguf_py(self, name: str) -> None:
-        packed = BACKEND.encode(weights(24, 512), backends.parse(name))  # ggml's IQ types take 10 us a weight
+        packed = encoded(name)
         assert same_bits(BACKEND.decode(packed, torch.float32), reference(name, packed.parts["blocks"]))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
     def test_other_dtypes_are_rounded_once(self, name: str, dtype: torch.dtype) -> None:
-        packed = BACKEND.encode(weights(24, 512), backends.parse(name))
-        expected = reference(name, packed.parts["blocks"]).to(dtype).view(24, 512)
+        packed = encoded(name)
+        expected = reference(name, packed.parts["blocks"]).to(dtype).view(packed.spec.shape)
         assert torch.equal(BACKEND.decode(packed, dtype), expected)
 
     @pytest.mark.parametrize("tile", [1, 256, 1000, 4096])

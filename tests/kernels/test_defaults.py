@@ -56,7 +56,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_another_default_device_and_dtype(dtype: str) -> None:
     """In a process of its own, which a fault would end. No kind finds buffers of the one before."""
     ran = subprocess.run([sys.executable, "-c", CODE, dtype, *KINDS], capture_output=True, text=True)
