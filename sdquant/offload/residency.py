@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
 from ..heap import trim
+from .pinning import pinning
 from .slots import tensor_bytes
 from .staging import Staging
 from .store import DiskStore, PinnedStore, Store
@@ -30,12 +31,13 @@ def tier(device: torch.device, folder: str | os.PathLike[str] | None) -> Store:
     if device.type == "cpu":
         return DiskStore(folder)
     api = streams(device)
+    if api is None:
+        return PinnedStore()
     try:
-        staging = None if api is None else Staging(api, device)
+        return PinnedStore(pinning(device), staging=Staging(api, device))
     except RuntimeError as error:
         log.warning("No RAM can be pinned, and offloaded weights move slower for it: %s", error)
-        return PinnedStore(pin=False)
-    return PinnedStore(pin=api is not None, staging=staging)
+        return PinnedStore()
 
 
 class Residency:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from .pinning import Pinning
     from .staging import Staging
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class PinnedStore(Store):
     those for which the system pins no memory, are in ordinary RAM.
 
     Args:
-        pin: whether to pin at all.
+        pinning: how to pin; None for not at all.
         limit: bytes that may be pinned; None for `pinned_limit` of this machine's RAM.
         staging: what copies the rest; None for the driver.
 
@@ -132,11 +133,11 @@ class PinnedStore(Store):
         pinned, pageable: bytes that are in each.
     """
 
-    def __init__(self, pin: bool = True, limit: int | None = None, staging: Staging | None = None) -> None:
-        self._staging = staging
-        if limit is None:
-            limit = pinned_limit(*ram())
-        self._limit = limit if pin else 0
+    def __init__(
+        self, pinning: Pinning | None = None, limit: int | None = None, staging: Staging | None = None
+    ) -> None:
+        self._pinning, self._staging = pinning, staging
+        self._limit = pinned_limit(*ram()) if limit is None else limit
         self.pinned = self.pageable = 0
 
     def add(self, tensors: Sequence[Tensor]) -> Region:
@@ -157,18 +158,21 @@ class PinnedStore(Store):
 
     def _pinned(self, nbytes: int) -> Tensor | None:
         """So many bytes that are pinned; None where they may not be, or cannot."""
-        if not 0 < nbytes <= self._limit - self.pinned:
+        if not nbytes or self._pinning is None:
+            return None
+        takes = self._pinning.takes(nbytes)
+        if takes > self._limit - self.pinned:
             return None
         try:
-            flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            flat = self._pinning.make(nbytes)
         except RuntimeError as error:  # a system that pins less than half its RAM, as Windows' for Linux programs
             log.warning(
                 "Of the RAM for offloaded weights %d bytes are pinned, and no more can be: %s", self.pinned, error
             )
             self._limit = self.pinned
             return None
-        self.pinned += nbytes
-        weakref.finalize(flat.untyped_storage(), self._unpinned, nbytes)
+        self.pinned += takes
+        weakref.finalize(flat.untyped_storage(), self._unpinned, takes)
         return flat
 
     def _unpinned(self, nbytes: int) -> None:

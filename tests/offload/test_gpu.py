@@ -9,6 +9,7 @@ import torch
 
 from bench import offload as bench
 from sdquant import offload
+from sdquant.offload.pinning import ByTorch, Registered, pinning
 from sdquant.offload.store import PinnedStore
 
 from .conftest import draw, hooked, made
@@ -69,14 +70,38 @@ def test_balanced_keeps_to_its_budget_on_the_device() -> None:
     handle.remove()
 
 
-def test_pinned_memory_keeps_to_its_limit() -> None:
-    store = PinnedStore(limit=1 << 20)
+@pytest.mark.parametrize("registered", [True, False])
+def test_pinned_memory_keeps_to_its_limit(registered: bool) -> None:
+    device = torch.device("cuda")
+    how = pinning(device) if registered else ByTorch(rounds=True)
+    assert isinstance(how, Registered if registered else ByTorch)
+    store = PinnedStore(how, limit=1 << 20)
     first, second = (store.add([torch.ones(1 << 17)]) for _ in range(2))
     third = store.add([torch.ones(1 << 17)])
     assert (store.pinned, store.pageable) == (1 << 20, 1 << 19)
     assert first.waiting[0].is_pinned() and second.waiting[0].is_pinned() and not third.waiting[0].is_pinned()
     del first
     assert store.pinned == 1 << 19
+
+
+def test_torch_rounds_what_it_pins_up_and_sdquant_does_not() -> None:
+    def pinned() -> int:
+        return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
+
+    nbytes, before = (1 << 24) + 1, pinned()
+    kept = ByTorch(rounds=True).make(nbytes)
+    assert pinned() - before == ByTorch(rounds=True).takes(nbytes) == 1 << 25
+    exact = pinning(torch.device("cuda")).make(nbytes)
+    assert pinned() - before == 1 << 25 and exact.is_pinned() and kept.is_pinned()
+
+
+def test_an_error_of_pinning_is_no_later_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    taken = Registered(torch.cuda.cudart(), device).make(1 << 20)
+    monkeypatch.setattr("sdquant.offload.pinning.flat_buffer", lambda nbytes, device: taken[:nbytes])
+    with pytest.raises(RuntimeError, match="cudaHostRegister of 1048576 bytes: error"):  # pinned a second time
+        Registered(torch.cuda.cudart(), device).make(1 << 20)
+    assert float(torch.ones(3, device=device).sum()) == 3
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])

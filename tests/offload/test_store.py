@@ -12,6 +12,7 @@ import torch
 
 from sdquant.errors import BadFileError
 from sdquant.memory import flat_buffer
+from sdquant.offload.pinning import ByTorch
 from sdquant.offload.store import DiskStore, PinnedStore, Store, pinned_limit
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 @pytest.fixture(params=["disk", "pinned"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     # Pinning itself needs a GPU; everything else about the store does not.
-    return DiskStore(tmp_path) if request.param == "disk" else PinnedStore(pin=False)
+    return DiskStore(tmp_path) if request.param == "disk" else PinnedStore()
 
 
 def test_tensors_come_back_bit_for_bit(store: Store) -> None:
@@ -122,7 +123,7 @@ def test_wrapper_tensors_cannot_go_to_disk(tmp_path: Path) -> None:
     assert isinstance(weight, torch.Tensor)
     with pytest.raises(RuntimeError, match="Attempted to access the data pointer on an invalid python storage"):
         DiskStore(tmp_path).add([weight])
-    assert type(PinnedStore(pin=False).add([weight]).waiting[0]) is type(weight)
+    assert type(PinnedStore().add([weight]).waiting[0]) is type(weight)
 
 
 def test_pinned_memory_has_a_limit() -> None:
@@ -131,10 +132,10 @@ def test_pinned_memory_has_a_limit() -> None:
     gigabyte = 10**9
     assert pinned_limit(64 * gigabyte, 60 * gigabyte) == 32 * gigabyte
     assert pinned_limit(64 * gigabyte, 8 * gigabyte) == 6 * gigabyte
-    store = PinnedStore(pin=False, limit=gigabyte)
+    store = PinnedStore(limit=gigabyte)
     store.add([torch.zeros(1000)])
     assert (store.pinned, store.pageable) == (0, 4032)  # 4000, up to the next 64
-    none_left = PinnedStore(limit=4000)
+    none_left = PinnedStore(ByTorch(rounds=False), limit=4000)
     region = none_left.add([torch.ones(1000)])
     assert (none_left.pinned, none_left.pageable) == (0, 4032)
     into = torch.zeros(region.nbytes, dtype=torch.uint8)

@@ -1,0 +1,114 @@
+"""RAM that a device reads by itself, of the size that was asked for.
+
+torch rounds what it pins up to a power of two (ATen/core/CachingHostAllocator.h), so that a model takes up to twice its
+size of RAM that nothing else can have, and keeps what was freed. CUDA, and ROCm under the same names, can pin memory
+that is there already: which is done where it proves to work. Elsewhere torch pins, and what it rounds up is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..memory import flat_buffer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+ROUNDING = ("cuda", "xpu")  # devices whose pinned memory comes from torch's allocator that rounds
+_TRIED = 1 << 20  # bytes
+
+
+class Pinning(ABC):
+    """A way to pin memory."""
+
+    @abstractmethod
+    def takes(self, nbytes: int) -> int:
+        """How many bytes of RAM are pinned for so many."""
+
+    @abstractmethod
+    def make(self, nbytes: int) -> Tensor:
+        """Uninitialised pinned bytes, uint8 [nbytes > 0]. Raises RuntimeError where the system pins no more."""
+
+
+class ByTorch(Pinning):
+    """By torch's allocator. `rounds`: to a power of two."""
+
+    def __init__(self, rounds: bool) -> None:
+        self._rounds = rounds
+
+    def takes(self, nbytes: int) -> int:
+        return 1 << (nbytes - 1).bit_length() if self._rounds and nbytes else nbytes
+
+    def make(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+class Registered(Pinning):
+    """Ordinary memory that is pinned where it is, and is not any more before it goes.
+
+    Args:
+        runtime: what has `cudaHostRegister(address, nbytes, flags)` and `cudaHostUnregister(address)`, both of which
+            return 0 where they succeed: `torch.cuda.cudart()`.
+        device: the one that reads it.
+    """
+
+    def __init__(self, runtime: Any, device: torch.device) -> None:
+        self._runtime, self._device = runtime, device
+
+    def takes(self, nbytes: int) -> int:
+        return nbytes
+
+    def make(self, nbytes: int) -> Tensor:
+        flat = flat_buffer(nbytes, torch.device("cpu"))
+        error = int(self._runtime.cudaHostRegister(flat.data_ptr(), nbytes, 0))
+        if error:
+            self._forget_error()
+            raise RuntimeError(f"cudaHostRegister of {nbytes} bytes: error {error}")
+        finalizer = weakref.finalize(flat.untyped_storage(), self._let_go, flat.data_ptr())
+        finalizer.atexit = False  # the system takes all of it back then
+        return flat
+
+    def _let_go(self, address: int) -> None:
+        torch.get_device_module(self._device).synchronize(self._device)  # what still reads it
+        self._runtime.cudaHostUnregister(address)
+
+    def _forget_error(self) -> None:
+        """CUDA keeps its last error, and torch would raise it for the next kernel that is launched."""
+        try:
+            torch.zeros(1, device=self._device).add_(1)
+        except RuntimeError as error:
+            log.debug("The error of a call that failed, once more: %s", error)
+
+
+@cache
+def pinning(device: torch.device) -> Pinning:
+    """The way for this device."""
+    by_torch = ByTorch(rounds=device.type in ROUNDING)
+    if device.type != "cuda":
+        return by_torch
+    try:
+        found = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]
+        works = proves(found, device)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        log.info("Memory is pinned by torch, which takes more of it: %s", error)
+        works = False
+    return found if works else by_torch
+
+
+def proves(found: Pinning, device: torch.device) -> bool:
+    """Whether memory of this kind is what torch takes for pinned, and comes to the device and back as it was."""
+    piece, back = found.make(_TRIED), found.make(_TRIED)
+    piece.copy_(torch.arange(_TRIED, dtype=torch.int64).remainder(251))
+    there = torch.empty(_TRIED, dtype=torch.uint8, device=device)
+    there.copy_(piece, non_blocking=True)
+    back.copy_(there, non_blocking=True)
+    torch.get_device_module(device).synchronize(device)
+    return piece.is_pinned() and back.is_pinned() and torch.equal(piece, back)
