@@ -54,7 +54,7 @@ class Device:
         index: its number among those of its kind.
         name: what its maker calls it.
         memory_total: bytes; None where the driver does not say.
-        memory_free: bytes free for everybody just now; None where the driver does not say.
+        memory_free: bytes that this process can have just now; None where the driver does not say.
     """
 
     kind: str
@@ -259,11 +259,27 @@ def _card(kind: str, index: int, api: Any) -> Device:
     """A card behind `torch.cuda` or `torch.xpu`, which share this part of their interface."""
     properties = api.get_device_properties(index)
     try:
-        free = int(api.mem_get_info(index)[0])
+        free, _ = card_memory(api, index)
     except RuntimeError:  # a card that is full or reserved for another process, or a driver that does not tell
         free = None
     total = int(properties.total_memory)
     return Device(kind=kind, index=index, name=str(properties.name), memory_total=total, memory_free=free)
+
+
+def card_memory(api: Any, device: Any) -> tuple[int, int]:
+    """Bytes that this process can have of a card's memory, and those that the card has. What torch keeps of freed
+    tensors for the next ones is taken, to the driver, and free here.
+
+    Args:
+        api: torch's module for such cards: torch.cuda, torch.xpu, or another maker's.
+        device: the card, or its number.
+
+    Raises:
+        RuntimeError: the driver does not say.
+    """
+    free, total = api.mem_get_info(device)
+    kept = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
+    return int(free) + max(0, int(kept)), int(total)
 
 
 def _gpu_vendors(folder: Path) -> tuple[str, ...]:

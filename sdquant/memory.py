@@ -44,7 +44,7 @@ def default_budget(device: torch.device, held: int, activations: int | None = No
 
 
 def _free(device: torch.device) -> tuple[int, int]:
-    """Bytes that are free on the device, and those it has."""
+    """Bytes that this process can have of the device's memory, and those it has."""
     if device.type == "cpu":
         from .machine import ram
 
@@ -53,12 +53,13 @@ def _free(device: torch.device) -> tuple[int, int]:
     if device.type == "mps":  # what the driver recommends to take of memory that is the CPU's too
         total = int(torch.mps.recommended_max_memory())
         return max(0, total - int(torch.mps.driver_allocated_memory())), total
-    ask: Any = getattr(getattr(torch, device.type, None), "mem_get_info", None)
+    api: Any = getattr(torch, device.type, None)
     why = "torch does not say how much of its memory is free"
-    if ask is not None:
+    if hasattr(api, "mem_get_info"):
+        from .machine import card_memory
+
         try:
-            free, total = ask(device)
-            return int(free), int(total)
+            return card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
             why = f"its driver does not say how much of its memory is free: {error}"
     raise SettingsError(

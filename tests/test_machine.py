@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,3 +156,25 @@ def test_quanto_s_extensions_are_where_the_probe_looks() -> None:
     folder = machines._quanto_extensions()
     assert folder is not None and os.path.samefile(folder, os.path.dirname(extensions.__file__))
     assert (folder / "cpp").is_dir()
+
+
+class Card:
+    """What a card says of its memory: `free` bytes, of 1000, while torch keeps some that no tensor has."""
+
+    def __init__(self, free: int | None, reserved: int = 0, allocated: int = 0) -> None:
+        self.free = free
+        self.memory_reserved, self.memory_allocated = (lambda index: reserved), (lambda index: allocated)
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        if self.free is None:
+            raise RuntimeError("not supported on this device")
+        return self.free, 1000
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=1000, name="a card")
+
+
+@pytest.mark.parametrize(("told", "free"), [(Card(300), 300), (Card(300, 400, 250), 450), (Card(None), None)])
+def test_what_torch_keeps_of_a_cards_memory_is_free(told: Card, free: int | None) -> None:
+    found = machines._card("cuda", 0, told)
+    assert (found.memory_free, found.memory_total) == (free, 1000)
