@@ -12,9 +12,11 @@ from torch import nn
 
 from ..errors import SettingsError
 from ..heap import trim
+from ..machine import ram
 from .entry import tidy
+from .pinning import ByTorch
 from .slots import slots, tensor_bytes, weight_bytes
-from .store import DiskStore
+from .store import DiskStore, pinned_limit
 
 if TYPE_CHECKING:
     import os
@@ -77,6 +79,7 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
             offload_type=level,
             num_blocks_per_group=1 if level == "block_level" else None,
             use_stream=device.type == "cuda",
+            low_cpu_mem_usage=not can_pin(part),
             offload_to_disk_path=None if path is None else str(path),
         )
     except (OSError, SafetensorError) as error:
@@ -90,6 +93,13 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
 def level(part: nn.Module) -> str:
     """Blocks if the component's own children are lists of them. A VAE's lie deeper, and it is not called as a whole."""
     return "block_level" if any(isinstance(child, nn.ModuleList) for child in part.children()) else "leaf_level"
+
+
+def can_pin(part: nn.Module) -> bool:
+    """Whether diffusers may pin all of the component at once, each tensor by itself and as torch does, which takes up
+    to twice their bytes. If not, it pins the tensors of a group when they are wanted, which takes longer."""
+    taken = sum(ByTorch(rounds=True).takes(tensor_bytes(t)) for slot in slots(part) if (t := slot.get()) is not None)
+    return taken <= pinned_limit(*ram())
 
 
 def why_not_disk(part: nn.Module) -> str | None:

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from sdquant.offload import pinning
+from sdquant.offload import group, pinning
 from sdquant.offload.pinning import ByTorch, Registered
 from sdquant.offload.store import PinnedStore
 
@@ -75,3 +75,10 @@ def test_memory_that_torch_does_not_take_for_pinned_is_not_used() -> None:
 def test_other_devices_pin_as_torch_does() -> None:
     assert pinning.pinning(torch.device("xpu")).takes(4097) == 8192
     assert pinning.pinning(torch.device("privateuseone")).takes(4097) == 4097
+
+
+@pytest.mark.parametrize(("free", "pins"), [(3 << 20, True), (2 << 20, False)])
+def test_group_offload_pins_no_more_than_may_be(free: int, pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.1 MB of weights, of which torch makes 2: diffusers pins them all before the first call, or each for its call."""
+    monkeypatch.setattr(group, "ram", lambda: (1 << 40, free))
+    assert group.can_pin(torch.nn.Linear(512, 540, bias=False)) == pins
