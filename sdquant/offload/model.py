@@ -31,7 +31,8 @@ def apply(
     Wrapper tensors (optimum-quanto's) cannot be in a file: if the device is the CPU they stay in memory.
     """
     on_cpu = device.type == "cpu"
-    components, shared = cut(parts, handle.counters, blocks=False, leave=lambda slot: on_cpu and slot.opaque)
+    # In RAM they move there and back block by block, so that no more than one is there twice; files are no memory.
+    components, shared = cut(parts, handle.counters, blocks=not on_cpu, leave=lambda slot: on_cpu and slot.opaque)
     store = tier(device, folder)
     handle.undo.callback(store.close)
     residency = Residency(components, shared, store, device, handle, limit=None)

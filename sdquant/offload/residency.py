@@ -81,7 +81,7 @@ class Residency:
         for component in self.components:
             for unit in component.units:
                 unit.stow(self.store)
-            trim()
+                trim()
         if isinstance(self.store, PinnedStore):
             self._facts |= {"pinned": self.store.pinned, "pageable": self.store.pageable}
 

@@ -6,21 +6,25 @@ call. It knows nothing of what libraries hide, so their modules break here; sdqu
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..heap import trim
 from .entry import tidy
 from .residency import tier
-from .slots import is_opaque, slots, weight_bytes
+from .slots import is_opaque, slots, tensor_bytes, weight_bytes
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
     from torch import Tensor, nn
 
     from .handle import OffloadHandle
     from .store import Store
+
+PIECE = 1 << 26  # bytes
 
 
 def apply(
@@ -52,10 +56,14 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
     # Tied weights are stored once. What cannot be stored goes to accelerate as it is.
     memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
     owner = {where: key for key, where in reversed(memory.items())}
-    region = store.add([weights[key] for key in owner.values()])
-    handle.counters.stored += region.nbytes
-    stored = dict(zip(owner, region.waiting, strict=True))
-    weights |= {key: stored[where] for key, where in memory.items()}
+    for keys in _pieces(weights, owner.values(), device):
+        region = store.add([weights[key] for key in keys])
+        handle.counters.stored += region.nbytes
+        stored = {memory[key]: tensor for key, tensor in zip(keys, region.waiting, strict=True)}
+        now = {key: stored[where] for key, where in memory.items() if where in stored}
+        weights |= now
+        before.point(now)
+        trim()
 
     def undo() -> None:
         _disarm(part)
@@ -68,6 +76,20 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
     handle.undo.callback(undo)
     cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
     before.let_go(weights)
+
+
+def _pieces(weights: Mapping[str, Tensor], keys: Iterable[str], device: torch.device) -> Iterator[list[str]]:
+    """What is stored at once: in RAM not much, since so much is there twice meanwhile; in a file all."""
+    piece: list[str] = []
+    size = 0
+    for key in keys:
+        piece.append(key)
+        size += tensor_bytes(weights[key])
+        if size >= PIECE and device.type != "cpu":
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _disarm(part: nn.Module) -> None:
@@ -95,22 +117,31 @@ class _Registered:
         self._buffers = [(f"{n}.{k}".lstrip("."), m, k, b) for n, m in owners for k, b in m._buffers.items()]
         self._hidden = [(slot, slot.get()) for slot in slots(part) if "." in slot.places[0].name]
 
-    def let_go(self, weights: dict[str, Tensor]) -> None:
-        """Keep the objects, but none of the memory that is stored elsewhere now."""
+    def point(self, weights: Mapping[str, Tensor]) -> None:
+        """Let parameters refer to these tensors."""
         for key, _, _, parameter in self._parameters:
             if parameter is not None and key in weights and not is_opaque(parameter):
                 parameter.data = weights[key]
+
+    def let_go(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep the objects, but none of the memory that is stored elsewhere now."""
+        self.point(weights)
         self._buffers = [(key, m, k, None if key in weights else b) for key, m, k, b in self._buffers]
 
     def restore(self, weights: dict[str, Tensor]) -> None:
-        """Put everything back, with memory of its own."""
-        fresh: dict[int, Tensor] = {}
+        """Put everything back, with memory of its own; what `weights` has of it goes meanwhile."""
+        tied = {number for number, count in Counter(map(id, weights.values())).items() if count > 1}
+        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # of tied ones, with what it was made of, whose number it keeps
         for key, module, name, parameter in self._parameters:
             if parameter is not None and key in weights and not is_opaque(parameter):
                 stored = weights[key]
-                if id(stored) not in fresh:
-                    fresh[id(stored)] = stored.to("cpu", copy=True)
-                parameter.data = fresh[id(stored)]
+                if id(stored) in fresh:
+                    parameter.data = fresh[id(stored)][0]
+                else:
+                    parameter.data = stored.to("cpu", copy=True)
+                    if id(stored) in tied:
+                        fresh[id(stored)] = parameter.data, stored
+                weights[key] = parameter.data
             module._parameters[name] = parameter
         for key, module, name, buffer in self._buffers:
             module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer

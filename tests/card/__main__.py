@@ -238,6 +238,34 @@ def layers(card: Card) -> Iterator[dict[str, Any]]:
         yield {"scheme": row.name, "codes": codes, "same": torch.equal(got, expected), "races": card.races()}
 
 
+def resident(what: str) -> int:
+    """Bytes of RAM that this process has now (VmRSS), or had at the most since it was last asked to forget (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
+
+
+def grown(call: Callable[[], Any]) -> int:
+    """Bytes of RAM that a call takes for a while, beside what there is before it or afterwards."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the most
+    call()
+    return resident("VmHWM") - max(before, resident("VmRSS"))
+
+
+def ram(card: Card) -> list[dict[str, Any]]:
+    """What putting a mode on and off takes of RAM beside the weights."""
+    return [ram_of(mode) for mode in ("model", "sequential", "balanced")]
+
+
+def ram_of(mode: str) -> dict[str, Any]:
+    net, handles = bench.build(), list[offload.OffloadHandle]()
+    size = offload.weight_bytes(net)
+    budget = size // 4 if mode == "balanced" else None
+    on = grown(lambda: handles.append(offload.apply(net, mode, device="card", budget=budget)))
+    off = grown(lambda: handles[0].remove())
+    return {"mode": mode, "weights": size, "on": on, "off": off}
+
+
 def group(card: Card) -> str:
     """What torch says of group offload by diffusers to such devices."""
     pipe = made("flux")
@@ -256,6 +284,7 @@ CASES: dict[str, Callable[[Card], Any]] = {
     "faults": faults,
     "kept": lambda card: list(kept(card)),
     "larger": larger,
+    "ram": ram,
     "group": group,
     "layers": lambda card: list(layers(card)),
 }

@@ -91,6 +91,14 @@ def test_a_model_that_has_no_room_draws_within_what_the_card_has(library: Path) 
 
 
 @pytest.mark.slow
+def test_putting_a_mode_on_and_off_takes_no_second_model_of_ram(library: Path) -> None:
+    rows = found(library, "ram")
+    assert len(rows) == 3
+    for row in rows:  # a block, or 64 MB; and afterwards what the C library has not given back yet
+        assert row["on"] <= 0.15 * row["weights"] and row["off"] <= 0.4 * row["weights"], row
+
+
+@pytest.mark.slow
 def test_group_offload_is_refused_where_torch_would_raise(library: Path) -> None:
     assert "incompatible tensor type" in found(library, "group")
     with pytest.raises(IncompatibleError, match="incompatible tensor type"):
