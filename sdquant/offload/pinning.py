@@ -8,16 +8,19 @@ that is there already: which is done where it proves to work. Elsewhere torch pi
 from __future__ import annotations
 
 import logging
-import weakref
+import mmap
+import sys
 from abc import ABC, abstractmethod
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..memory import flat_buffer
+from ..inference import ordinary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 log = logging.getLogger(__name__)
@@ -51,8 +54,18 @@ class ByTorch(Pinning):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
+class _Area(mmap.mmap):
+    """Pages of their own, and what is to be done before they go: a weak reference to them tells it afterwards."""
+
+    let_go: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.let_go is not None and not sys.is_finalizing():  # the system takes all of it back then
+            self.let_go()
+
+
 class Registered(Pinning):
-    """Ordinary memory that is pinned where it is, and is not any more before it goes.
+    """Ordinary memory that is pinned where it is, and is not any more before it goes. Not for Windows.
 
     Args:
         runtime: what has `cudaHostRegister(address, nbytes, flags)` and `cudaHostUnregister(address)`, both of which
@@ -66,14 +79,15 @@ class Registered(Pinning):
     def takes(self, nbytes: int) -> int:
         return nbytes
 
+    @ordinary
     def make(self, nbytes: int) -> Tensor:
-        flat = flat_buffer(nbytes, torch.device("cpu"))
+        area = _Area(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flat = torch.frombuffer(area, dtype=torch.uint8)
         error = int(self._runtime.cudaHostRegister(flat.data_ptr(), nbytes, 0))
         if error:
             self._forget_error()
             raise RuntimeError(f"cudaHostRegister of {nbytes} bytes: error {error}")
-        finalizer = weakref.finalize(flat.untyped_storage(), self._let_go, flat.data_ptr())
-        finalizer.atexit = False  # the system takes all of it back then
+        area.let_go = partial(self._let_go, flat.data_ptr())
         return flat
 
     def _let_go(self, address: int) -> None:
@@ -92,7 +106,7 @@ class Registered(Pinning):
 def pinning(device: torch.device) -> Pinning:
     """The way for this device."""
     by_torch = ByTorch(rounds=device.type in ROUNDING)
-    if device.type != "cuda":
+    if device.type != "cuda" or sys.platform == "win32":
         return by_torch
     try:
         found = Registered(torch.cuda.cudart(), device)  # type: ignore[no-untyped-call]

@@ -95,12 +95,18 @@ def test_torch_rounds_what_it_pins_up_and_sdquant_does_not() -> None:
     assert pinned() - before == 1 << 25 and exact.is_pinned() and kept.is_pinned()
 
 
-def test_an_error_of_pinning_is_no_later_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda")
-    taken = Registered(torch.cuda.cudart(), device).make(1 << 20)
-    monkeypatch.setattr("sdquant.offload.pinning.flat_buffer", lambda nbytes, device: taken[:nbytes])
-    with pytest.raises(RuntimeError, match="cudaHostRegister of 1048576 bytes: error"):  # pinned a second time
-        Registered(torch.cuda.cudart(), device).make(1 << 20)
+def test_an_error_of_pinning_is_no_later_kernels() -> None:
+    device, runtime = torch.device("cuda"), torch.cuda.cudart()
+
+    class Twice:
+        """Pins memory that is pinned already."""
+
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            assert int(runtime.cudaHostRegister(address, nbytes, flags)) == 0
+            return int(runtime.cudaHostRegister(address, nbytes, flags))
+
+    with pytest.raises(RuntimeError, match="cudaHostRegister of 1048576 bytes: error"):
+        Registered(Twice(), device).make(1 << 20)
     assert float(torch.ones(3, device=device).sum()) == 3
 
 

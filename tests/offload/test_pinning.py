@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import pytest
@@ -18,7 +19,7 @@ class Runtime:
     """As much of CUDA's as is asked: it pins up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.pinned = limit, dict[int, int]()
+        self.limit, self.pinned, self.read = limit, dict[int, int](), 0
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         if sum(self.pinned.values()) + nbytes > self.limit:
@@ -27,7 +28,8 @@ class Runtime:
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:
-        del self.pinned[address]
+        ctypes.string_at(address, self.pinned.pop(address))  # it has to be there still
+        self.read += 1
         return 0
 
 
@@ -47,7 +49,7 @@ def test_registered_memory_is_let_go_before_it_goes() -> None:
     assert runtime.pinned
     del part
     gc.collect()
-    assert not runtime.pinned
+    assert not runtime.pinned and runtime.read == 1
 
 
 def test_what_the_system_does_not_pin_is_kept_unpinned(caplog: pytest.LogCaptureFixture) -> None:
