@@ -71,6 +71,13 @@ class Card:
         """How much RAM the system pins for it; None for all."""
         self._call("pin_limit", ctypes.c_int64(-1 if nbytes is None else nbytes))
 
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        """As CUDA's of that name."""
+        return int(self._call("register", ctypes.c_void_p(address), ctypes.c_int64(nbytes), result=ctypes.c_int))
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return int(self._call("unregister", ctypes.c_void_p(address), result=ctypes.c_int))
+
     def reset_peak(self) -> None:
         self._call("reset_peak")
 

@@ -20,7 +20,8 @@ from bench import offload as bench
 from sdquant import backends, memory, offload
 from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
-from sdquant.offload import staging
+from sdquant.offload import residency, staging
+from sdquant.offload.pinning import Registered, proves
 from sdquant.offload.transfer import StreamTransfer, _StreamTicket
 
 from ..offload.conftest import draw, hooked, made
@@ -90,7 +91,13 @@ class Net(nn.Module):
 
 def shuffled(card: Card) -> dict[str, Any]:
     """Blocks in orders that nobody can foresee, with slow copies: what is fetched in vain is in nobody's way."""
-    return {name: streamed(card, limit) for name, limit in PINNED.items()}
+    found = {name: streamed(card, limit) for name, limit in PINNED.items()}
+    by_itself, device = Registered(card, torch.device("card")), torch.device("card")
+    before = card.pinned
+    proved = proves(by_itself, device)
+    with mock.patch.object(residency, "pinning", lambda device: by_itself):
+        found["by itself"] = streamed(card, None)
+    return found | {"by itself": found["by itself"] | {"proved": proved, "left": card.pinned - before}}
 
 
 def streamed(card: Card, pin_limit: int | None) -> dict[str, Any]:

@@ -608,6 +608,21 @@ extern "C" {
 void card_rate(double bytes_a_second) { book.rate = bytes_a_second; }
 void card_limit(int64_t bytes) { book.limit = bytes; }
 void card_pin_limit(int64_t bytes) { book.pin_limit = bytes < 0 ? SIZE_MAX : bytes; }
+int card_register(void *address, int64_t bytes) {
+    std::lock_guard<std::mutex> hold(book.lock);
+    if (book.pinned + bytes > book.pin_limit) return 2;
+    book.pinned_blocks.insert({(char *)address, (size_t)bytes});
+    book.pinned += bytes;
+    return 0;
+}
+int card_unregister(void *address) {
+    std::lock_guard<std::mutex> hold(book.lock);
+    auto found = book.pinned_blocks.lower_bound({(char *)address, 0});
+    if (found == book.pinned_blocks.end() || found->first != address) return 1;
+    book.pinned -= found->second;
+    book.pinned_blocks.erase(found);
+    return 0;
+}
 int64_t card_total() { return book.limit; }
 void card_forget_races() { book.races.clear(); }
 int card_races() { return (int)book.races.size(); }

@@ -15,7 +15,7 @@ from sdquant.compat import check
 from sdquant.errors import IncompatibleError
 
 from ..card import COMPILER, build
-from ..card.__main__ import FAULTS, MODES, PINNED
+from ..card.__main__ import FAULTS, MODES, PIECE, PINNED
 
 pytestmark = [
     pytest.mark.xdist_group("card"),
@@ -49,7 +49,7 @@ def test_what_is_left_out_is_seen(library: Path) -> None:
 
 def test_blocks_in_orders_that_nobody_foresees(library: Path) -> None:
     seen = found(library, "shuffled")
-    assert set(seen) == set(PINNED)
+    assert set(seen) == {*PINNED, "by itself"}
     for row in seen.values():
         assert row["wrong"] == 0 and row["races"] == []
         assert row["mispredicted"] > row["calls"]
@@ -58,6 +58,9 @@ def test_blocks_in_orders_that_nobody_foresees(library: Path) -> None:
     assert (
         seen["in part"]["beside"] > seen["all"]["beside"] > seen["none"]["beside"] == 0
     )  # in pieces; whole; not at all
+    registered = seen["by itself"]  # pinned as CUDA can, not by torch
+    assert registered["proved"] and registered["pageable"] == 0 and registered["beside"] == seen["all"]["beside"]
+    assert registered["left"] <= 2 * PIECE  # the two pieces may be there still
 
 
 @pytest.mark.slow
