@@ -244,9 +244,7 @@ def _accelerators() -> Iterator[Device]:
         for index in range(torch.xpu.device_count()):
             yield _card("xpu", index, torch.xpu)
     if torch.backends.mps.is_available():
-        # Unified memory: the driver recommends how much of it a process should take.
-        total = int(torch.mps.recommended_max_memory())
-        free = max(0, total - int(torch.mps.driver_allocated_memory()))
+        free, total = mps_memory()
         yield Device(kind="mps", index=0, name=platform.machine(), memory_total=total, memory_free=free)
     if importlib.util.find_spec("torch_directml") is not None:
         directml = importlib.import_module("torch_directml")
@@ -280,6 +278,15 @@ def card_memory(api: Any, device: Any) -> tuple[int, int]:
     free, total = api.mem_get_info(device)
     kept = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
     return int(free) + max(0, int(kept)), int(total)
+
+
+def mps_memory() -> tuple[int, int]:
+    """Bytes that this process should still take of a Mac's memory, which is the CPU's too, and those it should in all:
+    the driver recommends them."""
+    import torch
+
+    total = int(torch.mps.recommended_max_memory())
+    return max(0, total - int(torch.mps.driver_allocated_memory())), total
 
 
 def _gpu_vendors(folder: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import heap
+from . import heap, machine
 from .errors import SettingsError
 from .heap import trim
 from .inference import ordinary
@@ -46,20 +46,15 @@ def default_budget(device: torch.device, held: int, activations: int | None = No
 def _free(device: torch.device) -> tuple[int, int]:
     """Bytes that this process can have of the device's memory, and those it has."""
     if device.type == "cpu":
-        from .machine import ram
-
-        total, free = ram()
+        total, free = machine.ram()
         return free, total
-    if device.type == "mps":  # what the driver recommends to take of memory that is the CPU's too
-        total = int(torch.mps.recommended_max_memory())
-        return max(0, total - int(torch.mps.driver_allocated_memory())), total
+    if device.type == "mps":
+        return machine.mps_memory()
     api: Any = getattr(torch, device.type, None)
     why = "torch does not say how much of its memory is free"
     if hasattr(api, "mem_get_info"):
-        from .machine import card_memory
-
         try:
-            return card_memory(api, device)
+            return machine.card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
             why = f"its driver does not say how much of its memory is free: {error}"
     raise SettingsError(

@@ -71,6 +71,7 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
     from diffusers.hooks import apply_group_offloading
     from safetensors import SafetensorError
 
+    streams = device.type == "cuda"
     try:
         apply_group_offloading(
             part,
@@ -78,8 +79,8 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
             offload_device="cpu",
             offload_type=level,
             num_blocks_per_group=1 if level == "block_level" else None,
-            use_stream=device.type == "cuda",
-            low_cpu_mem_usage=not can_pin(part),
+            use_stream=streams,
+            low_cpu_mem_usage=streams and not can_pin(part),
             offload_to_disk_path=None if path is None else str(path),
         )
     except (OSError, SafetensorError) as error:

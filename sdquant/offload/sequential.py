@@ -56,14 +56,6 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
     # Tied weights are stored once. What cannot be stored goes to accelerate as it is.
     memory = {key: _memory(t) for key, t in weights.items() if not is_opaque(t) and t.numel()}
     owner = {where: key for key, where in reversed(memory.items())}
-    for keys in _pieces(weights, owner.values(), device):
-        region = store.add([weights[key] for key in keys])
-        handle.counters.stored += region.nbytes
-        stored = {memory[key]: tensor for key, tensor in zip(keys, region.waiting, strict=True)}
-        now = {key: stored[where] for key, where in memory.items() if where in stored}
-        weights |= now
-        before.point(now)
-        trim()
 
     def undo() -> None:
         _disarm(part)
@@ -74,6 +66,14 @@ def _offload(part: nn.Module, store: Store, handle: OffloadHandle, device: torch
         trim()
 
     handle.undo.callback(undo)
+    for keys in _pieces(weights, owner.values(), device):
+        region = store.add([weights[key] for key in keys])
+        handle.counters.stored += region.nbytes
+        stored = {memory[key]: tensor for key, tensor in zip(keys, region.waiting, strict=True)}
+        now = {key: stored[where] for key, where in memory.items() if where in stored}
+        weights |= now
+        before.point(now)
+        trim()
     cpu_offload(part, execution_device=device, offload_buffers=True, state_dict=weights)
     before.let_go(weights)
 

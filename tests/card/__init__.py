@@ -1,6 +1,6 @@
 """A card that is none, where there is no other: what of torch's devices offloading depends on, computed by the CPU.
 
-    python -m tests.card                what it does with models, as JSON; about a minute
+    python -m tests.card                what it does with models, as JSON; about three minutes
 
 `card.cpp` says what it can tell that a CPU cannot: copies that are not waited for, and memory that nobody else reaches.
 A process that has plugged it in has a device called "card" until it ends, so that tests start one of their own.
@@ -39,7 +39,7 @@ class Card:
     Attributes:
         allocated, peak: bytes of its memory in use, now and the most there were.
         pinned: bytes of RAM that it reads by itself.
-        async_copies, waited_copies: how many copies the program did not wait for, and how many it did.
+        async_copies: how many copies the program did not wait for.
     """
 
     allocated = property(lambda self: int(self._call("allocated")))
@@ -47,7 +47,6 @@ class Card:
     total = property(lambda self: int(self._call("total")))
     pinned = property(lambda self: int(self._call("pinned")))
     async_copies = property(lambda self: int(self._call("async_copies")))
-    waited_copies = property(lambda self: int(self._call("waited_copies")))
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))

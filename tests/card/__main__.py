@@ -40,9 +40,9 @@ PIECE = 40_000  # bytes of a pinned piece: less than some of its blocks
 SLOW = 3e8  # bytes a second: copies that are on their way for long
 
 
-def drawn(card: Card, *models: str) -> Iterator[dict[str, Any]]:
+def drawn(card: Card) -> Iterator[dict[str, Any]]:
     """Every mode draws what the card draws with everything on it, and leaves no weights on it."""
-    for model in models:
+    for model in ("sd", "flux"):
         for scheme in SCHEMES:
             pipe = made(model)
             if scheme:
@@ -92,12 +92,12 @@ class Net(nn.Module):
 def shuffled(card: Card) -> dict[str, Any]:
     """Blocks in orders that nobody can foresee, with slow copies: what is fetched in vain is in nobody's way."""
     found = {name: streamed(card, limit) for name, limit in PINNED.items()}
-    by_itself, device = Registered(card, torch.device("card")), torch.device("card")
-    before = card.pinned
+    device, before = torch.device("card"), card.pinned
+    by_itself = Registered(card, device)
     proved = proves(by_itself, device)
     with mock.patch.object(residency, "pinning", lambda device: by_itself):
-        found["by itself"] = streamed(card, None)
-    return found | {"by itself": found["by itself"] | {"proved": proved, "left": card.pinned - before}}
+        row = streamed(card, None)
+    return found | {"by itself": row | {"proved": proved, "left": card.pinned - before}}
 
 
 def streamed(card: Card, pin_limit: int | None) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def group(card: Card) -> str:
 
 
 CASES: dict[str, Callable[[Card], Any]] = {
-    "drawn": lambda card: list(drawn(card, "sd", "flux")),
+    "drawn": lambda card: list(drawn(card)),
     "shuffled": shuffled,
     "faults": faults,
     "kept": lambda card: list(kept(card)),

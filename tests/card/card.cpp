@@ -83,7 +83,7 @@ struct Book {
     char *memory = nullptr;
     size_t used = 0, allocated = 0, peak = 0, limit = size_t(8) << 30, pin_limit = SIZE_MAX;
     std::vector<std::string> races;
-    int64_t async_copies = 0, waited_copies = 0;
+    int64_t async_copies = 0;
     size_t pinned = 0;
     std::set<std::pair<char *, size_t>> pinned_blocks;
     double rate = 0; /* bytes a second; 0: as fast as memory is */
@@ -472,7 +472,7 @@ at::Tensor copy_from(const at::Tensor &from, const at::Tensor &to, bool non_bloc
         launch(lane);
         if (on_card(from)) access(bytes_of(from).first, bytes_of(from).second, lane, false, "copy");
         if (on_card(to)) access(bytes_of(to).first, bytes_of(to).second, lane, true, "copy");
-        (async && lane ? book.async_copies : book.waited_copies)++;
+        if (async && lane) book.async_copies++;
     }
     if (direct) {
         char *into = bytes_of(to).first;
@@ -632,5 +632,4 @@ int64_t card_peak() { return book.peak; }
 void card_reset_peak() { book.peak = book.allocated; }
 int64_t card_pinned() { return book.pinned; }
 int64_t card_async_copies() { return book.async_copies; }
-int64_t card_waited_copies() { return book.waited_copies; }
 }

@@ -55,9 +55,8 @@ def test_blocks_in_orders_that_nobody_foresees(library: Path) -> None:
         assert row["mispredicted"] > row["calls"]
     assert seen["all"]["pageable"] == seen["none"]["pinned"] == 0
     assert seen["in part"]["pinned"] and seen["in part"]["pageable"]
-    assert (
-        seen["in part"]["beside"] > seen["all"]["beside"] > seen["none"]["beside"] == 0
-    )  # in pieces; whole; not at all
+    # In pieces; whole; not at all.
+    assert seen["in part"]["beside"] > seen["all"]["beside"] > seen["none"]["beside"] == 0
     registered = seen["by itself"]  # pinned as CUDA can, not by torch
     assert registered["proved"] and registered["pageable"] == 0 and registered["beside"] == seen["all"]["beside"]
     assert registered["left"] <= 2 * PIECE  # the two pieces may be there still
