@@ -40,7 +40,7 @@ def join(packs: Sequence[Packed]) -> Packed | None:
     parts: dict[str, Tensor] = {}
     for name in first.parts:
         tensors = [packed.parts[name] for packed in loose]
-        if any(t.numel() == 1 < p.spec.shape[0] for t, p in zip(tensors, loose, strict=True)):  # one number for all
+        if any(_for_all(t, p.spec.shape[0]) for t, p in zip(tensors, loose, strict=True)):
             if not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
                 return None
             parts[name] = tensors[0]
@@ -58,11 +58,16 @@ def pieces(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:
     return torch.cat([tensor[begin:end] for begin, end in ranges])
 
 
+def _for_all(part: Tensor, rows: int) -> bool:
+    """Whether a part is one number for all rows. Of a weight with one row, quanto's scale has no dimensions."""
+    return part.ndim == 0 or part.numel() == 1 < rows
+
+
 def _of_rows(packed: Packed, count: int, select: Callable[[Tensor], Tensor]) -> Packed:
     rows = packed.spec.shape[0]
 
     def chosen(part: Tensor) -> Tensor:
-        if part.numel() == 1 and rows > 1:  # one scale for all
+        if _for_all(part, rows):
             return part
         raw = part.contiguous().view(rows, -1).view(torch.uint8)  # not all float8 types can be indexed
         return select(raw).view(part.dtype).view(part.shape[0] * count // rows, *part.shape[1:])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import on_cpu
+from .checks import undisturbed
 from .native import attention as native
 from .native import isa
 
@@ -45,7 +45,7 @@ def attended(
 
 
 @cache
-@on_cpu
+@undisturbed
 def _sound() -> bool:
     """Whether the kernel is right on this machine: asked once, before its results are used."""
     with torch.no_grad():

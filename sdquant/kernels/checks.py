@@ -11,12 +11,13 @@ import torch
 P = ParamSpec("P")
 
 
-def on_cpu(check: Callable[P, bool]) -> Callable[P, bool]:
-    """A check whose new tensors are on the CPU, whatever default device the user has set."""
+def undisturbed(check: Callable[P, bool]) -> Callable[P, bool]:
+    """A check on the CPU, whatever default device the user has set, that is not under `torch.autocast`: its verdict is
+    kept for calls that are not either."""
 
     @wraps(check)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:
-        with torch.device("cpu"):
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
             return check(*args, **kwargs)
 
     return run

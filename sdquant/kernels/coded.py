@@ -16,7 +16,7 @@ import torch
 from ..backends.base import Geometry
 from ..rows import cut
 from . import choice
-from .checks import on_cpu
+from .checks import undisturbed
 from .int8_steps import RUN, Coding, direct, in_runs
 from .native import int8 as native
 from .native.prepared import Codes
@@ -70,11 +70,12 @@ def prepared(
     return Codes(form, packed.parts, dtype, codes, how, prefix)
 
 
-def linear(backend: Backend, packed: Packed, form: Form | None, x: Tensor, bias: Tensor | None) -> Tensor:
+def linear(
+    backend: Backend, packed: Packed, form: Form | None, how: Activations | None, x: Tensor, bias: Tensor | None
+) -> Tensor:
     """`backend.linear` and the bias, by the fastest way that there is."""
-    how = backend.activations(packed)
     made = None if how is None or not x.is_cpu else prepared(backend, packed, form, how, x.dtype, "")
-    y = None if made is None else made(x, {**packed.parts, "bias": bias})
+    y = None if made is None else made(x.contiguous(), {**packed.parts, "bias": bias})
     if y is not None:
         return y
     y = as_floats(backend, packed, form, x)
@@ -136,7 +137,7 @@ def as_floats(
     else:
         y = choice.convolve(backend, packed, of_codes, found.x, None, geometry)
     for scale in found.scales:
-        y = y.mul_(scale)
+        y = y.mul_(scale if scale.dtype in _FLOATS else scale.float())
     return y.to(x.dtype)
 
 
@@ -168,7 +169,7 @@ def _by_c(backend: Backend, packed: Packed, form: Form, how: Activations, dtype:
     return _verdicts[key]
 
 
-@on_cpu
+@undisturbed
 def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtype) -> bool:
     if backend.by_row(packed) and packed.spec.shape[0] > _CHECKED_ROWS:
         packed = cut(packed, [(0, _CHECKED_ROWS)])

@@ -34,7 +34,7 @@ from ..backends.base import Geometry
 from ..rows import cut
 from ..rules import integers
 from . import int8_steps as steps
-from .checks import on_cpu
+from .checks import undisturbed
 from .int8_steps import Coding
 from .native import int8 as native
 from .patches import outputs, patches
@@ -198,7 +198,7 @@ def _by_c(backend: Backend, packed: Packed, form: Form, dtype: torch.dtype) -> b
     return _verdicts[key]
 
 
-@on_cpu
+@undisturbed
 def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
     rows = packed.spec.shape[0]
     if backend.by_row(packed) and rows > _CHECKED_ROWS:

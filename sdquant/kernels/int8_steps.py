@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..rows import take
 from ..rules import integers
-from .checks import on_cpu
+from .checks import undisturbed
 from .native import extension
 from .native import integers as c
 from .scratch import scratch
@@ -341,7 +341,7 @@ def fastest(x: Tensor) -> Steps:
 
 
 @cache
-@on_cpu
+@undisturbed
 def _c_is_right(dtype: torch.dtype) -> bool:
     device = torch.device("cpu")
     x = torch.linspace(-3, 3, 5 * 70).sin().view(5, 70).to(dtype)

@@ -47,7 +47,7 @@ def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compu
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
-        return coded.linear(backend, packed, form, x, bias)
+        return coded.linear(backend, packed, form, backend.activations(packed), x, bias)
     return choice.linear(backend, packed, form, x, bias, compute)
 
 

@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 
 
 def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:
-    """How many outputs there are along each dimension of an input of these sizes."""
+    """How many outputs there are along each dimension of an input of these sizes.
+
+    Raises:
+        RuntimeError: none, as torch's convolutions do.
+    """
     assert not isinstance(how.padding, str)
-    rows = zip(sizes, kernel, how.stride, how.padding, how.dilation, strict=True)
-    return tuple((n + 2 * pad - step * (k - 1) - 1) // stride + 1 for n, k, stride, pad, step in rows)
+    padded = [n + 2 * pad for n, pad in zip(sizes, how.padding, strict=True)]
+    spans = [step * (k - 1) + 1 for k, step in zip(kernel, how.dilation, strict=True)]
+    if any(n < span for n, span in zip(padded, spans, strict=True)):
+        raise RuntimeError(f"a kernel over {spans} places is larger than the input, {padded} with its padding")
+    return tuple((n - span) // stride + 1 for n, span, stride in zip(padded, spans, how.stride, strict=True))
 
 
 def patches(x: Tensor, kernel: tuple[int, ...], how: Geometry) -> Tensor:

@@ -63,13 +63,14 @@ def convolve(
         run: the convolution, of an input, a weight, which may be that of some of the outputs, and a bias.
     """
     wide, added = x.float(), None if bias is None else bias.float()
-    each = CONVOLVED // math.prod(shape[1:]) if groups == 1 else shape[0]
+    whole = [(0, shape[0])]  # a part of a grouped weight would be cut into groups anew
+    ranges = whole if groups > 1 else list(parts(shape[0], CONVOLVED // math.prod(shape[1:])))
     with _as_they_are():
         done = [
             run(wide, weight(start, stop).view(-1, *shape[1:]), None if added is None else added[start:stop]).to(
                 x.dtype
             )
-            for start, stop in parts(shape[0], each)
+            for start, stop in ranges
         ]
     return done[0] if len(done) == 1 else torch.cat(done, 1)
 

@@ -55,7 +55,8 @@ class Decoded(torch.autograd.Function):
             of_x = _gradient(grad, ctx.layer._float_weight(grad), ctx.shape, ctx.geometry)
         if ctx.needs_input_grad[1]:
             channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
-            of_bias = grad.sum([d for d in range(grad.dim()) if d != channels])
+            others = [d for d in range(grad.dim()) if d != channels]
+            of_bias = grad.sum(others) if others else grad  # torch sums over all where none are named
         return of_x, of_bias, None, None
 
 

@@ -211,6 +211,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 y = prepared(x, self._parameters)
                 if y is not None:
                     return y
+            if torch.is_autocast_enabled(x.device.type):
+                return _without_autocast(self.forward, x)
         x = _autocast(x)
         if not self._backend.computes(self.spec):
             if watched:
@@ -226,9 +228,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 self._prepare(x.dtype)
                 if self._prepared is not None:
                     return self.forward(x)
-            packed = self._packed_for(x)
-            y = coded.as_floats(self._backend, packed, self._form, x)
-            return _with_bias(self._backend.linear(packed, x) if y is None else y, self._bias(x), 0)
+            backend, form, how = self._backend, self._form, self._activations
+            return coded.linear(backend, self._packed_for(x), form, how, x, self._bias(x))
         if is_compiling():
             return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, ""))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
@@ -284,9 +285,15 @@ def _autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def _convolved(layer: Any, x: Tensor) -> Tensor:
+def _without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`run` with activations of autocast's dtype, and without autocast: how a layer is computed is not the user's code,
+    and what it has in float32 is to stay so."""
     x = _autocast(x)
-    computes = layer._backend.computes(layer.spec)
+    with torch.autocast(x.device.type, enabled=False):
+        return run(x)
+
+
+def _convolved(layer: Any, x: Tensor) -> Tensor:
     if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
     padding = layer.padding
@@ -294,6 +301,14 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = (0,) * len(layer.stride)
     geometry = Geometry(stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
+    # After padding, some of which autocast does in float32.
+    if not seen(x) and torch.is_autocast_enabled(x.device.type):
+        return _without_autocast(lambda x: _with_geometry(layer, x, geometry), x)
+    return _with_geometry(layer, _autocast(x), geometry)
+
+
+def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
+    computes = layer._backend.computes(layer.spec)
     if not computes and seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x, layer):

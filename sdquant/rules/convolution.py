@@ -135,10 +135,10 @@ def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) ->
     integer = all(qtype(name).kind == "int" for name in types)
     if integer and window.groups == 1:
         flat = taps.movedim(1, -1).reshape(taps.shape[0], -1)
-        parts = [
-            sums_of_codes(part.reshape(-1, flat.shape[1]), flat, *types).reshape(*part.shape[: 1 + window.space], -1)
-            for part in patches(codes, taps.shape[2:], window)
-        ]
+        pieces = patches(codes, taps.shape[2:], window)
+        found = (sums_of_codes(piece.reshape(-1, flat.shape[1]), flat, *types) for piece in pieces)
+        shaped = zip(found, pieces, strict=True)
+        parts = [part.view(*piece.shape[: 1 + window.space], len(flat)) for part, piece in shaped]
         return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
     left, right = as_floats(codes, taps, types)
     with torch.autocast(codes.device.type, enabled=False):

@@ -27,7 +27,9 @@ def product(left: Tensor, right: Tensor) -> Tensor:
             if left.device.type == "cpu" and _good_on_cpu():
                 # Of one of these two forms: with other strides torch uses a loop that is thousands of times slower.
                 turned = right.T if right.T.is_contiguous() else right.contiguous().T
-                return torch._int_mm(left.contiguous(), turned)
+                if left.shape[1] > 1:
+                    return torch._int_mm(left.contiguous(), turned)
+                return left.int() * turned.int()  # torch's product of one column is of other memory than that (2.13)
         return _in_float64(left, right).to(torch.int32)
     return _in_float64(left, right)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..kernels.checks import on_cpu
+from ..kernels.checks import undisturbed
 from ..kernels.native import int8 as native
 from .how import HowToQuantize, tile_sizes
 from .layout import act_how
@@ -56,7 +56,7 @@ def _by_c(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tens
 
 
 @cache
-@on_cpu
+@undisturbed
 def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
     """Whether the kernel gives what torch does; tried once."""
     how = HowToQuantize(qtype=name, channelwise_axes=(0,))

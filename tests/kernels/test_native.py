@@ -194,6 +194,26 @@ def test_products_with_one_element_are_weights_to_the_last_bit(text: str, isa: s
             assert not bool(y[0][~known].isfinite().any()), (dtype, column)
 
 
+@pytest.mark.parametrize("bits", [8, 6, 5, 4])
+def test_what_products_leave_behind_does_no_harm_to_others(bits: int, isa: str) -> None:
+    """Scales of groups are in memory that nobody clears. A row that ends within a vector was multiplied with those of a
+    longer row before it: zeros with NaN."""
+    reader, backend = Native(), backends.get("rules")
+    tiles, rows = (backends.parse(f"rules,weight_qtype=int{bits}{tile}") for tile in (",tile_size=16", ""))
+    long = backend.encode(torch.randn(2, 1024), tiles)
+    for dtype in DTYPES:
+        for columns in (16, 48, 80):
+            short = backend.encode(torch.randn(5, columns).to(dtype), rows)
+            x, y = torch.ones(1, columns, dtype=dtype), torch.empty(1, 5, dtype=dtype)
+            form, after = backend.form(long), backend.form(short)
+            assert form is not None and after is not None
+            parts = dict(long.parts) | {"scale": torch.full_like(long.parts["scale"], torch.nan)}
+            nothing = torch.empty(1, 2, dtype=dtype)
+            reader.product(form, parts, torch.ones(1, 1024, dtype=dtype), None, nothing)
+            reader.product(after, short.parts, x, None, y)
+            assert bool(nothing.isnan().all()) and bool(y.isfinite().all()), (dtype, columns)
+
+
 @pytest.mark.parametrize("text", ["nf4", "qint4", "q4_k"])
 def test_two_threads_compute_what_one_does(text: str) -> None:
     reader, backend = Native(), backends.get(backends.parse(text).scheme.backend)

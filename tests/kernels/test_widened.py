@@ -77,10 +77,13 @@ def test_linear(scheme: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("scheme", "groups"), [("nf4", 1), ("q8_0", 1), ("qint8", 2), ("int8", 1)])
-def test_convolution(scheme: str, groups: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "groups", "outputs"),
+    [("nf4", 1, 96), ("q8_0", 1, 96), ("qint8", 2, 96), ("int8", 4, 40), ("int8", 1, 96)],
+)
+def test_convolution(scheme: str, groups: int, outputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    layer = nn.Conv2d(64, 96, 3, padding=1, stride=2, groups=groups, dtype=dtype)
+    layer = nn.Conv2d(64, outputs, 3, padding=1, stride=2, groups=groups, dtype=dtype)
     mine = quantized_layer(layer, packed_of(scheme, layer.weight.data))
     weight = unpacked(mine).double()
     x = torch.randn(2, 64, 9, 9).to(dtype)

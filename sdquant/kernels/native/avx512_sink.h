@@ -53,6 +53,8 @@ INLINE void take(Sink *sink, int m, Type type, int64_t at, int64_t left, int tur
     const __mmask32 valid = ((__mmask32)1 << left) - 1;
     if (!m && size == 4) _mm512_mask_storeu_epi32(sink->out + at * size, (__mmask16)valid, weights);
     if (!m && size == 2) _mm512_mask_storeu_epi16(sink->out + at * size, valid, weights);
+    /* What does not count may be NaN, which a product with nothing is too. */
+    weights = size == 4 ? _mm512_maskz_mov_epi32((__mmask16)valid, weights) : _mm512_maskz_mov_epi16(valid, weights);
 #define SOME(from) size == 4 ? _mm512_maskz_loadu_epi32((__mmask16)valid, from) : _mm512_maskz_loadu_epi16(valid, from)
     if (m > 0) add_to(sink, type, 0, turn, weights, SOME(x));
     if (m > 1) add_to(sink, type, 1, turn, weights, SOME(other));
