@@ -95,6 +95,12 @@ def test_no_activations_at_all(text: str) -> None:
         assert conv(torch.empty(0, 32, 6, 5)).shape == (0, 16, 4, 3)
 
 
+@pytest.mark.parametrize("text", [*SPECS, "q8_0", "q4_k"])
+def test_a_table_in_which_nothing_is_looked_up(text: str) -> None:
+    layer = layer_of(text, nn.Embedding(16, 256))
+    assert layer(torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3, 256)
+
+
 def test_one_tile_of_powers_of_two() -> None:
     """Scales of eight bits, for which torch has no arithmetic."""
     torch.manual_seed(0)
