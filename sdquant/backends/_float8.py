@@ -61,7 +61,7 @@ class Float8(Codec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, block = packed.parts["codes"], packed.parts.get("scale"), packed.spec.details.get("block")
-        step = max(1, tile(out.device, codes.numel()) // max(1, math.prod(codes.shape[1:])))
+        step = max(1, tile(out.device, codes.numel()) // max(1, codes[0].numel()))
         for row in range(0, codes.shape[0], step):
             rows = slice(row, min(row + step, codes.shape[0]))
             values = _values(codes[rows])
