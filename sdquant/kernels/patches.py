@@ -19,7 +19,7 @@ def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> t
     """How many outputs there are along each dimension of an input of these sizes.
 
     Raises:
-        RuntimeError: none, as torch's convolutions do.
+        RuntimeError: the input is smaller than the kernel. torch's convolutions raise it too.
     """
     assert not isinstance(how.padding, str)
     padded = [n + 2 * pad for n, pad in zip(sizes, how.padding, strict=True)]
