@@ -28,7 +28,7 @@ from ._bnb_find import STATE
 from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
 from ._bnb_library import FLOATS, TORCH_FLOATS, installed, library, on_library, tile
 from ._bnb_tables import dynamic_code, fourbit_code
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from .base import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class FourBit(Codec):
             # bitsandbytes overlooks NaN in what it quantizes; it is to show in a scale, as everywhere.
             nested = outer.absmax if bool(torch.isfinite(offset)) else torch.full_like(outer.absmax, torch.nan)
             parts |= {"absmax": inner, "nested_absmax": nested}
-            details["offset"] = offset.item()  # float32, which a Python float holds exactly
+            details[OFFSET] = offset.item()  # float32, which a Python float holds exactly
         return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details=details), parts=parts)
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
@@ -110,7 +110,7 @@ class FourBit(Codec):
             table=spec.scheme,
             scale="absmax",
             nested="nested_absmax" if nested else "",
-            offset=spec.details["offset"] if nested else 0.0,
+            offset=spec.details[OFFSET] if nested else 0.0,
         )
 
     def by_row(self, packed: Packed) -> bool:
@@ -121,7 +121,7 @@ class FourBit(Codec):
         """Without double quantization, whose blocks of 256 scales and common offset are of the whole weight."""
         if "nested_absmax" not in packed.parts:
             return packed
-        details = {key: value for key, value in packed.spec.details.items() if key != "offset"}
+        details = {key: value for key, value in packed.spec.details.items() if key != OFFSET}
         parts = {"codes": packed.parts["codes"], "absmax": _absmax(packed)}
         return Packed(spec=replace(packed.spec, details=details), parts=parts)
 
@@ -195,7 +195,7 @@ class FourBit(Codec):
             says |= {
                 "nested_blocksize": NESTED_BLOCK,
                 "nested_dtype": "float32",
-                "nested_offset": details["offset"],
+                "nested_offset": details[OFFSET],
             }
         line = json.dumps(says).encode()
         tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
@@ -229,7 +229,7 @@ class FourBit(Codec):
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
                 raise bad(key, f"it has shape {list(outer.shape)}, and {absmax.numel()} scales are in blocks of 256")
             parts["nested_absmax"] = scales(key, outer)
-            details["offset"] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
+            details[OFFSET] = torch.tensor(said["nested_offset"], dtype=torch.float32).item()
         else:
             parts["absmax"] = scales(key, absmax)
         spec = PackedSpec(scheme=found.scheme, shape=shape, dtype=said["dtype"], details=details)
@@ -252,7 +252,7 @@ def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str) -> Pa
     details: dict[str, Any] = {"block_size": state.blocksize}
     if state.nested:
         parts["nested_absmax"] = state.state2.absmax
-        details["offset"] = state.offset.item()  # float32, which a Python float holds exactly
+        details[OFFSET] = state.offset.item()  # float32, which a Python float holds exactly
     return Packed(spec=PackedSpec(scheme=state.quant_type, shape=shape, dtype=dtype, details=details), parts=parts)
 
 
@@ -265,7 +265,7 @@ def _state(packed: Packed) -> Any:
     if "nested_absmax" in packed.parts:
         code = dynamic_code(absmax.device).clone()
         outer = new(packed.parts["nested_absmax"], blocksize=NESTED_BLOCK, code=code, dtype=torch.float32)
-        nested = {"offset": torch.tensor(details["offset"], device=absmax.device), "state2": outer}
+        nested = {"offset": torch.tensor(details[OFFSET], device=absmax.device), "state2": outer}
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),
@@ -284,7 +284,7 @@ def _absmax(packed: Packed) -> Tensor:
         return absmax
     inner = torch.empty(absmax.shape, dtype=torch.float32, device=absmax.device)
     decode_bytes(absmax, packed.parts["nested_absmax"], dynamic_code(absmax.device), NESTED_BLOCK, inner)
-    return inner.add_(packed.spec.details["offset"])
+    return inner.add_(packed.spec.details[OFFSET])
 
 
 def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> None:

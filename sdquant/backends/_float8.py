@@ -61,7 +61,7 @@ class Float8(Codec):
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
         codes, scale, block = packed.parts["codes"], packed.parts.get("scale"), packed.spec.details.get("block")
-        step = max(1, tile(out.device, codes.numel()) // max(1, codes[0].numel()))
+        step = max(1, tile(out.device, codes.numel()) // max(1, math.prod(codes.shape[1:])))
         for row in range(0, codes.shape[0], step):
             rows = slice(row, min(row + step, codes.shape[0]))
             values = _values(codes[rows])
@@ -107,6 +107,8 @@ class Float8(Codec):
             padded = shape
         if codes.dtype not in DTYPES.values() or tuple(codes.shape) != shape:
             raise bad(key, f"it is {codes.dtype} {list(codes.shape)}, and the model needs float8 {list(shape)}")
+        if not codes.numel():
+            raise bad(key, f"it is {list(shape)}: a weight without values")
         parts: dict[str, Tensor] = {"codes": codes}
         details: dict[str, Any] = {"packing": "float8"}
         if "scale" in found.keys:

@@ -33,6 +33,9 @@ EMBEDDINGS = "embeddings"
 
 # In the details of weights that no module of the scheme's library runs: `Found.plain_only`.
 PLAIN_ONLY = "plain_only"
+# In the details of weights with doubly quantized scales: what is added to all of them, a float32 number that belongs to
+# the weight's values as its parts do.
+OFFSET = "offset"
 
 
 class Unfit(Exception):

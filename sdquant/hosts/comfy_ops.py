@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from ..heap import look_beside
 from ..kernels import choice
 from ..kernels.scratch import scratch
-from ..layers.quantized import LIKE, QuantizedLayer
+from ..layers.quantized import QuantizedLayer
+from ..layers.states import LIKE
 from .comfy_tensor import Counted, PackedTensor
 
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")

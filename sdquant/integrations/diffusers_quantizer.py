@@ -18,7 +18,8 @@ from ..components import quiet, set_tensor
 from ..errors import SettingsError, UnsupportedFileError
 from ..install import install_packed
 from ..layers import packed_of
-from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
+from ..layers.quantized import QuantizedLayer
+from ..layers.states import LIKE, PREFIX
 from ._shared import Weights, dequantize, torch_dtype
 from .config import METHOD, Config
 

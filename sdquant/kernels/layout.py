@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from .. import backends
 from ..backends.base import Packed
 from . import choice
@@ -47,7 +49,9 @@ def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
     What is not a weight of the size of `own` is left to torch, which says what is wrong.
     """
     backend = backends.of_scheme(own.spec.scheme)
-    found = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not all(isinstance(value, Tensor) for value in found.values()):
+        return
     other = Packed(spec=own.spec, parts=found)
     if not found or set(found) == set(own.parts) or other.nbytes != own.nbytes:
         return

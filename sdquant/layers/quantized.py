@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,18 +17,14 @@ from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen
-from . import attention
+from . import attention, states
 from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
+from .states import LIKE, PREFIX
 
 if TYPE_CHECKING:
     from ..kernels.forms import Activations, Form
     from ..kernels.reader import Prepared
-
-PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
-# A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
-# model's `.dtype` is that of its first parameter of floats, which else could be one of scales; and it follows casts.
-LIKE = "like"
 
 _KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -89,13 +86,18 @@ class QuantizedLayer(nn.Module):
         self._hold(packed)
 
     def _hold(self, packed: Packed) -> None:
+        for name, tensor in packed.parts.items():
+            self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
+        self._know(packed)
+
+    def _know(self, packed: Packed) -> None:
+        """Find out what there is to know of a packed weight whose parts are this layer's parameters already."""
         self.spec = packed.spec
         self._backend = backends.of_scheme(packed.spec.scheme)
         self.part_names = tuple(packed.parts)
-        for name, tensor in packed.parts.items():
-            self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
         self._form, self._activations = self._backend.form(packed), self._backend.activations(packed)
         self._text = ops.described(packed.spec, self.part_names)
+        self._prepared = self._prepared_for = None
 
     def lay_out(self, device: str) -> None:
         """Bring the packed weight into the order of bytes for the device that will compute with it; see
@@ -106,7 +108,6 @@ class QuantizedLayer(nn.Module):
             for name in self.part_names:
                 del self._parameters[PREFIX + name]
             self._hold(made)
-            self._prepared = self._prepared_for = None
 
     @property
     def packed(self) -> Packed:
@@ -172,25 +173,20 @@ class QuantizedLayer(nn.Module):
         """Put a tensor of the same dtype and shape in the place of a part of the packed weight."""
         self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
 
+    def set_detail(self, name: str, value: Any) -> None:
+        """Change one of the details of the packed weight (`PackedSpec.details`)."""
+        packed = self.packed
+        self._know(replace(packed, spec=replace(packed.spec, details={**packed.spec.details, name: value})))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        states.save_offset(self, destination, prefix)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how. A
-        packed one whose bytes are in another order is brought into this layer's."""
+        """See `states`. A packed weight whose bytes are in another order is brought into this layer's."""
+        states.load_offset(self, state_dict, prefix, args[-1])
         bring_into_order(state_dict, prefix + PREFIX, self.packed)
-        weight = state_dict.get(f"{prefix}weight")
-        if isinstance(weight, Tensor) and f"{prefix}{PREFIX}{self.part_names[0]}" not in state_dict:
-            packed = None
-            if weight.shape == torch.Size(self.spec.shape):  # else torch says that it lacks the packed parts
-                packed = self._backend.encode_as(weight.detach(), self.spec)
-            if packed is not None:
-                del state_dict[f"{prefix}weight"]
-                for name, part in packed.parts.items():
-                    own = self._parameters[PREFIX + name]
-                    assert own is not None
-                    self.set_part(name, part if own.is_meta else part.to(own.device))
-                    state_dict[f"{prefix}{PREFIX}{name}"] = part
-                if LIKE in self._parameters:
-                    self._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
-                    state_dict.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+        states.quantize_floats(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
 from ..layers import QuantizedLayer
-from ..layers.quantized import PREFIX
+from ..layers.states import PREFIX
 from .layers import Layers
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..components import missing, set_tensor
 from ..errors import SettingsError
-from ..layers.quantized import LIKE, PREFIX, QuantizedLayer
+from ..layers.quantized import QuantizedLayer
+from ..layers.states import LIKE, PREFIX
 from . import sites
 from .interception import marks
 from .layout import ACT_SHAPE

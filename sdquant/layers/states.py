@@ -1,0 +1,83 @@
+"""What a quantized layer's state dict has beside its parameters, and what it takes in the place of its own.
+
+A state dict of other weights is to leave the layer with those weights, or to say why not. Three things differ from what
+torch does by itself: floats are quantized as the layer is; bytes in another order are brought into the layer's; and the
+offset of doubly quantized scales, a number that the kernels have among their settings, travels as a tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..backends.base import OFFSET
+
+if TYPE_CHECKING:
+    from .quantized import QuantizedLayer
+
+PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
+# A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
+# model's `.dtype` is that of its first parameter of floats, which else could be one of scales; and it follows casts.
+LIKE = "like"
+
+
+def quantize_floats(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -> None:
+    """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+    weight = state.get(f"{prefix}weight")
+    if not isinstance(weight, Tensor) or f"{prefix}{PREFIX}{layer.part_names[0]}" in state:
+        return
+    packed = None
+    if weight.shape == torch.Size(layer.spec.shape):  # else torch says that it lacks the packed parts
+        packed = layer._backend.encode_as(weight.detach(), layer.spec)
+    if packed is None:
+        return
+    del state[f"{prefix}weight"]
+    for name, part in packed.parts.items():
+        own = layer._parameters[PREFIX + name]
+        assert own is not None
+        layer.set_part(name, part if own.is_meta else part.to(own.device))
+        state[f"{prefix}{PREFIX}{name}"] = part
+    if LIKE in layer._parameters:
+        layer._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
+        state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+
+
+def save_offset(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -> None:
+    """Put the layer's offset, if it has one, into its state dict: float32 []."""
+    offset = layer.spec.details.get(OFFSET)
+    if offset is not None:
+        state[_key(prefix)] = torch.tensor(offset, dtype=torch.float32)
+
+
+def load_offset(layer: QuantizedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+    """Take the layer's offset out of a state dict that has its parts.
+
+    Args:
+        errors: torch's; it raises a RuntimeError of them all. Parts without their offset are an error even where
+            `strict` is False: with the old offset they would be other weights.
+    """
+    if OFFSET not in layer.spec.details:
+        return
+    offset = state.pop(_key(prefix), None)
+    if isinstance(offset, Tensor) and offset.numel() == 1 and offset.is_floating_point() and not offset.is_meta:
+        layer.set_detail(OFFSET, offset.to(torch.float32).item())  # which a Python float holds exactly
+    elif offset is not None or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
+        found = "there is none" if offset is None else f"it is {_described(offset)}"
+        errors.append(
+            f'{_key(prefix)}: the offset of the scales of "{prefix}{PREFIX}*" was expected, one float32, and {found}. '
+            "Load all that the state dict of a layer of the same scheme has"
+        )
+
+
+def _described(value: Any) -> str:
+    return (
+        f"{value.dtype} {list(value.shape)} on {value.device}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
+
+
+def _key(prefix: str) -> str:
+    return f"{prefix}{PREFIX}{OFFSET}"

@@ -1,0 +1,117 @@
+"""A quantized layer takes the state dict of another layer of its scheme, whatever weights that one was made of."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdquant import backends
+from sdquant.layers import quantized_layer
+
+from .kernels.test_forms import SPECS
+
+if TYPE_CHECKING:
+    from sdquant.layers import QuantizedLayer
+
+NESTED = ("nf4,double_quant", "fp4,double_quant")
+GGUF = ("q8_0", "q4_k", "f16")
+
+
+def made(text: str, seed: int, middle: float = 0.0, device: str = "cpu") -> QuantizedLayer:
+    """A layer with few rows prepared, of weights around `middle`."""
+    spec = backends.parse(text)
+    torch.manual_seed(seed)
+    floats = nn.Linear(512, 64).bfloat16().requires_grad_(False)
+    weight = (torch.randn(64, 512) * (1 + seed) + middle).bfloat16()
+    layer = quantized_layer(floats, backends.of_scheme(spec.scheme.name).encode(weight, spec))
+    with torch.no_grad():
+        layer(torch.randn(1, 512).bfloat16())
+    return layer.to(device)
+
+
+def products(layer: QuantizedLayer) -> list[Tensor]:
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(7)).bfloat16()
+    with torch.no_grad():
+        return [layer(x[:1]), layer(x), layer.dequantize()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+@pytest.mark.parametrize("text", dict.fromkeys([*SPECS, *NESTED, *GGUF]))
+def test_of_other_weights(text: str, assign: bool) -> None:
+    target, source = made(text, 0), made(text, 1, middle=3.0)
+    wanted = products(source)
+    assert not same(products(target), wanted)
+    saved = io.BytesIO()
+    torch.save(source.state_dict(), saved)
+    saved.seek(0)
+    before = list(target.parameters())
+    target.load_state_dict(torch.load(saved, weights_only=True), assign=assign)
+    assert same(products(target), wanted)
+    assert same(products(copy.deepcopy(target)), wanted)
+    assert assign or all(one is other for one, other in zip(before, target.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_the_offset_is_of_the_state(text: str) -> None:
+    layer = made(text, 0)
+    state = layer.state_dict()
+    assert set(state) == {"bias", *(f"packed_{name}" for name in (*layer.part_names, "offset"))}
+    assert state["packed_offset"].item() == layer.spec.details["offset"]
+    assert "packed_offset" not in made(text.partition(",")[0], 0).state_dict()
+    assert "packed_offset" not in dict(layer.named_parameters())
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_into_an_empty_layer(text: str) -> None:
+    source = made(text, 1)
+    target = made(text, 0, device="meta")
+    target.load_state_dict(source.state_dict(), assign=True)
+    assert same(products(target), products(source))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("text", NESTED)
+def test_parts_without_their_offset_are_refused(text: str, strict: bool) -> None:
+    target, state = made(text, 0), dict(made(text, 1, middle=3.0).state_dict())
+    before = target.spec
+    del state["packed_offset"]
+    with pytest.raises(
+        RuntimeError, match=r"packed_offset: the offset .* was expected, one float32, and there is none"
+    ):
+        target.load_state_dict(state, strict=strict)
+    for wrong in (torch.zeros(2), torch.zeros((), dtype=torch.uint8), torch.zeros((), device="meta"), "0.5"):
+        with pytest.raises(RuntimeError, match=r"packed_offset: the offset .* was expected, one float32, and it is"):
+            target.load_state_dict(state | {"packed_offset": wrong}, strict=strict)
+    assert target.spec == before
+    target.load_state_dict({"bias": state["bias"]}, strict=False)  # no part of the weight is in it
+
+
+def test_in_a_model_under_any_name() -> None:
+    text = NESTED[0]
+    target = nn.ModuleDict({"a": nn.Sequential(made(text, 0), made("nf4", 2)), "b": made(text, 3)})
+    source = nn.ModuleDict({"a": nn.Sequential(made(text, 4), made("nf4", 5)), "b": made(text, 6)})
+    target.load_state_dict(source.state_dict())
+    for name in ("a.0", "a.1", "b"):
+        assert same(products(target.get_submodule(name)), products(source.get_submodule(name)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [*NESTED, "nf4"])
+def test_in_a_compiled_model(text: str) -> None:
+    torch.compiler.reset()
+    target, source = made(text, 0), made(text, 1, middle=3.0)
+    compiled = torch.compile(target, backend="aot_eager", fullgraph=True)
+    x = torch.randn(40, 512).bfloat16()
+    with torch.no_grad():
+        before = compiled(x)
+        target.load_state_dict(source.state_dict())
+        assert torch.equal(compiled(x), source(x)) and not torch.equal(before, source(x))
+    torch.compiler.reset()
