@@ -2,7 +2,8 @@
 
 Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a
 LoRA comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode
-is applied to what the model is then. So does one that writes all weights. Copying and pickling are refused.
+is applied to what the model is then. So does one that writes all weights, one that reads others (into what is given up
+next) and one that gives them away (some of them are empty while they wait). Copying and pickling are refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _METHODS = (
     "load_lora_adapter", "unload_lora", "load_adapter", "add_adapter", "delete_adapter",
     "save_pretrained",
 )  # fmt: skip
+_STATES = ("load_state_dict", "state_dict")  # of any module
 
 
 def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
@@ -32,6 +34,9 @@ def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
         for name in _METHODS:
             if hasattr(owner, name):
                 _wrap(owner, name, handle)
+    for module in {id(module): module for part in parts.values() for module in part.modules()}.values():
+        for name in _STATES:
+            _wrap(module, name, handle)
 
 
 def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
@@ -40,6 +45,8 @@ def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
     @ordinary  # what comes onto the model is there for longer than an inference mode around this call
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("keep_vars"):  # of `state_dict`: the parameters themselves, wherever they are
+            return method(*args, **kwargs)
         with handle.suspended():
             return method(*args, **kwargs)
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Attributes that hooks leave on module instances.
-HOOKED = {"_hf_hook", "_old_forward", "forward", "encode", "decode", "generate", "_sdquant_offload"}
+HOOKED = {
+    "_hf_hook", "_old_forward", "forward", "encode", "decode", "generate", "_sdquant_offload", "state_dict",
+    "load_state_dict",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
