@@ -108,6 +108,10 @@ class _State(OrderedDict[str, Any]):
                 return module.weight
         raise KeyError(key)
 
+    def __reduce__(self) -> Any:
+        """Pickled and copied as torch's own: not with the model, which is no tensor and may be offloaded."""
+        return OrderedDict, (), {k: v for k, v in vars(self).items() if k != "owner"}, None, iter(self.items())
+
 
 def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> Any:
     """A state dict hook of `torch.nn.Module`: what it returns is the state dict, if it is that of the whole model."""

@@ -41,3 +41,16 @@ def test_an_offloaded_model_is_refused_until_it_is_not(sd: Path) -> None:
     assert copy.copy(pipe).unet is pipe.unet  # a shallow copy shares all
     pipe.sdquant.offload.remove()
     torch.save(pipe.unet, io.BytesIO())
+
+
+@pytest.mark.parametrize("offload", ["none", "group", "sequential"])
+def test_a_state_dict_is_pickled_without_its_model(offload: str, sd: Path) -> None:
+    pipe = sdquant.load_model(sd, "nf4,double_quant", offload, runtime="plain", components="unet", progress=False)
+    state = pipe.unet.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    for other in (saved, copy.deepcopy(state)):
+        assert list(other) == list(state) and all(torch.equal(other[name], state[name]) for name in state)
+    assert saved._metadata == state._metadata and not hasattr(saved, "owner")
