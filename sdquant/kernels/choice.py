@@ -186,8 +186,6 @@ def embedding(backend: Backend, packed: Packed, form: Form | None, indices: Tens
     """The rows of a table that `indices` name, [*indices.shape, width] in `dtype`: decoded alone, where there are fewer
     than the table has and its packing allows it."""
     rows, width = packed.spec.shape
-    if not indices.numel():  # not every backend decodes a weight of no rows, which `take` would make
-        return torch.empty(*indices.shape, width, dtype=dtype, device=packed.device)
     if indices.numel() < rows and backend.by_row(packed):
         found = backend.decode(take(packed, indices.reshape(-1)), dtype)
         return found.view(*indices.shape, width)
