@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import jsonline
+from ..kernels.division import divided
 from ..kernels.forms import BYTES, Form
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
@@ -128,7 +129,7 @@ class Float8(Codec):
 
 def _encode(rows: Tensor) -> dict[str, Tensor]:
     wide = rows.float()
-    scale = wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True) / _LARGEST
+    scale = divided(wide.abs().amax(dim=tuple(range(1, wide.ndim)), keepdim=True), _LARGEST)
     scale = torch.where(scale == 0, 1.0, scale)  # a row of zeros; NaN stays, and shows
     codes = (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return {"codes": codes.contiguous(), "scale": scale}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kernels.division import divided
+
 _EPS = torch.finfo(torch.float32).eps  # NNCF's least scale
 
 
@@ -23,7 +25,7 @@ def encode_eight(matrix: Tensor, asymmetric: bool) -> dict[str, Tensor]:
         codes = values.div_(scale).round_().clamp_(-128, 127).to(torch.int8)
         return {"codes": codes, "scale": scale.to(torch.float16)}
     low, high = low.clamp_(max=0), high.clamp_(min=0)
-    scale = _no_zero((high - low) / 255)
+    scale = _no_zero(divided(high - low, 255))
     zero_point = (0 - (low / scale).round_()).to(torch.int32).clamp_(0, 255)
     values.div_(scale).add_(zero_point).round_().clamp_(0, 255)
     # By way of int8, as torch converts floats to uint8 five times as slowly.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..kernels.division import divided
 from ..memory import empty
 from ._chunks import by_rows
 from ._qint3 import pack3, unpack3
@@ -61,7 +62,7 @@ def _encode8(rows: Tensor, scheme: str) -> dict[str, Tensor]:
 def _encode_int8(rows: Tensor) -> dict[str, Tensor]:
     """quanto's `quantize_symmetric` by its absmax, step for step in the weight's dtype, with one temporary."""
     scale = rows.abs()
-    spare, scale = scale, scale.amax(dim=tuple(range(1, rows.ndim)), keepdim=True).div_(127)
+    spare, scale = scale, divided(scale.amax(dim=tuple(range(1, rows.ndim)), keepdim=True), 127)
     torch.div(rows, scale, out=spare)
     spare.round_().clamp_(-128, 127)
     return {"data": spare.to(torch.int8), "scale": scale}

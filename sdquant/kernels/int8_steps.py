@@ -20,6 +20,7 @@ from torch import Tensor
 from ..rows import take
 from ..rules import integers
 from .checks import undisturbed
+from .division import divided
 from .native import extension
 from .native import integers as c
 from .scratch import scratch
@@ -113,7 +114,7 @@ def scaled_rows(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
     zero = largest < LEAST
     # A number divided by a tensor would be its reciprocal times the number, rounded twice.
     factor = largest.new_full((), most).div(largest).masked_fill_(zero, 0.0)
-    return values.mul(factor), (largest / most).masked_fill_(zero, 0.0)
+    return values.mul(factor), divided(largest, most).masked_fill_(zero, 0.0)
 
 
 def of_rows(packed: Packed, form: Form) -> tuple[Tensor, Tensor]:

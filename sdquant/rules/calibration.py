@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
+from ..kernels.division import divided
 from .qtypes import QType, qtype
 from .rounding import to_codes
 
@@ -65,7 +66,7 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
         SettingsError: a range that is not symmetric, for a type without zero points.
     """
     if "absmax" in found:
-        return _rounded(_not_tiny(found["absmax"] / row.bound), row), None
+        return _rounded(_not_tiny(divided(found["absmax"], row.bound)), row), None
     if not row.asymmetric:
         raise SettingsError(
             f"A range that is not symmetric was found for {row.name}",
@@ -73,7 +74,7 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
             'Use the calibration method "absmax", or one of these types',
         )
     low, high = row.limits
-    scale = _not_tiny((found["max"] - found["min"]) / (high - low))
+    scale = _not_tiny(divided(found["max"] - found["min"], high - low))
     return scale, to_codes(low - found["min"] / scale, row)
 
 

@@ -245,6 +245,35 @@ def layers(card: Card) -> Iterator[dict[str, Any]]:
         yield {"scheme": row.name, "codes": codes, "same": torch.equal(got, expected), "races": card.races()}
 
 
+def streams(card: Card) -> dict[str, Any]:
+    """Two layers, each on a stream of its own, with nothing that orders the one after the other."""
+    spec, backend = backends.parse("int8_sym"), backends.of_scheme("int8_sym")
+
+    def layer(rows: int) -> nn.Module:
+        linear = nn.Linear(256, rows).to(torch.bfloat16)
+        return quantized_layer(linear, backend.encode(linear.weight.data, spec)).eval().to("card")
+
+    api, x = torch.get_device_module("card"), torch.ones(100, 256, dtype=torch.bfloat16)
+    found = {}
+    for name, both in {"alike": (layer(64), layer(64)), "growing": (layer(64), layer(512))}.items():
+        scratch.release()
+        expected = [one(x.to("card")).cpu() for one in both]
+        side, inputs = [api.Stream(), api.Stream()], [x.to("card"), x.to("card")]
+        begin = api.Event()
+        begin.record(api.current_stream())
+        card.races()
+        got: list[Tensor] = []
+        for index in (0, 1, 0):
+            side[index].wait_event(begin)
+            with api.stream(side[index]):
+                got.append(both[index](inputs[index]))
+        races = card.races()
+        torch.accelerator.synchronize()
+        same = all(torch.equal(y.cpu(), expected[index]) for y, index in zip(got, (0, 1, 0), strict=True))
+        found[name] = {"same": same, "races": races}
+    return found
+
+
 def resident(what: str) -> int:
     """Bytes of RAM that this process has now (VmRSS), or had at the most since it was last asked to forget (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -294,6 +323,7 @@ CASES: dict[str, Callable[[Card], Any]] = {
     "ram": ram,
     "group": group,
     "layers": lambda card: list(layers(card)),
+    "streams": streams,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,6 +156,27 @@ def cases() -> Iterator[Case]:
     for case in blocks:
         yield case
         yield apart_of(case)
+
+
+def undefined_shifts() -> list[str]:
+    """A list that grows by each shift in Triton's interpreter by fewer than no bits, or by all bits and more.
+
+    numpy gives a number for these, of which a bit may be masked out again. LLVM may give any, and has.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    found: list[str] = []
+    compute = InterpreterBuilder.binary_op
+
+    def checked(self: Any, left: Any, right: Any, operation: Any) -> Any:
+        if operation in (np.left_shift, np.right_shift):
+            bits = 8 * left.data.dtype.itemsize
+            bad = right.data[(right.data < 0) | (right.data >= bits)]
+            found.extend(f"{bits} bits are shifted by {n}" for n in np.unique(bad))
+        return compute(self, left, right, operation)
+
+    InterpreterBuilder.binary_op = checked
+    return found
 
 
 def wrong_weight(case: Case, dtype: torch.dtype, device: str) -> str:
@@ -372,5 +394,6 @@ def faults(device: str, *, thorough: bool) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for line in faults("cpu", thorough="thorough" in sys.argv[1:]):
-        print(line)
+    shifts = undefined_shifts()
+    *wrong, last = faults("cpu", thorough="thorough" in sys.argv[1:])
+    print(*wrong, *dict.fromkeys(shifts), last, sep="\n")

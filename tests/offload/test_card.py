@@ -62,6 +62,10 @@ def test_blocks_in_orders_that_nobody_foresees(library: Path) -> None:
     assert registered["left"] <= 2 * PIECE  # the two pieces may be there still
 
 
+def test_two_streams_of_a_thread_do_not_decode_into_the_same_memory(library: Path) -> None:
+    assert found(library, "streams") == dict.fromkeys(("alike", "growing"), {"same": True, "races": []})
+
+
 @pytest.mark.slow
 def test_every_mode_draws_the_same_and_leaves_nothing(library: Path) -> None:
     rows = found(library, "drawn")

@@ -94,12 +94,12 @@ def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexp
             code = (b >> (4 - (at & 1) * 4)) & 15
         else:
             code = (b >> (4 - 4 * p)) & 15
-    elif PACKING == "planes4":
+    elif PACKING == "planes4":  # beyond the end a plane may have any number, and no number shifts by 8 bits and more
         plane = at // plane_size
-        code = (byte(codes, at - plane * plane_size, live) >> (plane * 4)) & 15
+        code = (byte(codes, at - plane * plane_size, live) >> ((plane * 4) & 7)) & 15
     elif PACKING == "planes2":
         plane = at // plane_size
-        code = (byte(codes, at - plane * plane_size, live) >> (plane * 2)) & 3
+        code = (byte(codes, at - plane * plane_size, live) >> ((plane * 2) & 7)) & 3
     elif PACKING == "twos":
         code = of_eight(codes, at, live, 2)
     elif PACKING == "threes":
@@ -124,7 +124,8 @@ def form_code(codes, at, live, plane_size, p: tl.constexpr, PACKING: tl.constexp
         k = at - unit * 8
         low = byte(codes, unit * 3 + k % 3, live)
         high = byte(codes, unit * 3 + 2, live & (k > 5))
-        code = ((low >> (k // 3 * 3)) & 7) | ((high >> (k - 2)) & 4)
+        # Not by k - 2: of a shift by fewer than no bits LLVM may make any number, and what is masked out is not zero.
+        code = ((low >> (k // 3 * 3)) & 7) | ((high >> tl.where(k > 5, k - 2, 0)) & 4)
     else:
         code = byte(codes, at, live)
     return code

@@ -24,6 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..division import divided
 from .activations import again_kernel, finish_kernel, quantize_kernel
 from .launch import multiplies
 from .plans import plan_of, pointers
@@ -204,7 +205,7 @@ def sound(device: torch.device) -> bool:
     codes, scale, sums = quantize_rows(x)
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
-    wanted = wide.mul((127.0 / largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
+    wanted = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
     product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
     column = torch.linspace(0.01, 0.02, 80, device=device)
     bias = torch.linspace(-1, 1, 80, device=device).to(torch.bfloat16)
@@ -222,6 +223,6 @@ def sound(device: torch.device) -> bool:
     return bool(
         torch.equal(runs, (parts[0] + parts[1]).mul(scale).add(bias).to(torch.bfloat16))
         and torch.equal(codes, wanted)
-        and torch.equal(scale, largest / 127.0)
+        and torch.equal(scale, divided(largest, 127.0))
         and torch.equal(found, by_torch)
     )  # the sums are right if `found` is
