@@ -148,6 +148,10 @@ def apply(
 
     @ordinary
     def engage() -> None:
+        with handle.lock:
+            put_on()
+
+    def put_on() -> None:
         handle.total = weight_bytes(*parts.values())
         handle.counters.resident = 0
         try:
@@ -181,7 +185,8 @@ def apply(
 def suspended(*parts: nn.Module) -> Iterator[None]:
     """These components' weights in ordinary memory, whatever their offload modes; see `OffloadHandle.suspended`."""
     with ExitStack() as stack:
-        for handle in {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}.values():
+        handles = {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}
+        for _, handle in sorted(handles.items()):  # in one order, so that no two threads wait for each other
             stack.enter_context(handle.suspended())
         yield
 

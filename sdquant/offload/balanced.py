@@ -82,6 +82,7 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
                     lambda _, u=unit, s=streamer: s.enter(u),  # type: ignore[misc]
                     lambda _, u=unit, s=streamer: s.leave(u),  # type: ignore[misc]
                     names=("forward",),
+                    lock=handle.lock,
                 )
             )
     handle.components[component.name] = row
@@ -111,7 +112,7 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
             if streamer is not None:
                 streamer.end()
 
-    handle.undo.callback(wrap(component.module, enter, leave))
+    handle.undo.callback(wrap(component.module, enter, leave, lock=handle.lock))
 
 
 def _facts(streamer: Streamer) -> dict[str, int]:

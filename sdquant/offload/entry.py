@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import nn
@@ -14,30 +16,39 @@ if TYPE_CHECKING:
 # The methods through which pipelines use a component. A VAE is never called, only its encode and decode are.
 ENTRIES = ("forward", "encode", "decode", "get_text_features", "get_image_features", "generate")
 
+_NO_LOCK = nullcontext()
+
 
 def wrap(
     module: nn.Module,
     before: Callable[[str], None],
     after: Callable[[str], None],
     names: tuple[str, ...] = ENTRIES,
+    *,
+    lock: AbstractContextManager[object] = _NO_LOCK,
 ) -> Callable[[], None]:
     """Call `before(name)` and `after(name)` around those of the module's methods that it has; returns how to undo it.
 
     The wrappers are attributes of the instance, so that its class and its other instances stay as they are. `after` is
     called when the method raises, too.
+
+    Args:
+        lock: held from `before` to `after`, a re-entrant one: `OffloadHandle.lock`.
     """
     done: list[tuple[str, Any, Any]] = []
+    active = [True]
     for name in names:
         method = getattr(module, name, None)
         if method is None:
             continue
         # What was on the instance before, if anything: another tool may have wrapped the method already.
         earlier = module.__dict__.get(name)
-        wrapper = _wrapper(name, method, before, after)
+        wrapper = _wrapper(module, name, method, before, after, lock, active)
         module.__dict__[name] = wrapper
         done.append((name, earlier, wrapper))
 
     def undo() -> None:
+        active[0] = False
         for name, earlier, wrapper in reversed(done):
             if module.__dict__.get(name) is not wrapper:
                 raise RuntimeError(
@@ -52,16 +63,35 @@ def wrap(
     return undo
 
 
+def serialize(module: nn.Module, lock: AbstractContextManager[object]) -> Callable[[], None]:
+    """Let one thread at a time be inside the module's methods; returns how to undo it."""
+    return wrap(module, _nothing, _nothing, lock=lock)
+
+
+def _nothing(name: str) -> None:
+    """Before and after a method of a module whose weights are moved by its own leaves."""
+
+
 def _wrapper(
-    name: str, method: Callable[..., Any], before: Callable[[str], None], after: Callable[[str], None]
+    module: nn.Module,
+    name: str,
+    method: Callable[..., Any],
+    before: Callable[[str], None],
+    after: Callable[[str], None],
+    lock: AbstractContextManager[object],
+    active: list[bool],
 ) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before(name)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            after(name)
+        with lock:
+            if active[0]:
+                before(name)
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    after(name)
+        # While this thread waited, another one took the mode off, or put it on anew.
+        return getattr(module, name)(*args, **kwargs)
 
     return call
 

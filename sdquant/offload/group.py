@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import SettingsError
 from ..heap import trim
 from ..machine import ram
-from .entry import tidy
+from .entry import serialize, tidy
 from .pinning import ByTorch
 from .slots import slots, tensor_bytes, weight_bytes
 from .store import DiskStore, pinned_limit
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # diffusers' names of the hooks that group offloading registers.
 HOOKS = ("lazy_prefetch_group_offloading", "layer_execution_tracker", "group_offloading")
+OUTERMOST = "sdquant_outermost"
 
 
 def apply(
@@ -57,6 +58,8 @@ def apply(
         }
         handle.undo.callback(_remove, part)
         _hook(part, by, device, path)
+        _register_outermost(part)
+        handle.undo.callback(serialize(part, handle.lock))
         if on_disk and path is None:
             handle.counters.hold(weight_bytes(part))  # nothing of it moves
             continue
@@ -89,6 +92,16 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
             f"they could not be written: {error}",
             "Make room there, or choose a folder on another disk with `folder=`",
         ) from error
+
+
+def _register_outermost(part: nn.Module) -> None:
+    """A hook of diffusers' that does nothing, as the component's last: diffusers takes its prefetching hook off after
+    the first call, and the one whose hook is the last puts back what the component's `forward` was before it."""
+    from diffusers.hooks import ModelHook
+
+    registry = part.__dict__.get("_diffusers_hook")
+    if registry is not None:
+        registry.register_hook(ModelHook(), OUTERMOST)
 
 
 def level(part: nn.Module) -> str:
@@ -180,7 +193,7 @@ def _remove(part: nn.Module) -> None:
         registry = module.__dict__.get("_diffusers_hook")
         if registry is None:
             continue
-        for name in HOOKS:
+        for name in (OUTERMOST, *HOOKS):
             registry.remove_hook(name, recurse=False)
         if not registry.hooks:
             del module.__dict__["_diffusers_hook"]

@@ -56,12 +56,15 @@ class OffloadHandle:
         mode: its name.
         device: the compute device, as text.
         undo: what `remove` calls, the last first. A mode pushes here whatever takes back what it did.
+        lock: re-entrant. Whoever moves weights, or computes with them, holds it: a method of a component from the time
+            that its weights are fetched, a mode while it is put on, suspended or taken off. Other threads wait.
     """
 
     def __init__(self, mode: str, device: str, total: int) -> None:
         self.mode, self.device = mode, device
         self.total = total
         self.counters = Counters()
+        self.lock = threading.RLock()
         self.undo = ExitStack()
         self.components: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
@@ -71,14 +74,15 @@ class OffloadHandle:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """The weights in ordinary memory and no hooks; afterwards the mode is at work again, on what is there then."""
-        if not self.active or self.mode == "none":
-            yield
-            return
-        self._undo()
-        try:
-            yield
-        finally:
-            self.engage()
+        with self.lock:
+            if not self.active or self.mode == "none":
+                yield
+                return
+            self._undo()
+            try:
+                yield
+            finally:
+                self.engage()
 
     @ordinary
     def _undo(self) -> None:
@@ -89,13 +93,15 @@ class OffloadHandle:
 
         Weights that waited elsewhere are in CPU memory afterwards; those that never moved stay where they are.
         """
-        if self.active:
+        with self.lock:
+            if not self.active:
+                return
             self.active = False
             self._undo()
-            if self.mode != "none":
-                from ..memory import give_back
+        if self.mode != "none":
+            from ..memory import give_back
 
-                give_back()
+            give_back()
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
         """Copies of a model that is not offloaded share the handle: it has nothing to undo."""

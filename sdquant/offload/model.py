@@ -56,5 +56,10 @@ def apply(
         handle.components[component.name] = {"bytes": component.nbytes, "kept": "on the device while it is in use"}
         handle.undo.callback(announce(component.module, device))
         handle.undo.callback(
-            wrap(component.module, lambda _, c=component: enter(c), lambda _, c=component: leave(c))  # type: ignore[misc]
+            wrap(
+                component.module,
+                lambda _, c=component: enter(c),  # type: ignore[misc]
+                lambda _, c=component: leave(c),  # type: ignore[misc]
+                lock=handle.lock,
+            )
         )
