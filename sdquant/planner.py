@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import backends, openvino_runtime
-from .backends.base import Unfit
 from .compat.runtimes import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
-from .rules.layout import ACT_SHAPE, plain_tiles
-from .rules.recovering import does
-from .rules.rule import rule_of, to_dict
+from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
 from .rules.spec import RulesSpec
-from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, select, skipped
+from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, require_something, select, skipped
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
@@ -27,7 +23,9 @@ if TYPE_CHECKING:
     from .peaks import Peak
     from .request import Request
 
-__all__ = ["QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "select"]
+__all__ = [
+    "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "refuse_computing", "select",
+]  # fmt: skip
 
 # Components that are quantized unless the caller says otherwise; the VAE never is.
 QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|decoder|text_encoder)(_\d+)?$")
@@ -43,6 +41,7 @@ class ComponentPlan:
         mode: "pre" or "post" for "encode", else "found".
         compute: "int8" or "fp8" where products with the quantized weights are in those; None as the scheme stores them.
         weights: the quantized weights.
+        products: modules whose products of activations are quantized; None where the model was not looked at.
         kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
     """
@@ -59,6 +58,7 @@ class ComponentPlan:
     bytes_bf16: int
     spec: QuantSpec | None = field(default=None, repr=False)
     compute: str | None = None
+    products: int | None = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; weights as their number and sums."""
@@ -71,6 +71,7 @@ class ComponentPlan:
             "runtime": self.runtime,
             "compute": self.compute or "float",
             "quantized_weights": len(self.weights),
+            "quantized_products": self.products or 0,
             "quantized_bytes": sum(weight.bytes for weight in self.weights),
             "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
             "kept": dict(self.kept),
@@ -130,45 +131,54 @@ class Plan:
         }
 
 
-def make(request: Request, detected: Detected, *, device: str, versions: Mapping[str, str] | None = None) -> Plan:
+def make(
+    request: Request,
+    detected: Detected,
+    *,
+    device: str,
+    versions: Mapping[str, str] | None = None,
+    marked: Callable[[Source, RulesSpec], Marked] | None = None,
+) -> Plan:
     """The plan for a request on what was detected.
 
     Args:
         detected: of the whole (with `base`, the base's components with the lone one in its place).
         versions: installed packages; a weight that is quantized on disk runs in plain layers where its package is
             missing. None: all are there.
+        marked: looks for the modules that multiply activations in a model. None: rules for such products are taken to
+            match some.
 
     Raises:
         ConflictError: a pre-quantized component was asked for with another scheme.
         IncompatibleError: float weights were asked for in a scheme that exists only in files.
         SettingsError: a component that is not there.
     """
-    sources = {("model" if name == "." else name): src for name, src in detected.sources.items()}
-    specs = request.specs()
+    sources = by_name(detected)
     named = request.quant if isinstance(request.quant, Mapping) else {}
     unknown = [name for name in (*named, *(request.components or ())) if name != "*" and name not in sources]
     if unknown:
+        near = difflib.get_close_matches(unknown[0], sources, n=1, cutoff=0.5)
         raise SettingsError(
             f"Component {unknown[0]!r} was named",
             f"{detected.path} has {', '.join(sources)}",
-            _did_you_mean(unknown[0], tuple(sources)),
+            f"Did you mean {near[0]!r}?" if near else "Name one of them",
         )
+    products = {
+        name: marked(src, spec)
+        for name, src in sources.items()
+        for spec in (asked_for(name, request)[1],)
+        if marked is not None and isinstance(spec, RulesSpec) and spec.products and not src.found
+    }
     parts = tuple(
-        _component(name, src, asked_for(name, request), request, device, versions) for name, src in sources.items()
+        _component(name, src, asked_for(name, request), request, device, versions, products.get(name))
+        for name, src in sources.items()
     )
-    warnings = [*detected.warnings, *_without_effect(request, parts), *_unused_rules(request, parts, sources)]
-    asked = [spec for spec in specs.values() if spec is not None]
-    products = any(isinstance(spec, RulesSpec) and spec.products for spec in asked)
-    if asked and not products and not any(part.weights for part in parts):
-        reasons = Counter(reason for part in parts for reason in part.kept.values())
-        most = f": {reasons.most_common(1)[0][0]}" if reasons else ""
-        raise IncompatibleError(
-            f"{request.quant or 'Quantization by rules'} was asked for on {request.path}",
-            f"it has no weight that would be quantized{most}",
-            "Choose other components, or skip fewer layers"
-            if most in ("", f": {SKIPPED}")
-            else "Use another scheme or runtime",
-        )
+    warnings = [
+        *detected.warnings,
+        *_without_effect(request, parts),
+        *_unused_rules(request, parts, sources, products),
+        *_require_something(request, parts, sources),
+    ]
     return Plan(
         path=request.path,
         base=request.base,
@@ -209,6 +219,7 @@ def _component(
     request: Request,
     device: str,
     versions: Mapping[str, str] | None,
+    marked: Marked,
 ) -> ComponentPlan:
     said, spec = asked
     if src.found:
@@ -253,7 +264,29 @@ def _component(
         bytes_bf16=as_bf16,
         spec=spec,
         compute=_computed_in(request, runtime),
+        products=_products(spec, marked),
     )
+
+
+def _products(spec: QuantSpec, marked: Marked) -> int | None:
+    if not isinstance(spec, RulesSpec) or not spec.products:
+        return 0
+    return None if marked is None else len(marked)
+
+
+def _require_something(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
+    """See `require_something`: of the components that are to be quantized now, beside those that are already."""
+    extents = extents_of(parts, sources)
+    asked = any(spec is not None for spec in request.specs().values())
+    if not extents and (not asked or any(part.weights for part in parts)):
+        return []
+    named = {*(request.components or ()), *(request.quant if isinstance(request.quant, Mapping) else ())} - {"*"}
+    return require_something(request.path, extents, named)
+
+
+def by_name(detected: Detected) -> dict[str, Source]:
+    """The files of each component, a lone one as "model"."""
+    return {("model" if name == "." else name): src for name, src in detected.sources.items()}
 
 
 def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
@@ -268,24 +301,7 @@ def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None)
             f"Leave quant out to load it as {held}, or start from the unquantized model",
         )
     if isinstance(spec, RulesSpec):
-        _refuse_other_rules(name, src, spec)
-
-
-def _refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
-    """Raise ConflictError if a weight on disk is quantized by another rule than the one that was asked for."""
-    for key, found in src.found.items():
-        said = dict(found.details.get("rule") or {k: v for k, v in found.details.items() if k != ACT_SHAPE})
-        shape = src.specs[key].shape if key in src.specs else src.tensors[found.keys["qvalue"]].shape
-        try:
-            asked = does(plain_tiles(spec.of(key, shape).rule, shape))
-        except Unfit:
-            asked = None
-        if asked != does(plain_tiles(rule_of(said), shape)):
-            raise ConflictError(
-                f"Rules were given for {src.path}",
-                f"its weights ({name}) are quantized by rules already, {key!r} by another one: {said}",
-                "Leave rules out to load it as it is, or start from the unquantized model",
-            )
+        refuse_other_rules(name, src, spec)
 
 
 def _found(name: str, src: Source, request: Request, device: str, versions: Mapping[str, str] | None) -> ComponentPlan:
@@ -319,19 +335,6 @@ def _found(name: str, src: Source, request: Request, device: str, versions: Mapp
 
 def _computed_in(request: Request, runtime: str) -> str | None:
     return request.eight_bit if runtime == "plain" else None
-
-
-def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
-    """Raise ConflictError if rules say how products are computed, and compute= says it too."""
-    if compute in (None, "float") or not isinstance(spec, RulesSpec):
-        return
-    said = next((row for row in spec.rules if row.act_qtype is not None), None)
-    if said is not None:
-        raise ConflictError(
-            f"compute={compute!r} was asked for with rules",
-            f"one of them says itself what products are computed in: {to_dict(said)}",
-            "Leave compute out, or act_qtype",
-        )
 
 
 def _of_a_layer(src: Source, name: str) -> bool:
@@ -372,24 +375,18 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
     return lines
 
 
-def _unused_rules(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
-    """The rules that match no weight of the components that they were given for."""
-    if request.rules is None:
+def _unused_rules(
+    request: Request,
+    parts: tuple[ComponentPlan, ...],
+    sources: Mapping[str, Source],
+    products: Mapping[str, Marked],
+) -> list[str]:
+    """The rules that reach nothing in the components that they were given for."""
+    ruled = {part.name: part.spec for part in parts if isinstance(part.spec, RulesSpec)}
+    if request.rules is None or not ruled:
         return []
-    seen: list[tuple[str, tuple[int, ...]]] = []
-    spec = None
-    for part in parts:
-        if isinstance(part.spec, RulesSpec):
-            spec = part.spec
-            seen += [(name, info.shape) for name, info in sources[part.name].tensors.items() if len(info.shape) > 1]
-    if spec is None:
-        return []
-    return [f"the rule {to_dict(row)} matches no layer: it has no effect" for row in spec.unused(seen)]
-
-
-def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else "Name one of them"
+    weights = [one for name in ruled for one in weights_in(sources[name])]
+    return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
 
 
 def _cast(dtype: str, asked: str | None) -> str:

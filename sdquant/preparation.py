@@ -14,6 +14,7 @@ from .backends.gguf import READ_DTYPE
 from .errors import BackendUnavailableError
 from .gathering import CHECKPOINT, lender, look, whole_of, with_base
 from .request import Request, request
+from .rules.planning import marked_in_file
 from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
 
@@ -62,7 +63,8 @@ def prepare(asked: Request) -> planner.Plan:
         check(scheme, "found", runtime="plain" if plain_only else asked.plain_runtime)
     asked = with_dtype(asked, seen)
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
-    made = planner.make(asked, whole_of(asked, complete=True), device=device, versions=here.versions)
+    whole = whole_of(asked, complete=True)
+    made = planner.make(asked, whole, device=device, versions=here.versions, marked=marked_in_file)
     for part in made.components:
         if isinstance(part.spec, RulesSpec):
             shapes = made.detected.sources["." if part.name == "model" else part.name].tensors

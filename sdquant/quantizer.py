@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import adapters, compat, machine, openvino_runtime, planner
 from .compat.runtimes import default_runtime
-from .errors import ConflictError, IncompatibleError, SettingsError
+from .errors import ConflictError, SettingsError
 from .inference import ordinary
 from .request import AUTO, request
+from .rules.planning import marked_in
 from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
+from .selection import Extent, require_something
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .backends.base import QuantSpec
+
+log = logging.getLogger(__name__)
 
 
 @ordinary
@@ -82,21 +87,18 @@ def quantize(
         adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
     runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
-    plans = {
+    chosen = {
         name: weights_to_quantize(parts[name], spec, asked.plain_runtime or spec.scheme.runtimes[0], asked.skip)
         for name, spec in specs.items()
     }
-    products = False
+    plans = {name: weights for name, (weights, _) in chosen.items()}
+    extents = {name: extent_of(parts[name], spec, *chosen[name]) for name, spec in specs.items()}
     for name, spec in specs.items():
         if isinstance(spec, RulesSpec):
-            products = products or spec.products
             require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
-    if not products and not any(plans.values()):
-        raise IncompatibleError(
-            f"{quant or 'Quantization by rules'} was asked for",
-            "the model has no weight that would be quantized",
-            "Choose other components, or skip fewer layers",
-        )
+    named = {*(asked.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
+    for line in require_something(type(model).__name__, extents, named):
+        log.warning("%s", line)
     from tqdm import tqdm
 
     total = sum(len(names) for names in plans.values())
@@ -149,8 +151,24 @@ def quantize_module(
     trim()
 
 
-def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]) -> set[str]:
-    """The names of the weights that `spec` is for; nothing is read of them but shapes and dtypes."""
+def extent_of(model: nn.Module, spec: QuantSpec, weights: Collection[str], kept: Mapping[str, str]) -> Extent:
+    """How much of a model would be quantized; `weights` and `kept` are as of `weights_to_quantize`.
+
+    Raises:
+        SettingsError: a rule that products of activations cannot follow.
+    """
+    if not isinstance(spec, RulesSpec):
+        return Extent(spec=spec, weights=len(weights), kept=kept)
+    layers = tuple((name, tuple(row.shape)) for name, row in model.named_parameters() if row.dim() > 1)
+    products = marked_in(model, spec)
+    return Extent(spec=spec, weights=len(weights), products=len(products or ()), kept=kept, layers=layers)
+
+
+def weights_to_quantize(
+    model: nn.Module, spec: QuantSpec, runtime: str, skip: tuple[str, ...]
+) -> tuple[set[str], dict[str, str]]:
+    """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
+    them but shapes and dtypes."""
     from .components import tied
     from .install import common_kind
 
@@ -161,8 +179,8 @@ def weights_to_quantize(model: nn.Module, spec: QuantSpec, runtime: str, skip: t
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
         if names[0].endswith(".weight") and common_kind(model, names) in kinds
     }
-    weights, _ = planner.select(shapes, spec, runtime, skip, type(model).__name__)
-    return {weight.name for weight in weights}
+    weights, kept = planner.select(shapes, spec, runtime, skip, type(model).__name__)
+    return {weight.name for weight in weights}, kept
 
 
 def _refuse_quantized(name: str, model: nn.Module) -> None:

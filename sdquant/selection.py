@@ -5,12 +5,15 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import backends, library_floats
 from .backends.base import DTYPE_BITS, Unfit
+from .errors import IncompatibleError
+from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
@@ -27,6 +30,10 @@ _TABLES = re.compile(
 _BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
 SKIPPED = "skipped as asked"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+# The parts of a pipeline that draw.
+_DRAWS = re.compile(r"^(unet|transformer|prior|decoder)(_\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,93 @@ def select(
             bf16 = nbytes(shape, "bfloat16")
             weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
     return tuple(weights), kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How much of one component would be quantized.
+
+    Attributes:
+        spec: in what.
+        weights: how many of them. products: how many modules have products of activations quantized.
+        kept: float weights of layers that stay as they are, with the reason.
+        layers: names and shapes of all weights that a rule can be for, where `spec` is rules.
+    """
+
+    spec: QuantSpec
+    weights: int
+    products: int = 0
+    kept: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is quantized."""
+        return not self.weights and not self.products
+
+    @property
+    def reason(self) -> str:
+        """Why most of its weights stay as they are; "" if it has none that could be quantized."""
+        reasons = Counter(self.kept.values())
+        return reasons.most_common(1)[0][0] if reasons else ""
+
+
+def require_something(what: str, parts: Mapping[str, Extent], named: Collection[str] = ()) -> list[str]:
+    """Say in which components nothing would be quantized, or refuse to go on without a quantization.
+
+    Args:
+        what: was to be quantized, for the error.
+        parts: the components that a quantization is for, by name.
+        named: those of them that the user asked for by name.
+
+    Returns:
+        A sentence for each component in which nothing is quantized, and nobody asked for it by name.
+
+    Raises:
+        IncompatibleError: nothing is quantized in any component, or in one that was named; or in one that draws, for
+            another reason than the user's own rules or `skip`.
+    """
+    empty = {name: part for name, part in parts.items() if part.is_empty}
+    own = (SKIPPED, NO_RULE, LEFT)
+    refused = {
+        name: part
+        for name, part in empty.items()
+        if len(empty) == len(parts) or name in named or (_DRAWS.match(name) and part.reason not in own)
+    }
+    if not refused and parts:
+        return [f"Nothing in {name} would be quantized: {_why(part)}" for name, part in empty.items()]
+    most = max(refused.values(), key=lambda part: len(part.kept), default=None)
+    where = f" {' and '.join(refused)}" if parts.keys() - refused.keys() else ""
+    raise IncompatibleError(
+        f"Cannot quantize{where or ''}{' of' if where else ''} {what}",
+        "it has no weight that would be quantized" if most is None else _why(most),
+        "Choose other components" if most is None else _way_out(most),
+    )
+
+
+def _why(part: Extent) -> str:
+    text = "it has no weight that would be quantized" + (f": {part.reason}" if part.reason else "")
+    if isinstance(part.spec, RulesSpec) and part.spec.products:
+        return f"{text}, and no module whose products of activations a rule names"
+    return text
+
+
+def _way_out(part: Extent) -> str:
+    if isinstance(part.spec, RulesSpec) and part.reason in ("", NO_RULE, LEFT):
+        return _near(part.spec, part) or "Change module_path and op_names, or the order of the rules"
+    return "Choose other components, or skip fewer layers" if part.reason in ("", SKIPPED) else (
+        "Use another scheme or runtime"
+    )  # fmt: skip
+
+
+def _near(spec: RulesSpec, part: Extent) -> str:
+    """The likely slip: a pattern for a part of the path, where one for the whole is wanted."""
+    for row in spec.rules:
+        wide = f".*{row.module_path}.*"
+        paths = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in part.layers]
+        if row.module_path != ".*" and any(first((row.at(wide),), *one) for one in paths):
+            return f"Use {wide!r}: the pattern {row.module_path!r} has to match the whole of a module's path"
+    return ""
 
 
 def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:

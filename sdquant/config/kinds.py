@@ -47,6 +47,8 @@ def _str(value: Any) -> str:
 def _int(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if isinstance(value, float) and value.is_integer():  # MaxDiffusion's LTX configs have per_device_batch_size: 1.0
+        return int(value)
     raise ValueError(f"it is {told(value)}")
 
 

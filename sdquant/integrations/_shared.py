@@ -21,13 +21,14 @@ from ..formats.own import found_in, merged_own, rules_in
 from ..install import common_kind, install_packed, misfit
 from ..layers import packed_of
 from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
-from ..quantizer import weights_to_quantize
+from ..quantizer import extent_of, weights_to_quantize
 from ..reading import read_weight
 from ..rules.kept import forget
+from ..rules.planning import marked_in, unused
 from ..rules.ranges import require_ranges
-from ..rules.rule import to_dict
 from ..rules.sites import is_range, place
 from ..rules.spec import RulesSpec
+from ..selection import require_something
 
 if TYPE_CHECKING:
     from ..backends.base import Found, Packed, TensorInfo
@@ -179,20 +180,14 @@ class Weights:
             IncompatibleError: there are none.
         """
         self.ties = tied(model)
-        self.planned = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        self.planned, kept = weights_to_quantize(model, self.spec, "plain", (*self.config.skip, *keep))
+        extent = extent_of(model, self.spec, self.planned, kept)
         if isinstance(self.spec, RulesSpec):
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             require_ranges(self.spec, ((name, shapes[name]) for name in sorted(self.planned)))
-            for row in self.spec.unused((name, shape) for name, shape in shapes.items() if len(shape) > 1):
-                log.warning("The rule %s matches no layer: it has no effect", to_dict(row))
-            if self.spec.products:
-                return
-        if not self.planned:
-            raise IncompatibleError(
-                f"{self.spec} was asked for on a {type(model).__name__}",
-                "it has no weight that would be quantized",
-                "Check skip=, or leave quantization_config out",
-            )
+            for line in unused(self.spec, extent.layers, [marked_in(model, self.spec)]):
+                log.warning("%s", line[0].upper() + line[1:])
+        require_something(f"a {type(model).__name__}", {"model": extent})
 
     def quantize(self, model: nn.Module, name: str, tensor: Tensor) -> None:
         """Put a float weight into the model, quantized.

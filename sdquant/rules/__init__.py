@@ -15,6 +15,7 @@ What rules say:
     how.py           how one tensor is quantized; the shape of its scales
     layout.py        what a rule means for a layer's weight and input; the parts of a packed weight
     spec.py          rules as what a loader is asked for
+    planning.py      what they reach in a model, and what they contradict
 
 The arithmetic:
 
@@ -32,6 +33,7 @@ Products of two activations, where a rule names them:
     attention.py, einsum.py   what is made of such products
     sites.py         their static ranges, as buffers of the modules that multiply
     operations.py, interception.py   torch's functions, replaced while a module runs that a rule names
+    report.py        which rules have done so
 
 The flow:
 

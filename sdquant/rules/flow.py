@@ -35,6 +35,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
             copied. A model made with a QtProvider can be quantized again: for inference, with the ranges that it has
             seen for those that are static.
+        provider: with the rules; without any, the copy is a float model, as in Qwix.
         inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
 
     Returns:
@@ -53,9 +54,10 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         if row is not None:
             made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
     quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
-    if not provider.mark(quantized) and not made:
+    rules = provider.rules.rules
+    if not provider.mark(quantized) and not made and rules:  # without rules the float model is what was asked for
         raise IncompatibleError(
-            f"A {type(model).__name__} was to be quantized by {len(provider.rules.rules)} rules",
+            f"A {type(model).__name__} was to be quantized by {len(rules)} rules",
             "none of them is for a layer of it",
             "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
         )

@@ -26,11 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..compat import SdquantWarning
-from ..errors import SettingsError
+from ..errors import IncompatibleError, SettingsError
+from ..layers import packed_of
 from . import sites
 from .operations import OPERATIONS, Operation
+from .qt.layers import QtLayer
 from .qt.statistics import SiteStats
+from .report import Report, Unused, UnusedRuleWarning
 from .spec import first
 from .straight import Site, refuse
 
@@ -39,36 +41,6 @@ if TYPE_CHECKING:
 
 _NAMES = tuple({operation.name for operation in OPERATIONS.values()})
 _ATTRIBUTE, _REPORT = sites.MARK, "_sdquant_products"
-
-
-class UnusedRuleWarning(SdquantWarning):
-    """A rule that names products of activations has quantized none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unused:
-    """A rule that has quantized no product yet, and why."""
-
-    rule: QuantizationRule
-    why: str
-
-    def __str__(self) -> str:
-        return f"The rule for {self.rule.module_path!r} with op_names={list(self.rule.op_names)}: {self.why}"
-
-
-@dataclass
-class Report:
-    """What the rules have done in a model. One for all of its marks.
-
-    Attributes:
-        rules: as they were given.
-        modules: how many modules each rule that names products decides for.
-        done: how many calls each has quantized.
-    """
-
-    rules: Rules
-    modules: Counter[QuantizationRule] = field(default_factory=Counter)
-    done: Counter[QuantizationRule] = field(default_factory=Counter)
 
 
 @dataclass
@@ -244,13 +216,11 @@ def mark(
     if not any(rule.products for rule in rules.rules):
         return 0
     report = Report(rules=rules)
-    found, modules = matching(model, rules), dict(model.named_modules())
-    for chosen in found.values():
-        report.modules.update(set(chosen.values()))
-    for rule in report.modules:
-        refuse(rule, static=True)
+    found, modules = followed(model, rules), dict(model.named_modules())
     for path, chosen in found.items():
-        _refuse_both(path, chosen)
+        report.modules.update(set(chosen.values()))
+        if "attention" in type(modules[path]).__name__.lower():
+            report.attention.update(set(chosen.values()))
     if statistics and not collects:
         sites.place(model, sites.ranges_of(model, rules, statistics))
     for path, module in modules.items():
@@ -292,6 +262,20 @@ def marks(model: nn.Module) -> dict[str, Mark]:
     return {path: module.__dict__[_ATTRIBUTE] for path, module in model.named_modules() if isinstance(module, Marked)}
 
 
+def followed(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
+    """`matching`, where products can follow the rules; the model may be on the meta device.
+
+    Raises:
+        SettingsError: they cannot, see `straight.refuse`; or two rules would give two products' ranges one name.
+    """
+    found = matching(model, rules)
+    for rule in dict.fromkeys(rule for chosen in found.values() for rule in chosen.values()):
+        refuse(rule, static=True)
+    for path, chosen in found.items():
+        _refuse_both(path, chosen)
+    return found
+
+
 def matching(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
     """The modules that `mark` would mark, by path; for each the rules by operation."""
     found = {}
@@ -322,25 +306,9 @@ def _unhook(module: nn.Module, hook: Callable[..., Any]) -> None:
 
 
 def unused(model: nn.Module) -> tuple[Unused, ...]:
-    """The rules that name products of activations and have quantized none in this model yet."""
+    """The rules that name products of activations and have quantized none in this model yet; see `Report.unused`."""
     report = model.__dict__.get(_REPORT)
-    if report is None:
-        return ()
-    return tuple(Unused(rule=rule, why=_why(report, rule)) for rule in _named(report.rules) if not report.done[rule])
-
-
-def _named(rules: Rules) -> list[QuantizationRule]:
-    return [rule for rule in rules.rules if rule.products]
-
-
-def _why(report: Report, rule: QuantizationRule) -> str:
-    count = report.modules[rule]
-    if not count:
-        return "no module's path matches it, or earlier rules match them all and decide"
-    return (
-        f"none of the {count} modules that it decides for called one of torch's functions for it (diffusers' "
-        'attention backends other than "native" call kernels of their own, and so does nn.MultiheadAttention)'
-    )
+    return () if report is None else report.unused()
 
 
 def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
@@ -373,7 +341,20 @@ def _under(path: str, above: str) -> bool:
 
 
 def _tell(module: nn.Module, args: Any, output: Any) -> None:
-    """After a model's first run."""
+    """After a model's first run: which rules have quantized no product.
+
+    Raises:
+        IncompatibleError: nothing at all is quantized in the model, whose rules were to quantize something.
+    """
+    report: Report = module.__dict__[_REPORT]
+    if not report.done and not any(isinstance(one, QtLayer) or packed_of(one) is not None for one in module.modules()):
+        rules = ", ".join(repr(rule.module_path) for rule in report.modules)
+        raise IncompatibleError(
+            f"Cannot quantize a {type(module).__name__} by rules for {rules}",
+            f"none of its weights is quantized, and none of the {len(marks(module))} modules that they match has "
+            "multiplied activations by torch's functions",
+            'Name modules that multiply, ".*attn.*" for example, or add a rule with a weight_qtype',
+        )
     _unhook(module, _tell)
     for row in unused(module):
         warnings.warn(f"{row}. It was to quantize products of activations", UnusedRuleWarning, stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import SettingsError
@@ -116,6 +116,10 @@ class QuantizationRule:
         if operation is None or not self.op_names:
             return fits
         return fits and any(covers(name, operation) for name in self.op_names)
+
+    def at(self, module_path: str) -> QuantizationRule:
+        """The same rule for other modules."""
+        return replace(self, module_path=module_path)
 
     @property
     def products(self) -> bool:

@@ -77,7 +77,7 @@ def range_of_weight(weight: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
     if sharding is None or axis is None or how.method.name not in _IN_PARTS or any(n < 0 for n in how.method.numbers):
         return range_of(weight, how)
     shape = scale_shape(weight.shape, how)
-    parts = weight.tensor_split(sharding.count, dim=axis)
+    parts = weight.tensor_split(min(sharding.count, weight.shape[axis]), dim=axis)
     devices = sharding.devices or _devices(weight, sharding.processes)
     whole: dict[str, Tensor] = {}
     for number, begin in enumerate(_begins(parts, axis)):

@@ -113,7 +113,7 @@ def without_effect(
     rules = tuple(rules)
     layers = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights]
     used = {id(first(rules, *layer)) for layer in layers}
-    unused = (row for row in rules if id(row) not in used and not _only_products(row))
+    unused = (row for row in rules if id(row) not in used and not is_for_products_alone(row))
     return tuple(row for row in unused if row.module_path != ".*" or any(row.matches(*layer) for layer in layers))
 
 
@@ -153,5 +153,6 @@ def first(rules: Iterable[QuantizationRule], path: str, operation: str) -> Quant
     return next((row for row in rules if row.matches(path, operation)), None)
 
 
-def _only_products(rule: QuantizationRule) -> bool:
+def is_for_products_alone(rule: QuantizationRule) -> bool:
+    """Whether a rule names operations, and only such as multiply two activations."""
     return bool(rule.op_names) and set(rule.op_names) <= set(PRODUCTS)

@@ -27,7 +27,7 @@ class Model:
         pipe: the pipeline. main: name of the network that is trained.
         net: that network, in float32 or with a backend's weights.
         floats: the components that are quantized by rules now, as they were.
-        quantized: names of the network's weights that rules are for.
+        quantized: names of the network's weights that rules are for; None where no rules were given.
         dtype: of the model that is written, a torch dtype.
     """
 
@@ -35,7 +35,7 @@ class Model:
     main: str
     net: Any
     floats: dict[str, nn.Module]
-    quantized: frozenset[str]
+    quantized: frozenset[str] | None
     dtype: Any
 
     def restore(self) -> None:
@@ -70,6 +70,7 @@ def load(settings: Settings) -> Model:
     asked = settings.model
     seen = prepare(replace(asked, quant=None, components=None, skip=())).detected
     main = next((name for name in MAIN if name in seen.sources), None)
+    ruled = _ruled(main, settings) if settings.rules and main is not None else None
     pipe = load_whole(asked if settings.lora_rank else replace(asked, components=None, skip=()))
     if main is None or not hasattr(pipe, main):
         raise SettingsError(
@@ -82,27 +83,44 @@ def load(settings: Settings) -> Model:
             f"{asked.path} was to be trained", "its weights are quantized, and only a LoRA on them can be trained",
             "Set lora_rank, or give the model with float weights",
         )  # fmt: skip
-    floats, names = _by_rules(pipe, main, settings) if settings.rules else ({}, frozenset[str]())
+    floats = {} if ruled is None else _by_rules(pipe, [name for name in ruled if name != main], settings)
     dtype = dtype_named(settings.dtype or _dtype(seen.sources[main]))
-    return Model(pipe=pipe, main=main, net=net, floats=floats, quantized=names, dtype=dtype)
+    return Model(
+        pipe=pipe, main=main, net=net, floats=floats, quantized=None if ruled is None else ruled[main], dtype=dtype
+    )
 
 
-def _by_rules(pipe: Any, main: str, settings: Settings) -> tuple[dict[str, nn.Module], frozenset[str]]:
-    """Quantize the components beside the network that the rules are for; which these are, as they were, and the names
-    of the network's weights that the rules are for."""
+def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
+    """The components that rules quantize something in, the network that is trained among them, each with the names of
+    the weights that the rules are for. Nothing is read but headers.
+
+    Raises:
+        IncompatibleError: nothing in the network would be quantized.
+    """
+    from ..planner import by_name
     from ..preparation import prepare
-    from ..quantizer import quantize
+    from ..rules.planning import extents_of
+    from ..selection import require_something
 
     asked = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
-    chosen = {part.name: part for part in prepare(asked).components if part.weights}
-    names = frozenset(weight.name for weight in chosen.pop(main).weights) if main in chosen else frozenset[str]()
-    floats = {name: copy.deepcopy(getattr(pipe, name)) for name in chosen}
-    if chosen:
+    made = prepare(asked)
+    extents = extents_of(made.components, by_name(made.detected))
+    require_something(asked.path, {name: part for name, part in extents.items() if name == main})
+    chosen = {part.name: part for part in made.components if part.name in extents and not extents[part.name].is_empty}
+    return {name: frozenset(weight.name for weight in part.weights) for name, part in chosen.items()}
+
+
+def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.Module]:
+    """Quantize the components beside the network that the rules are for; gives them as they were."""
+    from ..quantizer import quantize
+
+    floats = {name: copy.deepcopy(getattr(pipe, name)) for name in names}
+    if names:
         quantize(
-            pipe, rules=settings.rules, quant_stats=settings.quant_stats, components=tuple(chosen), skip=asked.skip,
-            progress=settings.progress,
+            pipe, rules=settings.rules, quant_stats=settings.quant_stats, components=tuple(names),
+            skip=settings.model.skip, progress=settings.progress,
         )  # fmt: skip
-    return floats, names
+    return floats
 
 
 def _dtype(src: Source) -> str:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
-def trainable(model: nn.Module, settings: Settings, quantized: Collection[str]) -> Any:
+def trainable(model: nn.Module, settings: Settings, quantized: Collection[str] | None) -> Any:
     """The network to train: with float32 weights, quantized by rules as it runs, or frozen under a LoRA.
 
     Args:
-        quantized: names of the weights that rules are for.
+        quantized: names of the weights that rules are for; None without rules.
 
     Raises:
         SettingsError: a rule cannot be for a layer, or no layer is one that a LoRA is put on.
@@ -30,7 +30,7 @@ def trainable(model: nn.Module, settings: Settings, quantized: Collection[str]) 
         add_lora(model, settings)
         return model
     model = model.float().requires_grad_(True)
-    return quantize_for_training(model, settings, quantized) if quantized else model
+    return quantize_for_training(model, settings, quantized) if quantized is not None else model
 
 
 def quantize_for_training(model: nn.Module, settings: Settings, quantized: Collection[str]) -> Any:

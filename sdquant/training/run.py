@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.loading import shards_of
 from ..config.pictures import save as save_config
+from ..distributed import launched
 from ..errors import SettingsError
 from . import checkpoints, data, encoded, families, model, network, objectives, record, samples
 from .interrupts import Interrupts
@@ -121,8 +122,12 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
+    from ..machine import default_device, probe
+
+    # accelerate has processes on the CPU work together only if it is told to use that: else each would train alone.
+    on_cpu = settings.device == "cpu" or (settings.device is None and default_device(probe()) == "cpu")
     made = Accelerator(
-        cpu=settings.device == "cpu",
+        cpu=on_cpu,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
         step_scheduler_with_optimizer=False,  # or it would step once for each process
@@ -139,6 +144,12 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
                 f"A training with accelerate's {made.distributed_type.value} was asked for",
                 f"only {', '.join(known)} are known here", "Change it with: accelerate config",
             )  # fmt: skip
+        if launched() and made.num_processes == 1:
+            raise SettingsError(
+                "Cannot train in the processes that torchrun has started",
+                f"accelerate lets each of them train alone on {made.device}, all into one folder",
+                "Set device=cpu, or start without torchrun",
+            )
         yield made
     finally:
         made.free_memory()

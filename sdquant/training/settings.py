@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..rules.rule import QuantizationRule, to_dict
+from ..rules.rule import QtRule, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -99,6 +99,15 @@ class Settings:
                 "a LoRA's network is frozen",
                 "Set use_qwix_quantization: false and quantization to a scheme for it, or leave lora_rank out",
             )
+        for rule in self.rules:
+            shards = rule.bwd_weight_grad_shards if isinstance(rule, QtRule) and rule.bwd_qtype is not None else None
+            if shards and self.per_device_batch_size % shards:
+                raise SettingsError(
+                    f"per_device_batch_size={self.per_device_batch_size} was given for gradients in {shards} shards "
+                    "(quantization_local_shard_count, or bwd_weight_grad_shards of a rule)",
+                    "each shard is an equal part of the batch",
+                    f"Use a batch of {shards}, or shards that divide {self.per_device_batch_size}",
+                )
         if self.guidance_min > self.guidance_max:
             raise SettingsError(
                 f"guidance_min={self.guidance_min:g} and guidance_max={self.guidance_max:g} were given",

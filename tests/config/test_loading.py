@@ -115,13 +115,20 @@ def test_file_over_default_and_override_over_file(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
+    made = config.load(write(tmp_path, "per_device_batch_size: 1.0\n"), ["seed=2.0"])
+    assert made.per_device_batch_size == 1 and type(made.per_device_batch_size) is int and made.seed == 2
+
+
 @pytest.mark.parametrize(
     ("text", "why", "fix"),
     [
+        ("quantization_local_shard_count=1000000", "from -1 to 4096", "Use such a number"),
+        ("compile_topology_num_slices=1000000", "from -1 to 4096", "Use such a number"),
         ("seed", "an override is key=value", "seed=1"),
         ("seed=x", "it is the text 'x', and seed is a whole number from 0 to 9223372036854775807", "seed=4"),
         ("seed=-1", "from 0 to", "Use such a number"),
-        ("seed=1.0", "it is the number 1.0", "seed=4"),
+        ("seed=1.5", "it is the number 1.5", "seed=4"),
         ("seed=", "it has no value", "seed=4"),
         ("width=0", "at least 1, or null", "Use such a number"),
         ("guidance_scale=nan", "the text 'nan'", "guidance_scale=0.5"),
@@ -145,7 +152,7 @@ def test_file_over_default_and_override_over_file(tmp_path: Path) -> None:
         ("weight_quantization_calibration_method=absmin", "the methods are absmax, minmax, rms, fixed", "absmax"),
         ("run_name=../x", "the name of one folder", "first-try"),
         ("output_dir=", "results need a folder", "."),
-        ("compile_topology_num_slices=-2", "at least -1", "Use such a number"),
+        ("compile_topology_num_slices=-2", "from -1 to", "Use such a number"),
         ("budget=6XB", "", "6GB"),
         ("tile_size=1.5", "a fraction", "0.25"),
     ],

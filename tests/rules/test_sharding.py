@@ -68,6 +68,17 @@ def test_every_type_is_packed_to_the_same_bytes(name: str, dtype: torch.dtype) -
                     )
 
 
+def test_there_are_no_more_parts_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = _weight((10, 64), torch.float32)
+    how = HowToQuantize(qtype="int8", channelwise_axes=(0,))
+    counts: list[int] = []
+    split = torch.Tensor.tensor_split
+    monkeypatch.setattr(torch.Tensor, "tensor_split", lambda x, n, dim: counts.append(n) or split(x, n, dim=dim))
+    with sharded(1_000_000_000):
+        found = range_of_weight(weight, how)
+    assert counts == [10] and torch.equal(found["absmax"], range_of(weight, how)["absmax"])
+
+
 def test_a_nan_shows_in_the_range_as_it_does_in_the_whole() -> None:
     weight = _weight((10, 64), torch.float32)
     weight[7, 5] = float("nan")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import sdquant
 from sdquant import cli, config, writing
 from sdquant.config import examples
-from sdquant.errors import BadFileError, DiskSpaceError, SettingsError, TrainingError
+from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
 from sdquant.training.run import train
@@ -239,3 +239,38 @@ def test_a_lora_on_quantized_weights(short: Short, sd: Path, tmp_path: Path) -> 
         before = pipe.unet(x, t, states).sample
         pipe.load_lora_weights(tmp_path / "run/lora")
         assert not torch.equal(pipe.unet(x, t, states).sample, before)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"quantization": "int8", "qwix_module_path": "nothing"},
+        {"quantization": "int8", "qwix_module_path": "encoder.*"},  # of the text encoder, which is not trained
+        {"rules": [{"module_path": "nothing", "op_names": ["einsum"], "act_qtype": "int8"}]},
+    ],
+)
+def test_rules_that_reach_nothing_in_the_network_are_refused(
+    values: dict[str, Any], short: Short, tmp_path: Path
+) -> None:
+    with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
+        short(run_name="none", use_qwix_quantization=True, distillation=True, **values)
+    assert not (tmp_path / "none").exists()
+
+
+def test_rules_for_products_alone_train(short: Short) -> None:
+    rules = [{"module_path": ".*attn.*", "op_names": ["einsum"], "act_qtype": "int4"}]
+    floats = short(run_name="floats", max_train_steps=1)
+    done = short(run_name="products", max_train_steps=1, use_qwix_quantization=True, rules=rules)
+    assert done.first_loss != floats.first_loss
+
+
+@pytest.mark.parametrize("preset", ["int8", "fp8_full"])
+def test_shards_that_do_not_divide_the_batch_are_refused_first(preset: str, short: Short, tmp_path: Path) -> None:
+    values = {"use_qwix_quantization": True, "quantization": preset, "quantization_local_shard_count": 4}
+    if preset == "int8":
+        values = {"use_qwix_quantization": True, "rules": [
+            {"weight_qtype": "int8", "act_qtype": "int8", "bwd_qtype": "int8", "bwd_weight_grad_shards": 4}
+        ]}  # fmt: skip
+    with pytest.raises(SettingsError, match="each shard is an equal part of the batch"):
+        short(run_name="shards", per_device_batch_size=6, **values)
+    assert not (tmp_path / "shards").exists()

@@ -29,6 +29,8 @@ def _tile(value: float | None) -> None:
         )
 
 
+_MOST_PARTS = 4096  # more devices than anybody has; each part costs a look at every weight
+
 KEYS = (
     Key(
         name="quantization", kind="str", default="", origin=MAXDIFFUSION, field="quant",
@@ -70,12 +72,14 @@ KEYS = (
         help="file of activation ranges found by calibration (.safetensors), which makes a preset's ranges static",
     ),
     Key(
-        name="quantization_local_shard_count", kind="int", default=-1, least=-1, origin=MAXDIFFUSION,
+        name="quantization_local_shard_count", kind="int", default=-1, least=-1, most=_MOST_PARTS,
+        origin=MAXDIFFUSION,
         help="parts that ranges are found in, one after another or by card or process: of weights (generate), of the "
         "sum in the weight's gradient (train; 0 leaves it unquantized); -1: as many as slices",
     ),
     Key(
-        name="compile_topology_num_slices", kind="int", default=-1, least=-1, origin=MAXDIFFUSION,
+        name="compile_topology_num_slices", kind="int", default=-1, least=-1, most=_MOST_PARTS,
+        origin=MAXDIFFUSION,
         help="slices that the work counts as spread over; -1 or 0: as many as nodes, else accelerators",
     ),
 )  # fmt: skip

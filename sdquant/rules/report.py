@@ -1,0 +1,63 @@
+"""What the rules for products of activations have done in a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..compat import SdquantWarning
+from .spec import is_for_products_alone
+
+if TYPE_CHECKING:
+    from .rule import QuantizationRule, Rules
+
+
+class UnusedRuleWarning(SdquantWarning):
+    """A rule that names products of activations has quantized none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unused:
+    """A rule that has quantized no product yet, and why."""
+
+    rule: QuantizationRule
+    why: str
+
+    def __str__(self) -> str:
+        return f"The rule for {self.rule.module_path!r} with op_names={list(self.rule.op_names)}: {self.why}"
+
+
+@dataclass
+class Report:
+    """What the rules have done in a model. One for all of its marks.
+
+    Attributes:
+        rules: as they were given.
+        modules: how many modules each rule that names products decides for. attention: how many of them attend.
+        done: how many calls each has quantized.
+    """
+
+    rules: Rules
+    modules: Counter[QuantizationRule] = field(default_factory=Counter)
+    attention: Counter[QuantizationRule] = field(default_factory=Counter)
+    done: Counter[QuantizationRule] = field(default_factory=Counter)
+
+    def unused(self) -> tuple[Unused, ...]:
+        """The rules that name products and have quantized none yet. One that is for weights too, as those of presets
+        are, is meant for products only where modules that attend are among its own."""
+        rows = [rule for rule in self.rules.rules if rule.products and not self.done[rule]]
+        return tuple(
+            Unused(rule=rule, why=self._why(rule))
+            for rule in rows
+            if rule.weight_qtype is None or is_for_products_alone(rule) or self.attention[rule]
+        )
+
+    def _why(self, rule: QuantizationRule) -> str:
+        count = self.modules[rule]
+        if not count:
+            return "no module's path matches it, or earlier rules match them all and decide"
+        return (
+            f"none of the {count} modules that it decides for called one of torch's functions for it (diffusers' "
+            'attention backends other than "native" call kernels of their own, and so does nn.MultiheadAttention)'
+        )
