@@ -16,8 +16,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from . import __version__
+from .commands import _shared
 from .commands._config import ConfigParser
 from .distributed import label
 from .errors import SdquantError
@@ -31,9 +33,18 @@ COMMANDS = (
 )  # fmt: skip
 
 
+class _TopParser(argparse.ArgumentParser):
+    """The parser of all words, which says what unknown flags are called here."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse does, with the flags that may be meant."""
+        meant = _shared.flags_meant(message.split()) if "unrecognized arguments" in message else {}
+        super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in meant.items()))
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
+    top = _TopParser(
         prog="sdquant",
         description="Quantization for diffusion pipelines.",
         epilog="`sdquant COMMAND --help` tells more. Start with: sdquant demo",

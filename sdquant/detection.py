@@ -16,6 +16,7 @@ from .errors import BadFileError, MissingComponentError, RefusedFileError, Unsup
 from .formats import adapters, families, folder, source
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
+from .planning.arguments import answered
 from .suffixes import suffix_hint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
@@ -87,6 +88,7 @@ class Detected:
         }
 
 
+@answered
 def detect(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import detection
-from .errors import ConflictError, MissingComponentError, UnsupportedFileError
+from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from .formats import adapters, configs, families, text
 from .formats.strays import refuse_strays
+from .planning import places
+from .planning.places import CHECKPOINT
 
 if TYPE_CHECKING:
     from .formats.source import Source
+    from .planning.parts import Part
     from .request import Request
 
 log = logging.getLogger(__name__)
-
-CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
 
 
 def with_base(asked: Request) -> Request:
@@ -88,7 +91,8 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     seen = look(asked, complete=complete)
-    parts = [detection.detect(path, complete=complete, allow_pickle=asked.allow_pickle) for path in asked.parts]
+    own, others = _own_place(asked)
+    parts = [detection.detect(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
     for lora in (one for one in (seen, *parts) if one.component == "lora"):
         adapters.refuse(lora.path, lora.sources["."].names)
     if complete:
@@ -97,13 +101,26 @@ def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     base = lender(asked, seen, complete=complete)
     if base is None:
         return _with_config(seen) if complete else seen
-    lone = [] if seen is base else [seen]
-    takes = [_taken(one, base, complete=complete) for one in (*lone, *map(_one_component, parts))]
-    _refuse_twice(takes)
+    lone = [] if seen is base else [(seen, own)]
+    wanted = [*lone, *((_one_component(part), one.component) for part, one in zip(parts, others, strict=True))]
+    chosen = _places(wanted, base)
+    takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(wanted, chosen, strict=True)]
+    _refuse_twice(takes, base)
     sources = {**base.sources, **{name: src for take in takes for name, src in take.sources.items()}}
     if complete:
         _refuse_missing(asked, sources)
-    return detection.joined(base, {take.place: take.seen for take in takes}, sources, path=asked.path)
+    made = detection.joined(base, {take.place: take.seen for take in takes}, sources, path=asked.path)
+    return dataclasses.replace(made, warnings=[*made.warnings, *_chosen_by_name(wanted, chosen, base)])
+
+
+def _own_place(asked: Request) -> tuple[str | None, tuple[Part, ...]]:
+    """The component that the path itself was given for, by a part that names the same file; and the other parts."""
+    own = [one for one in asked.parts if one.component is not None and _same_file(one.path, asked.path)]
+    return (own[0].component if own else None), tuple(one for one in asked.parts if one not in own[:1])
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +137,9 @@ class _Take:
     sources: Mapping[str, Source]
 
 
-def _taken(seen: detection.Detected, base: detection.Detected, *, complete: bool) -> _Take:
+def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
     lone = seen.sources["."]
     row = families.recognise(lone.names)
-    name = _place(seen, base)
     owner = base.sources[name]
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
@@ -149,16 +165,20 @@ def _one_component(part: detection.Detected) -> detection.Detected:
     return part
 
 
-def _refuse_twice(takes: list[_Take]) -> None:
+def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
     """Raise ConflictError if two lone files are for the same component. What else a checkpoint holds gives way."""
     owners: dict[str, _Take] = {}
     for take in takes:
         for name in () if take.seen.component == CHECKPOINT else take.sources:
             if name in owners:
+                pair = [owners[name].seen.path, take.seen.path]
+                free = [one for one in places.candidates(take.seen, base) if one != name]
                 raise ConflictError(
-                    f"{take.seen.path} was given as a part",
-                    f"it is the {name} of the pipeline, and so is {owners[name].seen.path}",
-                    "Leave one of them out",
+                    f"Cannot put both {pair[0]} and {pair[1]} into {base.path}",
+                    f"both are its {name}",
+                    f"Say which one is which, as in parts={_spelled(dict(zip([name, free[0]], pair, strict=True)))}"
+                    if free
+                    else "Leave one of them out",
                 )
             owners[name] = take
 
@@ -185,7 +205,7 @@ def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
     if missing:
         places = ", ".join(str(sources[name].path) for name in missing)
         given = f" with base={asked.base}" if asked.base is not None else ""
-        given += f"{' and' if given else ' with'} parts {', '.join(asked.parts)}" if asked.parts else ""
+        given += f"{' and' if given else ' with'} parts {', '.join(map(str, asked.parts))}" if asked.parts else ""
         raise MissingComponentError(
             f"{asked.path} was to be loaded{given}",
             f"{'none' if asked.parts else 'neither'} of them has weights for {' and '.join(missing)}",
@@ -215,40 +235,99 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
     return parts
 
 
-def _place(seen: detection.Detected, base: detection.Detected) -> str:
-    """Which component of the base a lone one replaces: a text encoder that of its kind and sizes, others that with
-    their tensor names, or of their kind. For a checkpoint of several, the main one."""
-    lone, kind = seen.sources["."], seen.component or ""
-    if seen.family in text.KINDS:
-        return _text_place(seen, base)
-    names = lone.names
-    shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
-    best = max(shared, key=lambda name: shared[name])
-    if shared[best] > 0.9:
-        return best
-    if kind in base.sources:
-        return kind
-    if kind == CHECKPOINT:
-        return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
-    raise _no_place(seen, base, f"it is {kind or 'of an unknown kind'}, and the pipeline has {', '.join(base.sources)}")
+_Wanted = Sequence[tuple[detection.Detected, str | None]]  # lone files, each with the component it was given for
 
 
-def _text_place(seen: detection.Detected, base: detection.Detected) -> str:
-    """Which of the base's text encoders is of a lone one's kind, width and depth: SDXL and SD3 have two of CLIP."""
-    kind, mine = text.KINDS[str(seen.family)], text.sizes(seen.sources["."].tensors)
-    alike = {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
-    fitting = [name for name, sizes in alike.items() if sizes == mine]
-    if fitting or len(alike) == 1:  # of the only one, the weights tell in what they do not fit
-        return (fitting or list(alike))[0]
-    has = " and ".join(f"{name} ({text.told(sizes)})" for name, sizes in alike.items())
-    raise _no_place(
-        seen,
-        base,
-        f"it is a {kind} text encoder of {text.told(mine)}, and the pipeline has {has or 'none of that kind'}",
-    )
+def _places(wanted: _Wanted, base: detection.Detected) -> list[str]:
+    """The component of the base that each lone file takes the place of: the one it was given for, the only one that it
+    fits, the one its name tells of, or the only one that the other files leave.
+
+    Raises:
+        MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the one
+            that it was given for. SettingsError: there is no component of that name.
+    """
+    fitting = [places.candidates(seen, base) for seen, _ in wanted]
+    chosen = [
+        _named(seen, name, base) if name is not None else _sure(seen, names, base)
+        for (seen, name), names in zip(wanted, fitting, strict=True)
+    ]
+    for index, (seen, _) in enumerate(wanted):
+        if chosen[index] is None:
+            left = [name for name in fitting[index] if name not in chosen]
+            chosen[index] = left[0] if len(left) == 1 else None
+            if chosen[index] is None:
+                raise _not_told(seen, fitting[index], base)
+    return [str(name) for name in chosen]
 
 
-def _no_place(seen: detection.Detected, base: detection.Detected, why: str) -> MissingComponentError:
+def _named(seen: detection.Detected, name: str, base: detection.Detected) -> str:
+    """The component that a file was given for, if there is one and nothing says that it does not fit."""
+    if name not in base.sources:
+        near = difflib.get_close_matches(name, base.sources, n=1, cutoff=0.5)
+        raise SettingsError(
+            f"Cannot use {seen.path} as {name!r}",
+            f"{base.path} has {', '.join(base.sources)}",
+            f"Did you mean {near[0]!r}?" if near else "Name one of these",
+        )
+    why = places.misfit(seen, name, base)
+    if why is not None:
+        names = places.candidates(seen, base)
+        raise ConflictError(
+            f"Cannot use {seen.path} as the {name} of {base.path}",
+            why,
+            f"Use parts={_spelled({names[0]: seen.path})}" if names else "Give a file of the same model",
+        )
+    return name
+
+
+def _sure(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> str | None:
+    """The component that a lone file fits alone, or that its name tells of among several; None if that is not known."""
+    if not names:
+        raise _no_place(seen, base)
+    return names[0] if len(names) == 1 else places.hinted(seen.path, names)
+
+
+def _not_told(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> MissingComponentError:
+    """The error for a file that fits several components, none of which its name tells of."""
+    each = " or ".join(f"parts={_spelled({name: seen.path})}" for name in names)
     return MissingComponentError(
-        f"{seen.path} was to take its place in {base.path}", why, "Use it with a pipeline folder of the same model"
+        f"Cannot tell which component of {base.path} the file {seen.path} is",
+        f"it fits {' and '.join(names)}, and its name says neither" if len(names) == 2
+        else f"it fits {', '.join(names)}, and its name says none of them",
+        f"Say which, with {each} (on the command line --part {names[-1]}=FILE)",
+    )  # fmt: skip
+
+
+def _spelled(parts: Mapping[str, str]) -> str:
+    """A mapping of parts as one writes it."""
+    return "{" + ", ".join(f'"{name}": "{path}"' for name, path in parts.items()) + "}"
+
+
+def _chosen_by_name(wanted: _Wanted, chosen: Sequence[str], base: detection.Detected) -> list[str]:
+    """A line for each lone file whose place only its name told, where the base keeps the other place."""
+    lines = []
+    for (seen, name), place in zip(wanted, chosen, strict=True):
+        others = [one for one in places.candidates(seen, base) if one not in chosen]
+        if name is None and others:
+            kept = " and ".join(others)
+            verb = "stays" if len(others) == 1 else "stay"
+            lines.append(f"{seen.path} was taken for {place}, by its name; {kept} {verb} that of {base.path}")
+    return lines
+
+
+def _no_place(seen: detection.Detected, base: detection.Detected) -> MissingComponentError:
+    """The error for a file that fits no component of a pipeline."""
+    has = ", ".join(base.sources)
+    if seen.family in text.KINDS:
+        kind, mine = text.KINDS[str(seen.family)], text.sizes(seen.sources["."].tensors)
+        alike = places.text_encoders(seen, base).items()
+        has = " and ".join(f"{name} ({text.told(sizes)})" for name, sizes in alike) or "none of that kind"
+        what = f"a {kind} text encoder of {text.told(mine)}"
+    else:
+        what = f"of kind {seen.component!r}" if seen.component else "of a kind that sdquant does not know"
+    return MissingComponentError(
+        f"Cannot use {seen.path} with {base.path}",
+        f"it is {what}, and the pipeline has {has}",
+        "Use a file that was made for this model, or the pipeline folder that this file was made for"
+        + ("" if seen.component else f". If you know what it is, say so: parts={_spelled({'NAME': seen.path})}"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from .errors import BadFileError, MissingComponentError
 from .formats import families
 from .formats.readahead import Readahead
 from .inference import ordinary
+from .planning.arguments import answered
 from .preparation import prepare
 from .request import Request, request
 from .rules.spec import RulesSpec
@@ -49,6 +50,7 @@ class Loaded:
         return self
 
 
+@answered
 def load_model(
     path: str | Path,
     quant: str | Mapping[str, str | None] | None = None,
@@ -68,7 +70,7 @@ def load_model(
     cache: bool | str | Path | None = None,
     cache_limit: int | str = "50GB",
     progress: bool = True,
-    parts: tuple[str | Path, ...] | list[str | Path] | str | Path = (),
+    parts: Sequence[str | Path] | Mapping[str, str | Path] | Path = (),
     variant: str | None = None,
     quant_stats: str | Path | None = None,
     compute: str | None = None,
@@ -99,7 +101,10 @@ def load_model(
         progress: show a progress bar.
         parts: files (or folders) of single components, each for its place in the pipeline by what it is: text encoders,
             a VAE, a transformer. They replace those of a pipeline folder or checkpoint, or of the base of a lone
-            component; what they bring may be missing there.
+            component; what they bring may be missing there. A mapping of component to file says the places, as
+            "component=file" in a list does: of two components of one size (Wan 2.2's transformer and transformer_2)
+            only that, or a word such as HighNoise in the file's name, tells which it is. With `path` itself in it,
+            the place of `path`.
         variant: which of the variants (fp16, ema, ...) of a folder or hub repository, for each component that has it;
             default those without a name. Of a hub repository only what is loaded is downloaded.
         compute: "int8" for products with quantized weights in 8-bit integers, from tens of rows of activations, which

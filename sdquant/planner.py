@@ -44,6 +44,7 @@ class ComponentPlan:
         products: modules whose products of activations are quantized; None where the model was not looked at.
         kept: float weights of a layer that could be quantized and is not, with the reason.
         bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
+        path: of the file or folder that it is read from.
     """
 
     name: str
@@ -59,11 +60,13 @@ class ComponentPlan:
     spec: QuantSpec | None = field(default=None, repr=False)
     compute: str | None = None
     products: int | None = 0
+    path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; weights as their number and sums."""
         return {
             "name": self.name,
+            "path": self.path,
             "class_name": self.class_name,
             "action": self.action,
             "scheme": str(self.spec) if self.spec else self.scheme,
@@ -247,7 +250,7 @@ def _component(
         runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
         return ComponentPlan(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
-            weights=(), kept={}, bytes=total, bytes_bf16=as_bf16,
+            weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
         )  # fmt: skip
     weights, kept = select(shapes, spec, named or spec.scheme.runtimes[0], request.skip, src.class_name)
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
@@ -265,6 +268,7 @@ def _component(
         spec=spec,
         compute=_computed_in(request, runtime),
         products=_products(spec, marked),
+        path=str(src.path),
     )
 
 
@@ -330,6 +334,7 @@ def _found(name: str, src: Source, request: Request, device: str, versions: Mapp
         bytes=plain + sum(weight.bytes for weight in weights),
         bytes_bf16=plain16 + sum(weight.bytes_bf16 for weight in weights),
         compute=_computed_in(request, runtime),
+        path=str(src.path),
     )
 
 

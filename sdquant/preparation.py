@@ -12,7 +12,8 @@ from typing import Any
 from . import compat, detection, machine, planner
 from .backends.gguf import READ_DTYPE
 from .errors import BackendUnavailableError
-from .gathering import CHECKPOINT, lender, look, whole_of, with_base
+from .gathering import lender, look, whole_of, with_base
+from .planning.places import CHECKPOINT
 from .request import Request, request
 from .rules.planning import marked_in_file
 from .rules.ranges import require_ranges

@@ -11,6 +11,7 @@ from . import adapters, compat, machine, openvino_runtime, planner
 from .compat.runtimes import default_runtime
 from .errors import ConflictError, SettingsError
 from .inference import ordinary
+from .planning.arguments import answered
 from .request import AUTO, request
 from .rules.planning import marked_in
 from .rules.ranges import require_ranges
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@answered
 @ordinary
 def quantize(
     model: Any,

@@ -15,6 +15,8 @@ from . import backends, machine
 from .compat.row import COMPUTES, meant
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES, parse_budget, parse_size
+from .planning.arguments import unknown
+from .planning.parts import Part, parts_of, require_parts
 from .rules.spec import with_rules
 from .rules.text import rules_of
 
@@ -125,10 +127,11 @@ class Request:
         default="50GB",
         metadata=_about("how much the cache may hold (default: 50GB)", metavar="SIZE"),
     )
-    parts: tuple[str, ...] = field(
+    parts: tuple[Part, ...] = field(
         default=(),
         metadata=_about(
-            "file of one more component, such as a text encoder or VAE, for its place in the pipeline (repeat)",
+            "file of one more component, such as a text encoder or VAE, for its place in the pipeline, or, where it "
+            "fits several, component=file (repeat)",
             metavar="FILE",
             setting=False,
         ),
@@ -159,8 +162,9 @@ class Request:
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         parse_size(self.cache_limit, "A cache_limit")
-        for name in ("components", "skip", "parts"):
+        for name in ("components", "skip"):
             _names(name, getattr(self, name))
+        require_parts(self.parts)
         for name in ("allow_incompatible", "allow_pickle", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
@@ -253,12 +257,7 @@ def request(path: Any, **values: Any) -> Request:
     known = [row.name for row in fields(Request)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise SettingsError(
-                f"{name}= was given",
-                f"there is no such argument among {', '.join(known)}",
-                f"Did you mean {near[0]}=?" if near else "Leave it out",
-            )
+            raise unknown(name, known, "load_model")
     return Request(path=_path(path), **{name: _CLEAN.get(name, _same)(value) for name, value in values.items()})
 
 
@@ -300,11 +299,6 @@ def _skips(value: Any) -> Any:
     return () if value is None else _tuple(value)
 
 
-def _files(value: Any) -> Any:
-    value = () if value is None else _tuple(_path(value))
-    return tuple(_folder(one) for one in value) if isinstance(value, tuple) else value
-
-
 def _quant(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else value
 
@@ -324,7 +318,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "components": _tuple,
     "cache": _switch,
     "skip": _skips,
-    "parts": _files,
+    "parts": parts_of,
 }
 
 
@@ -334,7 +328,7 @@ def _text(name: str, value: object) -> str:
     raise SettingsError(f"{name}={value!r} was given", f"{name} is a text that is not empty", "Give its name")
 
 
-_EXAMPLES = {"components": "unet", "skip": "mid_block", "parts": "ae.safetensors"}
+_EXAMPLES = {"components": "unet", "skip": "mid_block"}
 
 
 def _names(name: str, value: object) -> None:

@@ -30,6 +30,7 @@ from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config, said_rules
+from .planning.arguments import answered
 from .portable import decoded
 from .weights import plain, quantized, weight_bytes
 from .writing import place_of, whole_folder
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 _MODELS = ("model_index.json", "config.json")  # one of these is in every model's folder
 
 
+@answered
 def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: bool = False) -> Path:
     """Save a pipeline (folder) or component (folder, or one file if `path` ends in .safetensors).
 

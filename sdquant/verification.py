@@ -16,6 +16,7 @@ from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
 from .formats import families
 from .formats.strays import refuse_strays
+from .planning.arguments import answered
 from .reading import NOT_FINITE, read_weight, require_sound
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .formats.source import Source
 
 
+@answered
 def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = False) -> Detected:
     """`detect`, and then read every weight: packed sizes, scales, and values that are not finite.
 

@@ -31,7 +31,7 @@ BAD: dict[str, list[tuple[Any, type[SdquantError]]]] = {
     "mode": _all(SettingsError, "before", "found", "", None, 1),
     "components": _all(SettingsError, 5, [5], ["unet", None], [""], {"unet": "nf4"}, True),
     "skip": _all(SettingsError, 5, [5], [None], [""], {"a": "b"}, True),
-    "parts": _all(SettingsError, 5, [5], [None], [""], {"a": "b"}, True),
+    "parts": _all(SettingsError, 5, [5], [None], [""], {"a": 5}, {"": "b"}, {5: "b"}, True),
     "variant": _all(SettingsError, "", 5, b"x", ["fp16"], True),
     "rules": _all(SettingsError, {}, [], "rules.yaml", "[", 5, [5], [{"colour": "red"}], True, ""),
     "quant_stats": _all(SettingsError, "", 5, b"x", ["x"], "stats.safetensors"),
@@ -94,7 +94,7 @@ def test_did_you_mean(values: dict[str, Any], hint: str) -> None:
 def test_an_argument_that_does_not_exist_is_not_ignored() -> None:
     with pytest.raises(SettingsError, match="colour"):
         sdquant.plan("/no/such/model", colour="red")
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(SettingsError, match="colour"):
         sdquant.load_model("/no/such/model", colour="red")  # type: ignore[call-arg]
 
 

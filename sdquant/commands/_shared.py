@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from ..demo import place as place
 from ..errors import SettingsError
+from ..planning.arguments import ANSWERS
 from ..readable import size as size
 from ..request import AUTO, Request, request
 
@@ -68,6 +70,19 @@ def add_drawing_flags(parser: argparse.ArgumentParser) -> None:
 def flag(name: str) -> str:
     """The flag of a field of Request."""
     return "--" + _ONE.get(name, name).replace("_", "-")
+
+
+def flags_meant(words: Sequence[str]) -> dict[str, str]:
+    """The flags of Request that unknown ones may mean: those that another loader calls so, or that are nearly so."""
+    flags = {flag(row.name): row.name for row in dataclasses.fields(Request) if row.name not in _NO_FLAG}
+    meant = {}
+    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
+        answer = ANSWERS.get(word.lstrip("-").replace("-", "_"))
+        near = [name for name, field in flags.items() if answer is not None and field == answer.use]
+        near = near or difflib.get_close_matches(word, flags, n=1)
+        if near and near[0] != word:
+            meant[word] = near[0]
+    return meant
 
 
 def help_of(name: str) -> str:

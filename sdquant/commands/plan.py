@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import logging
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import MissingComponentError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..peaks import Peak
-    from ..planner import ComponentPlan
+    from ..planner import ComponentPlan, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     print()
     header = ("component", "quantization", "runtime", "quantized", "as bf16", "planned", "of bf16")
     print(_shared.table(header, rows, left=3))
+    for name, file in _files(made):
+        print(f"\n{name} is read from {file}")
     if made.peak is not None:
         print(f"\n{_peak(made.peak, made.device)}")
     if made.foreseen is not None and made.why is None and any(part.weights for part in made.components):
@@ -68,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
     for line in made.warnings:
         print(f"\nwarning: {line}")
     return 0
+
+
+def _files(made: Plan) -> Iterator[tuple[str, str]]:
+    """The components that are read from elsewhere than from the pipeline's folder, with where."""
+    folder = Path(made.base or made.path)
+    for part in made.components:
+        if part.name != "model" and part.path is not None and not Path(part.path).is_relative_to(folder):
+            yield part.name, part.path
 
 
 def _peak(peak: Peak, device: str) -> str:

@@ -21,6 +21,7 @@ from ..errors import (
     SettingsError,
     UnknownOffloadError,
 )
+from ..planning.arguments import answered
 from .packages import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
@@ -131,6 +132,7 @@ def _cell(scheme: Scheme, mode: str, offload: str, runtime: str, kind: str, vers
     )
 
 
+@answered
 def check(
     quant: str | Mapping[str, str | None] | None,
     offload: str = "none",

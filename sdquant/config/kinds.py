@@ -83,6 +83,15 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _parts(value: Any) -> tuple[str, ...] | dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return _names(value)
+    for one in value.values():
+        if not isinstance(one, str):
+            raise ValueError(f"{told(one)} is in it")
+    return dict(value)
+
+
 def _mappings(value: Any) -> tuple[dict[str, Any], ...]:
     for entry in _entries(value):
         if not isinstance(entry, Mapping):
@@ -144,6 +153,10 @@ KINDS: Mapping[str, Kind] = {
         Kind(name="switch", said="on, off or a text", example="on", read=_switch, parse=_truth),
         Kind(name="size", said="a number of bytes, or a text such as 6GB", example="6GB", read=_size, parse=_scalar),
         Kind(name="names", said="a list of texts", example="\"['name']\"", read=_names, parse=_literal),
+        Kind(
+            name="parts", said="a list of texts, or a mapping of components to texts",
+            example="'{\"transformer_2\": \"low.gguf\"}'", read=_parts, parse=_literal,
+        ),
         Kind(
             name="mappings", said="a list of mappings", example="'[{\"weight_qtype\": \"int8\"}]'",
             read=_mappings, parse=_literal,

@@ -13,6 +13,7 @@ from .. import backends
 from ..compat.row import COMPUTES
 from ..errors import SettingsError
 from ..planner import refuse_computing
+from ..planning.arguments import answered
 from ..rules.rule import to_dict
 from ..rules.spec import with_rules
 from ..rules.text import rules_of
@@ -48,6 +49,7 @@ class Config:
         UnknownQuantError, SettingsError: no such scheme or option, or rules that are none.
     """
 
+    @answered
     def __init__(
         self,
         quant: str | None = None,

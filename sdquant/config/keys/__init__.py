@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import SettingsError
+from ...planning.arguments import ANSWERS
 
 if TYPE_CHECKING:
     from ..row import Key
@@ -64,7 +65,8 @@ def did_you_mean(name: str) -> str:
     """What to do about a key that does not exist."""
     fields = {row.field: row.name for row in keys() if row.field}
     low = name.strip().lower().replace("-", "_")
-    near = _OTHER_NAMES.get(low) or fields.get(low)
+    answer = ANSWERS.get(low)
+    near = _OTHER_NAMES.get(low) or fields.get(low) or fields.get(answer.use if answer is not None else "")
     if near is None:
         near = next(iter(difflib.get_close_matches(low, _by_name(), n=1, cutoff=0.6)), None)
     return f"Did you mean {near}?" if near else "Remove it, or use one of these"

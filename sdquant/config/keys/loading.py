@@ -25,7 +25,7 @@ _FIELDS = (
     ("budget", "size", _GENERATE),
     ("device", "str", COMMANDS),
     ("dtype", "str", COMMANDS),
-    ("parts", "names", COMMANDS),
+    ("parts", "parts", COMMANDS),
     ("variant", "str", COMMANDS),
     ("cache", "switch", _GENERATE),
     ("cache_limit", "size", _GENERATE),

@@ -1,0 +1,176 @@
+"""Arguments by the names that people know from other loaders: an answer instead of a TypeError."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import ParamSpec, TypeVar
+
+from ..errors import SettingsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to do instead of giving an argument.
+
+    Attributes:
+        why: a sentence about it here. fix: an imperative.
+        use: the argument here that says the same; "" if none does. Calls without that argument have `fix` alone.
+    """
+
+    why: str
+    fix: str
+    use: str = ""
+
+
+def _renamed(use: str, fix: str = "") -> Answer:
+    return Answer(f"it is called {use}= here", fix or f"Use {use}=", use)
+
+
+_SCHEME = "sdquant takes the name of a scheme"
+_FILES = "which files are read is found out by their contents"
+_AFTER = "it belongs to the pipeline, which is loaded whole"
+
+ANSWERS: Mapping[str, Answer] = {
+    # dtypes and devices
+    "torch_dtype": _renamed("dtype"),
+    "precision": _renamed("dtype"),
+    "weight_dtype": _renamed("dtype"),
+    "device_map": Answer(
+        "where weights are is said by device= and offload=",
+        'Use device="cuda", and offload="balanced" for a model that is larger than the memory',
+        "device",
+    ),
+    "low_cpu_mem_usage": Answer("weights are always read one at a time", "Leave it out"),
+    "max_memory": _renamed("budget", 'Use offload="balanced" with budget="6GB", say'),
+    "offload_mode": _renamed("offload"),
+    "offload_folder": Answer("offloaded weights stay in the model's own files", 'Use offload="balanced"', "offload"),
+    "offload_state_dict": Answer("weights are always read one at a time", "Leave it out"),
+    "enable_model_cpu_offload": _renamed("offload", 'Use offload="model"'),
+    "enable_sequential_cpu_offload": _renamed("offload", 'Use offload="sequential"'),
+    "enable_group_offload": _renamed("offload", 'Use offload="group"'),
+    # quantization
+    "quantization_config": Answer(_SCHEME, 'Use quant="nf4", say, or quant={"transformer": "nf4"}', "quant"),
+    "quantization": _renamed("quant"),
+    "quantize": _renamed("quant"),
+    "qtype": _renamed("quant"),
+    "scheme": _renamed("quant"),
+    "bits": Answer(_SCHEME, 'Use quant="nf4" for 4 bits or quant="int8" for 8', "quant"),
+    "load_in_4bit": Answer(_SCHEME, 'Use quant="nf4"', "quant"),
+    "load_in_8bit": Answer(_SCHEME, 'Use quant="bnb-int8", or quant="int8"', "quant"),
+    "bnb_4bit_quant_type": Answer(_SCHEME, 'Use quant="nf4" or quant="fp4"', "quant"),
+    "bnb_4bit_use_double_quant": Answer("it is an option of the scheme", 'Use quant="nf4,double_quant"', "quant"),
+    "bnb_4bit_compute_dtype": Answer(
+        "it is an option of the scheme", 'Use quant="nf4,compute_dtype=bfloat16", or dtype=', "quant"
+    ),
+    "llm_int8_threshold": Answer(
+        "the schemes have no such option", 'Use quant="bnb-int8"', "quant"),
+    "llm_int8_skip_modules": _renamed("skip"),
+    "modules_to_not_convert": _renamed("skip"),
+    "exclude": _renamed("skip"),
+    "exclude_modules": _renamed("skip"),
+    "weights_dtype": _renamed("quant"),
+    "weights": _renamed("quant", 'Use quant="qint8", say'),
+    # files and the hub
+    "pretrained_model_name_or_path": _renamed("path", "Give it as the first argument"),
+    "pretrained_model_link_or_path": _renamed("path", "Give it as the first argument"),
+    "model": _renamed("path", "Give it as the first argument"),
+    "model_id": _renamed("path", "Give it as the first argument"),
+    "repo_id": _renamed("path", "Give it as the first argument"),
+    "filename": Answer("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
+    "gguf_file": Answer("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
+    "local_files_only": Answer(
+        "what is in the hub's cache is taken from there without a connection", "Set HF_HUB_OFFLINE=1 in the environment"
+    ),
+    "cache_dir": Answer(
+        "repositories are kept where huggingface_hub keeps them (cache= is about quantized weights)",
+        "Set HF_HUB_CACHE in the environment",
+    ),
+    "force_download": Answer("huggingface_hub sees by itself what has changed", "Remove the file from its cache"),
+    "proxies": Answer("huggingface_hub takes them from the environment", "Set HTTPS_PROXY in the environment"),
+    "mirror": Answer("huggingface_hub takes it from the environment", "Set HF_ENDPOINT in the environment"),
+    "use_safetensors": Answer(f"{_FILES}, and pickles only with allow_pickle=True", "Leave it out"),
+    "use_onnx": Answer(_FILES, "Leave it out"),
+    "from_flax": Answer("sdquant reads no Flax weights", "Leave it out"),
+    "ignore_mismatched_sizes": Answer("weights that do not fit are always refused", "Leave it out"),
+    "trust_remote_code": Answer("sdquant runs no code that comes with a model", "Leave it out"),
+    "custom_pipeline": Answer(
+        "sdquant runs no code that comes with a model",
+        "Load the model, and give its components to your pipeline: YourPipeline(**pipe.components)",
+    ),
+    "config": _renamed("base", "Use base=<pipeline folder of the same model>"),
+    "original_config": _renamed("base", "Use base=<pipeline folder of the same model>"),
+    "original_config_file": _renamed("base", "Use base=<pipeline folder of the same model>"),
+    # components
+    "safety_checker": Answer(_AFTER, "Set it after loading: pipe.safety_checker = None"),
+    "requires_safety_checker": Answer(_AFTER, "Leave it out, and set pipe.safety_checker after loading"),
+    "feature_extractor": Answer(_AFTER, "Set it after loading: pipe.feature_extractor = ..."),
+    "scheduler": Answer(_AFTER, "Set it after loading: pipe.scheduler = ..."),
+    "tokenizer": Answer(_AFTER, "Set it after loading: pipe.tokenizer = ..."),
+    "unet": Answer("components are given as files", 'Use parts={"unet": file}, or set it after loading', "parts"),
+    "transformer": Answer(
+        "components are given as files", 'Use parts={"transformer": file}, or set it after loading', "parts"
+    ),
+    "text_encoder": Answer(
+        "components are given as files", 'Use parts={"text_encoder": file}, or set it after loading', "parts"
+    ),
+    "vae": Answer("components are given as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
+    "controlnet": Answer(
+        "it is a model of its own",
+        "Load it with load_model, and then Pipeline.from_pipe(pipe, controlnet=...) of the class that takes it",
+    ),
+    "lora": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    "adapter": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
+    # saving
+    "safe_serialization": Answer("sdquant always writes safetensors", "Leave it out"),
+    "max_shard_size": Answer("a component is one file", "Leave it out"),
+    "push_to_hub": Answer("sdquant writes to disk", "Use `hf upload` afterwards"),
+    "exist_ok": _renamed("overwrite"),
+    "force": _renamed("overwrite"),
+    "save_directory": _renamed("path", "Give it as the second argument"),
+    # others
+    "verbose": _renamed("progress"),
+    "show_progress": _renamed("progress"),
+}  # fmt: skip
+
+
+def answered(call: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which answers arguments that it does not have with a SettingsError."""
+    known = [name for name, row in inspect.signature(call).parameters.items() if name != "self"]
+    name = call.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(call)
+    def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+        for given in kwargs:
+            if given not in known:
+                raise unknown(given, known, name)
+        return call(*args, **kwargs)
+
+    return answering
+
+
+def unknown(given: str, known: Collection[str], call: str) -> SettingsError:
+    """The error for an argument that a function does not have.
+
+    Args:
+        known: those that it has. call: its name.
+    """
+    from ..request import Request
+
+    what = f"{given}= is no argument of {call}"
+    answer, all_of_them = ANSWERS.get(given), f"its arguments are {', '.join(known)}"
+    if answer is not None and (not answer.use or answer.use in known):
+        return SettingsError(what, answer.why, answer.fix)
+    near = difflib.get_close_matches(given.lower(), known, n=1)
+    if near:
+        return SettingsError(what, all_of_them, f"Did you mean {near[0]}=?")
+    loading = answer.use if answer is not None else given
+    if loading in (row.name for row in fields(Request)):
+        return SettingsError(what, all_of_them, f"Use load_model, which has {loading}=")
+    return SettingsError(what, all_of_them, "Leave it out")

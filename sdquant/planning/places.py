@@ -1,0 +1,166 @@
+"""Which component of a pipeline a lone file is for. Where several would take it, the user or the file's name says it.
+
+A pipeline may have two components of one class and size (Wan 2.2's experts): nothing in a file tells whose it is, and
+the wrong place gives wrong pictures without an error. So no place is taken there without a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import detection
+from ..formats import families, text
+
+if TYPE_CHECKING:
+    from ..detection import Detected
+    from ..formats.source import Source
+
+CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A word in a file's or folder's name, and the component that it tells of where a pipeline has `other` too."""
+
+    pattern: re.Pattern[str]
+    component: str
+    other: str
+
+
+def _hint(pattern: str, component: str, other: str) -> Hint:
+    return Hint(re.compile(pattern, re.IGNORECASE), component, other)
+
+
+# What "high" and "low" may be said of, besides the noise.
+_OTHER = r"(?![-_. ]?(?:v?ram|mem|res|quality|cfg|step|bit|rank|speed|detail|freq))"
+HINTS = (
+    # Wan 2.2: diffusers' `transformer` runs above `boundary_ratio`, where there is much noise, `transformer_2` below.
+    _hint(rf"(?<![a-z])high(?:[-_. ]?noise|(?![a-z]){_OTHER})", "transformer", "transformer_2"),
+    _hint(rf"(?<![a-z])low(?:[-_. ]?noise|(?![a-z]){_OTHER})", "transformer_2", "transformer"),
+    # Ideogram 4 has a second transformer for guidance.
+    _hint(r"(?<![a-z])uncond(?:itional)?(?![a-z])", "unconditional_transformer", "transformer"),
+    _hint(r"(?<![a-z])cond(?:itional)?(?![a-z])", "transformer", "unconditional_transformer"),
+)
+_KINDS = ("unet", "transformer", "prior", "decoder", "text_encoder", "image_encoder", "vae", "controlnet")
+
+
+def hinted(path: str | Path, names: Sequence[str]) -> str | None:
+    """Which of several components the name of a file tells of, or, where it tells of none, that of its folder. None if
+    neither does, or if it tells of two."""
+    place = Path(path)
+    for word in (place.name, place.parent.name):
+        told = {row.component for row in HINTS if {row.component, row.other} <= set(names) and row.pattern.search(word)}
+        told |= set(_named(word, names))
+        if told:
+            return told.pop() if len(told) == 1 else None
+    return None
+
+
+def _named(word: str, names: Iterable[str]) -> Iterable[str]:
+    """The components whose own names are in a word: "text_encoder_2" anywhere, "transformer" if it is all of it."""
+    for name in sorted(names, key=len, reverse=True):
+        pattern = r"[-_. ]?".join(map(re.escape, name.split("_")))
+        if "_" not in name:
+            pattern = rf"^{pattern}(?=$|\.)"
+        if re.search(rf"(?<![a-z\d]){pattern}(?![a-z\d])(?![-_. ]?\d)", word, re.IGNORECASE):
+            yield name
+            word = re.sub(pattern, "", word, flags=re.IGNORECASE)
+
+
+def candidates(seen: Detected, base: Detected) -> tuple[str, ...]:
+    """The components of a pipeline that a lone file may be: a text encoder those of its kind and sizes, others those of
+    one class and one set of sizes, by their tensors' names or by their kind; a checkpoint of several its main one. ()
+    if there is none."""
+    if seen.family in text.KINDS:
+        alike = text_encoders(seen, base)
+        mine = text.sizes(seen.sources["."].tensors)
+        fitting = tuple(name for name, sizes in alike.items() if sizes == mine)
+        # Of the only one, the weights tell in what they do not fit.
+        return fitting or (tuple(alike) if len(alike) == 1 else ())
+    first = _first(seen, base)
+    if first is None:
+        return ()
+    owner = base.sources[first]
+    kind = (owner.library, owner.class_name)
+    peers = {name: src for name, src in base.sources.items() if (src.library, src.class_name) == kind}
+    return _of_one_size(seen.sources["."], peers) if owner.class_name else (first,)
+
+
+def text_encoders(seen: Detected, base: Detected) -> dict[str, text.Sizes]:
+    """The base's text encoders of a lone one's kind, with their sizes."""
+    kind = text.KINDS[str(seen.family)]
+    return {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
+
+
+def _first(seen: Detected, base: Detected) -> str | None:
+    names, kind = seen.sources["."].names, seen.component or ""
+    shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
+    best = max(shared, key=lambda name: shared[name])
+    if shared[best] > 0.9:
+        return best
+    if kind in base.sources:
+        return kind
+    if kind == CHECKPOINT:
+        return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
+    mine = seen.class_name
+    return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
+
+
+def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
+    """Of components of one class those whose sizes a file has; all of them where their configs do not differ."""
+    configs = [{key: value for key, value in src.config.items() if key[:1] != "_"} for src in peers.values()]
+    if all(config == configs[0] for config in configs):
+        return tuple(peers)
+    fitting = tuple(name for name, owner in peers.items() if _has_sizes(lone, name, owner))
+    return fitting or tuple(peers)
+
+
+def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
+    """Whether no tensor of a file has another shape than the component's of this name."""
+    from .. import components, foreign
+    from ..errors import SdquantError
+
+    row = families.recognise(lone.names)
+    try:
+        made = foreign.convert(lone, name, owner) if row is not None and row.foreign else None
+        model = components.empty(owner.library, str(owner.class_name), owner.config)
+    except SdquantError:  # its key map does not fit this one
+        return False
+    shapes = foreign.shapes(lone)
+    if made is not None:
+        cuts = {key: found.cut.shape for key, found in made.found.items() if found.cut is not None}
+        shapes = {key: info.shape for key, info in made.plain.items()} | cuts
+    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    return all(tuple(shape) == wanted[key] for key, shape in shapes.items() if key in wanted)
+
+
+def misfit(seen: Detected, name: str, base: Detected) -> str | None:
+    """Why a lone file cannot be this component of a pipeline; None where nothing says so before it is loaded."""
+    owner = base.sources[name]
+    has = str(owner.class_name or "a component without a class")
+    if seen.family in text.KINDS:
+        alike, mine = text_encoders(seen, base), text.sizes(seen.sources["."].tensors)
+        if name in alike and (name in candidates(seen, base) or None in (*alike[name], *mine)):
+            return None
+        if name in alike:
+            has += f" of {text.told(alike[name])}"
+        return f"it is a {text.KINDS[str(seen.family)]} text encoder of {text.told(mine)}, and {name} is {has}"
+    fitting, kind = candidates(seen, base), seen.component or ""
+    if name in fitting:
+        return None
+    if fitting:
+        return f"it is for {' or '.join(fitting)} by its tensors, and {name} is {has}"
+    mine_class, wanted = seen.sources["."].class_name, _kind(name)
+    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and wanted and _kind(kind) != wanted):
+        return f"it is {mine_class or kind}, and {name} is {has}"
+    return None
+
+
+def _kind(name: str) -> str | None:
+    """The kind of a component by its name: "unet" of "image_unet", "transformer" of "transformer_2"."""
+    bare = re.sub(r"_\d+$", "", name)
+    return next((kind for kind in _KINDS if bare == kind or bare.endswith(f"_{kind}")), None)
