@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from . import detection
 from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
 from .formats import adapters, configs, families, text
-from .formats.strays import refuse_strays
 from .planning import places
 from .planning.places import CHECKPOINT
 
@@ -95,9 +94,6 @@ def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     parts = [detection.detect(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
     for lora in (one for one in (seen, *parts) if one.component == "lora"):
         adapters.refuse(lora.path, lora.sources["."].names)
-    if complete:
-        for src in (src for one in (seen, *parts) for src in one.sources.values()):
-            refuse_strays(src.path, src.plain)
     base = lender(asked, seen, complete=complete)
     if base is None:
         return _with_config(seen) if complete else seen

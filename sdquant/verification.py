@@ -15,7 +15,6 @@ from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
 from .formats import families
-from .formats.strays import refuse_strays
 from .planning.arguments import answered
 from .reading import NOT_FINITE, read_weight, require_sound
 
@@ -71,7 +70,6 @@ class _Contents:
         unknown: Counter[str] = Counter()
         self.files = self.src.open()
         try:
-            refuse_strays(self.src.path, self.src.plain)
             for key in self.src.plain:
                 self._plain(key, self._get(key))
                 bar.update()

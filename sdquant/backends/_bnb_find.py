@@ -54,6 +54,19 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[F
     return [*_four_bit(tensors), *_int8(tensors), *find_float8(tensors, config)]
 
 
+def missing(found: Found) -> str | None:
+    """See `Backend.missing`."""
+    if found.scheme not in ("nf4", "fp4"):
+        said = found.details.get("format")  # ComfyUI's, all of which have scales
+        return leaf(found.name, "weight_scale") if said is not None and "scale" not in found.keys else None
+    parts: tuple[str, ...] = ("absmax", "quant_map")
+    if {"nested_absmax", "nested_quant_map"} & {key.rpartition(".")[2] for key in (*found.keys.values(), *found.extra)}:
+        parts += ("nested_absmax", "nested_quant_map")
+    there = {*found.keys.values(), *found.extra}
+    keys = (found.name, *(f"{found.name}.{part}" for part in parts))
+    return next((key for key in keys if key not in there), None)
+
+
 def _four_bit(tensors: Mapping[str, TensorInfo]) -> list[Found]:
     found = []
     for key in tensors:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..errors import BadFileError, UnsupportedFileError
 from ._names import leaf
 from .base import Found, TensorInfo
 
@@ -25,7 +27,7 @@ FORMATS: Mapping[str, str] = {
     "mxfp8": "float8_e4m3fn",
 }
 # Other formats that use float8 tensors under the same names, with scales of their own.
-_FOREIGN = ("sdnq", "quanto", "torchao", "bfl", "modelopt", "compressed-tensors", "fbgemm_fp8", "auto-round")
+_FOREIGN = ("sdnq", "quanto", "torchao", "auto-round")
 
 
 def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
@@ -46,10 +48,36 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         for name in names
     )
     found = [one for one in made if one is not None]
+    _refuse_unscaled(found)
     markers = tuple(key for key in tensors if key.rpartition(".")[2] == WHOLE)
     if found and markers:  # it is about the whole file; the first weight carries it
         found[0] = replace(found[0], extra=(*found[0].extra, *markers))
     return found
+
+
+# What checkpoints of several models put before the names of each of them.
+_MODELS = re.compile(
+    r"(model\.diffusion_model|cond_stage_model|conditioner\.\w+\.\d+|text_encoders\.\w+|\w*vae|first_stage_model)\."
+)
+
+
+def _refuse_unscaled(found: list[Found]) -> None:
+    """Raise BadFileError for a weight without a scale in a model whose others have one: codes are not values."""
+    models: dict[str, list[Found]] = {}
+    for one in found:
+        match = _MODELS.match(one.name)
+        models.setdefault(match[0] if match else "", []).append(one)
+    for rows in models.values():
+        scaled = [one for one in rows if "scale" in one.keys]
+        bare = next((one for one in rows if "scale" not in one.keys), None)
+        if scaled and bare is not None:
+            key = scaled[0].keys["scale"].rpartition(".")[2]
+            raise BadFileError(
+                f"Weight {bare.name!r}",
+                f"it is float8 without a scale ({leaf(bare.name, key)!r}), which {len(scaled)} other weights of the "
+                "model have",
+                "Download the file again, or quantize the model again",
+            )
 
 
 def _said(quantization: Any) -> dict[str, Any]:
@@ -77,10 +105,18 @@ def _neighbours(tensors: Mapping[str, TensorInfo], names: list[str]) -> dict[str
 def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[str, Any]) -> Found | None:
     scale_keys = [key for key in neighbours if key in {leaf(name, last) for last in SCALES}]
     hints = [key for key in neighbours if key in {leaf(name, last) for last in HINTS}]
-    # Anything else that calls itself a scale is carried along as well, for `read` to refuse by name.
+    # Anything else that calls itself a scale.
     strange = [key for key in neighbours if "scal" in key.rpartition(".")[2] and key not in scale_keys + hints]
     strange = [key for key in strange if not key.endswith(WHOLE)]
-    if len(info.shape) < 2 and not scale_keys and not strange:
+    if strange:
+        known = ", ".join(f"X.{scale}" for scale in SCALES)
+        raise UnsupportedFileError(
+            f"Weight {name!r}",
+            f"it is float8, and {strange[0]!r} beside it looks like a scale of a format that is not read here; "
+            f"sdquant knows {known}",
+            "Use a file of the same model in a format that `sdquant matrix` lists",
+        )
+    if len(info.shape) < 2 and not scale_keys:
         return None  # a norm in float8 is a plain tensor that is cast when it is loaded
     keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
     scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
@@ -88,7 +124,7 @@ def _weight(name: str, info: TensorInfo, neighbours: list[str], said: Mapping[st
         name=name,
         scheme="fp8",
         keys=keys,
-        extra=tuple(scale_keys[1:] + hints + strange),
+        extra=tuple(scale_keys[1:] + hints),
         evidence=f"{info.dtype} weights, {scaled}",
         details={"packing": "float8", **said},
         nbytes=info.nbytes + -(-info.nbytes // 32) if said.get("format") == "mxfp8" else None,  # without the padding

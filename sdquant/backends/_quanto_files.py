@@ -123,13 +123,23 @@ def _mapped(quantization_map: Mapping[str, Any], module: str) -> str | None:
     return "qfloat8" if word.startswith("qfloat8") else word if word in CONFIG_NAMES else None
 
 
+def missing(found: Found) -> str | None:
+    """See `Backend.missing`."""
+    part = next((part for part in _needed(found.scheme) if part not in found.keys), None)
+    if part is None:
+        return None
+    return leaf(found.name, "weight_scale") if found.plain_only else f"{found.name}._{part}"
+
+
+def _needed(scheme: str) -> tuple[str, ...]:
+    return ("data", "scale") if scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
+
+
 def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
-    needed = ("data", "scale") if found.scheme in ("qint8", "qfloat8") else ("data", "scale", "shift")
-    for part in needed:
-        if part not in found.keys:
-            key = leaf(found.name, "weight_scale") if found.plain_only else f"{found.name}._{part}"
-            raise _bad(found, f"it has no {key}")
+    needed, key = _needed(found.scheme), missing(found)
+    if key is not None:
+        raise _bad(found, f"it has no {key}")
     parts = {part: get(found.keys[part]) for part in needed}
     details: dict[str, Any] = {}
     if found.plain_only:

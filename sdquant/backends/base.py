@@ -384,6 +384,10 @@ class Backend(ABC):
         one after the other, or is one number for all."""
         return {name: chosen(part) for name, part in packed.parts.items()}
 
+    def missing(self, found: Found) -> str | None:
+        """The file key of a part that a weight found in a header needs and does not have; None if all are there."""
+        return None
+
     def for_kernels(self, packed: Packed) -> Packed:
         """The same weight, its bytes in the order in which the kernels of GPUs read them best, under another part name;
         itself where that is the order that it is in."""

@@ -143,6 +143,9 @@ class Bnb(Backend):
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
         return _bnb_find.find(tensors, config)
 
+    def missing(self, found: Found) -> str | None:
+        return _bnb_find.missing(found)
+
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return _codec(found.scheme, found.details.get("packing")).read(found, shape, get)
 

@@ -152,6 +152,9 @@ class Quanto(Backend):
     def find(self, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[Found]:
         return files.find(tensors, config)
 
+    def missing(self, found: Found) -> str | None:
+        return files.missing(found)
+
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         return files.read(found, shape, get)
 

@@ -214,6 +214,11 @@ class SDNQ(Backend):
         dtype = float_dtype(info.dtype for key, info in tensors.items() if key not in known)
         return [Found(**{**vars(row), "details": {"dtype": dtype}}) for row in found]
 
+    def missing(self, found: Found) -> str | None:
+        needed: tuple[str, ...] = ("zero_point",) if CODES[found.scheme].zero_point else ()
+        needed += ("svd_up", "svd_down") if {"svd_up", "svd_down"} & found.keys.keys() else ()
+        return next((found.name.removesuffix("weight") + part for part in needed if part not in found.keys), None)
+
     def read(self, found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         parts = {part: get(key) for part, key in found.keys.items()}
         shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape

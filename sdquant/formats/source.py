@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy, safetensors
+from . import comfy, methods, safetensors
 from . import folder as folders
 from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rules_in
 from .pickles import PickleFile, refused
@@ -191,17 +191,18 @@ def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False
 
 
 def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A folder's config.json, and what it and the files beside it say about quantization."""
+    """A folder's config.json, and what it and files beside it say about quantization; "files" are these, by name."""
     config = _json_in(folder, "config") or {}
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise BadFileError(
             f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
         )
+    beside = {name: _json_in(folder, name) for name in (*_SIDE, *methods.SIDE_FILES)}
+    files = {"config": config} | {name: found for name, found in beside.items() if found is not None}
     side = {"quantization_config": quantization}
-    for name in _SIDE:
-        side |= {_SIDE[name]: found} if (found := _json_in(folder, name)) is not None else {}
-    return config, side
+    side |= {_SIDE[name]: found for name, found in files.items() if name in _SIDE}
+    return config, {**side, "files": files}
 
 
 def _json_in(folder: Path, name: str) -> dict[str, Any] | None:
@@ -241,6 +242,7 @@ def _source(
         found = found_in(files[0], own, specs, tensors)
     else:
         found = _foreign(path, tensors, {**side, "comfy": comfy.formats(tensors, home, metadata)})
+    methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..errors import BadFileError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -23,20 +21,16 @@ _OF_WEIGHT = re.compile(
 _OF_MODULE = re.compile(r"(.*\.|)(?:SCB|scale_weight|weight_scale|weight_scale_inv)")
 
 
-def refuse_strays(path: object, plain: Mapping[str, TensorInfo]) -> None:
-    """Raise BadFileError for the first of the plain tensors (those of no weight that is known to be quantized) that
-    should belong to a quantized weight."""
+def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
+    """The first of the plain tensors (those of no weight that is known to be quantized) that should belong to a
+    quantized weight, and what is there of that one, in words; None if there is none."""
     for key in sorted(plain):
         weight = _weight_of(key)
-        if weight is None:
-            continue
-        info = plain.get(weight)
-        beside = f"{weight!r} is {info.dtype} {list(info.shape)}" if info is not None else f"there is no {weight!r}"
-        raise BadFileError(
-            f"{path} was to be loaded",
-            f"it has {key!r}, which is part of a quantized weight, and the rest does not fit: {beside}",
-            "Download the file again, or use one in a format that `sdquant matrix` lists",
-        )
+        if weight is not None:
+            info = plain.get(weight)
+            beside = f"{weight!r} is {info.dtype} {list(info.shape)}" if info is not None else f"there is no {weight!r}"
+            return key, beside
+    return None
 
 
 def _weight_of(key: str) -> str | None:

@@ -1,0 +1,251 @@
+"""Which method a file or folder was quantized by, and that nobody takes what is not read here for floats. No torch.
+
+A method is named by a config (`quantization_config` and its like), by a file's metadata, or by tensor names that only
+it has. What the backends find is read whatever it is called; what is left of a quantization after that is refused by
+name, because whoever loads it as floats loads codes as weights, or leaves out a scale, and draws noise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import backends, jsonline
+from ..errors import BadFileError, UnsupportedFileError
+from .strays import stray_of
+
+if TYPE_CHECKING:
+    from ..backends.base import Found, TensorInfo
+
+_USE = (
+    "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "
+    "`sdquant matrix` lists"
+)
+# What configs call the methods that are read here, and the one that sdquant writes.
+READ = frozenset({"bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "quanto", "sdnq", "fp8", "gguf", "sdquant"})
+# Those of which only float8 weights with scales are, which they write as all do.
+FLOAT8 = frozenset({"compressed-tensors", "modelopt", "fbgemm_fp8", "bfl"})
+# How people know methods, by what configs call them.
+TITLES: Mapping[str, str] = {
+    "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes", "quanto": "optimum-quanto",
+    "sdnq": "SDNQ", "fp8": "fine-grained FP8", "gguf": "GGUF",
+    "gptq": "GPTQ", "awq": "AWQ", "auto-round": "AutoRound", "intel/auto-round": "AutoRound", "hqq": "HQQ",
+    "torchao": "torchao", "compressed-tensors": "compressed-tensors", "modelopt": "NVIDIA ModelOpt",
+    "svdquant": "SVDQuant (Nunchaku)", "nunchaku": "SVDQuant (Nunchaku)", "nunchaku_lite": "SVDQuant (Nunchaku)",
+    "bfl": "Black Forest Labs' NVFP4 and FP8", "eetq": "EETQ", "vptq": "VPTQ", "aqlm": "AQLM", "spqr": "SpQR",
+    "higgs": "HIGGS", "quark": "AMD Quark", "bitnet": "BitNet", "fbgemm_fp8": "FBGEMM", "fp_quant": "FP-Quant",
+    "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "sinq": "SINQ", "fouroversix": "Four Over Six",
+}  # fmt: skip
+# JSON files beside the weights by which tools say their method, and it.
+SIDE_FILES: Mapping[str, str] = {"quantize_config": "gptq", "quant_config": "awq", "hf_quant_config": "modelopt"}
+_TABLES = ("quantization_config", "compression_config")  # in a config.json; the second is compressed-tensors' old one
+_DEEPEST = 8  # tables in tables of a config.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sign:
+    """Last words of tensor names (after `X.`) that only one method has.
+
+    Attributes:
+        every: those that are all there beside one X. some: of these at least one, if there are any.
+        dtypes: of the first of `every`; () for any.
+    """
+
+    title: str
+    every: tuple[str, ...]
+    some: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+_CODES = ("int8", "uint8", "int16", "int32")
+# The first that fits counts.
+_SIGNS: tuple[_Sign, ...] = (
+    _Sign(title=TITLES["svdquant"], every=("qweight", "wscales")),
+    _Sign(title=TITLES["svdquant"], every=("qweight",), some=("proj_down", "lora_down", "smooth_factor", "smooth")),
+    _Sign(title="GPTQ", every=("qweight", "g_idx")),
+    _Sign(title="GPTQ, AWQ or AutoRound", every=("qweight", "qzeros")),
+    _Sign(title="one of GPTQ's kind", every=("qweight",), dtypes=_CODES),
+    _Sign(title=TITLES["compressed-tensors"], every=("weight_packed",)),
+    _Sign(title=TITLES["compressed-tensors"], every=("weight_global_scale",)),
+    _Sign(title=TITLES["torchao"], every=("_weight_qdata",)),
+    _Sign(title=TITLES["hqq"], every=("W_q",)),
+    _Sign(title=TITLES["modelopt"], every=("weight_quantizer._scale",)),
+    _Sign(title=TITLES["modelopt"], every=("weight_quantizer._amax",)),
+    _Sign(title="NVIDIA ModelOpt's or Black Forest Labs' NVFP4", every=("weight", "weight_scale_2"), dtypes=("uint8",)),
+    _Sign(title=TITLES["modelopt"], every=("weight_scale_2",)),
+    _Sign(title="MXFP4 or another format of 4 bits", every=("weight", "weight_scale"), dtypes=("uint8",)),
+    _Sign(title="8-bit integers of a format that no marker names", every=("weight", "weight_scale"), dtypes=("int8",)),
+    _Sign(title=TITLES["eetq"], every=("weight", "weight_scales"), dtypes=("int8",)),
+)
+_TWO_WORDS = ("weight_quantizer._scale", "weight_quantizer._amax")
+_HOOKS = "__nncf_hooks."  # what NNCF's own state dicts begin with
+
+
+def refuse_unread(
+    path: Path,
+    tensors: Mapping[str, TensorInfo],
+    found: Mapping[str, Found],
+    configs: Mapping[str, Mapping[str, Any]],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Raise if a component is quantized in a way that is not read here, in whole or in part.
+
+    Args:
+        path: of the component. found: the quantized weights that are read.
+        configs: the JSON files that may name a method, by name without suffix. metadata: of the file.
+
+    Raises:
+        UnsupportedFileError: a method that is not read here, by name.
+        BadFileError: parts of weights are missing, or a config says that floats are quantized, or makes no sense.
+    """
+    said = tuple(_said(path, configs, metadata))
+    for where, word in said:
+        if word.lower() not in READ | (FLOAT8 if found else frozenset()):
+            raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
+    used = {key for row in found.values() for key in (*row.keys.values(), *row.extra)}
+    plain = {key: info for key, info in tensors.items() if key not in used}
+    sign = _signed(plain)
+    if sign is not None:
+        title = f"{_title(said[0][1])} ({said[0][0]} says so)" if said else sign[0]
+        raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
+    _refuse_missing_parts(path, found)  # sdquant's own files are held against their metadata
+    stray = stray_of(plain)
+    if stray is not None:
+        raise BadFileError(
+            f"Cannot load {path}",
+            f"it has {stray[0]!r}, which is part of a quantized weight, and the rest does not fit: {stray[1]}",
+            "If it is damaged, download it again; if another tool wrote it, use a file in a format that "
+            "`sdquant matrix` lists",
+        )
+    codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in _CODES), None)
+    if codes is not None:
+        by = f"{_title(said[0][1])}, as {said[0][0]} says" if said else "a quantization that nothing in it names"
+        raise UnsupportedFileError(
+            f"Cannot load {path}",
+            f"its {codes!r} is {plain[codes].dtype}, codes of {by}, and their scales are not beside them",
+            f"If a config.json belongs to it, as to SDNQ's files, give the folder that has both. Else: {_USE}",
+        )
+    if said and not found and tensors and not _of_products(configs):
+        raise BadFileError(
+            f"Cannot load {path}",
+            f"{said[0][0]} says that it is quantized by {_title(said[0][1])}, and none of its {len(tensors)} tensors "
+            "is",
+            "Get the weights that belong to the config, or, if they are meant to be floats, remove quantization_config "
+            "from it",
+        )
+
+
+def _unread(path: Path, why: str) -> UnsupportedFileError:
+    return UnsupportedFileError(f"Cannot load {path}", f"{why}, which sdquant does not read", _USE)
+
+
+def _title(word: str) -> str:
+    """How people know the method that a config calls `word`."""
+    return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
+
+
+def _refuse_missing_parts(path: Path, found: Mapping[str, Found]) -> None:
+    for row in found.values():
+        key = backends.of_scheme(row.scheme).missing(row)
+        if key is not None:
+            raise BadFileError(
+                f"Cannot load {path}",
+                f"it has no {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
+                "Download the file again, or quantize the model again",
+            )
+
+
+def _said(
+    path: Path, configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Where a method is named, and its name.
+
+    Raises:
+        BadFileError: the name is no text.
+    """
+    for name, values in configs.items():
+        place = f"its {name}.json"
+        if name in SIDE_FILES:
+            yield place, SIDE_FILES[name]
+        for table in (values,) if name in _TABLES else _tables(values):
+            word = _word(path, place, table)
+            if word is not None:
+                yield place, word
+    if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
+        yield "its metadata", "torchao"
+    text = metadata.get("quantization_config")
+    if isinstance(text, str):
+        try:
+            table = jsonline.parse(text)
+        except ValueError:
+            return  # of another program, which sdquant need not understand: the tensors decide
+        word = table.get("quant_method", table.get("method")) if isinstance(table, dict) else None
+        if isinstance(word, str):
+            yield "its metadata", word
+
+
+def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """The tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
+    for key, value in config.items():
+        if key in _TABLES and isinstance(value, Mapping) and value:
+            yield value
+        elif isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from _tables(value, depth + 1)
+
+
+def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
+    """The method that a table names; None for one that is only about a method that tensors show.
+
+    Raises:
+        BadFileError: the name is no text.
+    """
+    word = table.get("quant_method")
+    if word is None:
+        if table.get("load_in_4bit") or table.get("load_in_8bit"):  # bitsandbytes', before methods had names
+            return "bitsandbytes"
+        algorithm = table.get("quant_algo") or table.get("quant_library")
+        return algorithm if isinstance(algorithm, str) else None
+    if not isinstance(word, str):
+        raise BadFileError(
+            f"Cannot load {path}",
+            f"{place} has {word!r:.80} for a quant_method, which is no name",
+            "Get the config.json that belongs to the weights",
+        )
+    return word
+
+
+def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
+    """The method whose tensor names are there, and the first of these."""
+    beside: dict[str, dict[str, str]] = {}
+    for key in plain:
+        if _HOOKS in key:
+            return "NNCF in its own modules", key
+        stem, last = _split(key)
+        beside.setdefault(stem, {})[last] = key
+    for sign in _SIGNS:
+        for names in beside.values():
+            if not names.keys() >= set(sign.every) or (sign.some and not names.keys() & set(sign.some)):
+                continue
+            if not sign.dtypes or plain[names[sign.every[0]]].dtype in sign.dtypes:
+                return sign.title, names[sign.every[-1]]
+    return None
+
+
+def _split(key: str) -> tuple[str, str]:
+    for words in _TWO_WORDS:
+        if key.endswith(f".{words}"):
+            return key.removesuffix(words), words
+    stem, _, last = key.rpartition(".")
+    return stem, last
+
+
+def _is_weight(key: str) -> bool:
+    return re.search(r"(^|\.)weight$", key) is not None
+
+
+def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether it is quantized by rules, which may be for products of activations alone."""
+    return any(table.get("rules") for values in configs.values() for table in _tables(values))
