@@ -80,9 +80,11 @@ def attention(
         step = max(1, block // max(1, math.prod(query.shape[:-2]) * key.shape[-2]))
         done = []
         for first in range(0, rows, step):
-            scores = multiply(sites[0].quantized(query[..., first : first + step, :], -1)[0], right)
+            some = sites[0].quantized(query[..., first : first + step, :], -1)[0]
+            scores = multiply(some, right, right_first=sites[0].right_first)
             odds = _odds(scores, factor, _bias(attn_mask, is_causal, scores, first, rows), dropout_p)
-            done.append(multiply(sites[1].quantized(odds.to(query.dtype), -1)[0], last))
+            shares = sites[1].quantized(odds.to(query.dtype), -1)[0]
+            done.append(multiply(shares, last, right_first=sites[1].right_first))
         return torch.cat(done, -2) if len(done) > 1 else done[0]
 
 

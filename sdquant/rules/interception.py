@@ -347,7 +347,12 @@ def _tell(module: nn.Module, args: Any, output: Any) -> None:
         IncompatibleError: nothing at all is quantized in the model, whose rules were to quantize something.
     """
     report: Report = module.__dict__[_REPORT]
-    if not report.done and not any(isinstance(one, QtLayer) or packed_of(one) is not None for one in module.modules()):
+    calibrates = any(mark.statistics is not None for mark in marks(module).values())  # which says itself what it lacks
+    if (
+        not report.done
+        and not calibrates
+        and not any(isinstance(one, QtLayer) or packed_of(one) is not None for one in module.modules())
+    ):
         rules = ", ".join(repr(rule.module_path) for rule in report.modules)
         raise IncompatibleError(
             f"Cannot quantize a {type(module).__name__} by rules for {rules}",

@@ -26,11 +26,15 @@ EXACT_IN_FLOAT32 = 2**24
 WORTH_A_KERNEL = 2**17
 
 
-def multiply(a: QArray, b: QArray) -> Tensor:
+def multiply(a: QArray, b: QArray, *, right_first: bool = False) -> Tensor:
     """a [..., M, K] times b [..., K, N]: [..., M, N], in the dtype of what was quantized; leading axes broadcast.
 
     Both in integers or float8, in tiles of `matmul.LEAST_TILE` along K at least (or none): the codes are multiplied,
     integers exactly, and the sums scaled. Else both are dequantized first, and the product is that of floats.
+
+    Args:
+        right_first: whether the sums are scaled by b's scales before a's, each time rounded. That is so in Qwix's
+            einsum: opt_einsum hands over the two operands of any equation in the order (1, 0).
 
     Raises:
         SettingsError: both have zero points, or tiles of different sizes.
@@ -45,7 +49,7 @@ def multiply(a: QArray, b: QArray) -> Tensor:
                 "only one side of a product can have one",
                 'Use a calibration method that is symmetric, such as "absmax", in rules that name products',
             )
-        return _of_codes(a, right)
+        return _of_codes(a, right, right_first=right_first)
 
 
 def turned(array: QArray) -> QArray:
@@ -56,7 +60,7 @@ def turned(array: QArray) -> QArray:
     )  # fmt: skip
 
 
-def _of_codes(a: QArray, b: QArray) -> Tensor:
+def _of_codes(a: QArray, b: QArray, *, right_first: bool) -> Tensor:
     """a [..., M, K] times b [..., N, K] transposed."""
     tiles = common_tiles(a, b, "activations")
     left, right = _in_tiles(a.qvalue, tiles), _in_tiles(b.qvalue, tiles)
@@ -66,8 +70,9 @@ def _of_codes(a: QArray, b: QArray) -> Tensor:
             part = _in_tiles(_zeros(array, tiles), tiles).long() * other.sum(-1, dtype=torch.int64).unsqueeze(-2)
             sums = sums.long() - (part.mT if turn else part)
     # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
-    done = sums.to(a.scale.dtype) * _over_sums(a.scale, -1)
-    done *= _over_sums(b.scale, -2)
+    scales = _over_sums(a.scale, -1), _over_sums(b.scale, -2)
+    done = sums.to(a.scale.dtype) * scales[right_first]
+    done *= scales[not right_first]
     return (done.sum(-3) if tiles > 1 else done.squeeze(-3)).to(a.dtype)
 
 

@@ -61,6 +61,11 @@ class Site:
         return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
 
     @property
+    def right_first(self) -> bool:
+        """In what order sums are scaled, see `products.multiply`."""
+        return self.name.startswith("einsum")
+
+    @property
     def by_row(self) -> bool:
         """Whether the codes of a row depend on no other row, nor on which row it is."""
         if self.known is not None:
@@ -169,7 +174,7 @@ def product(a: Tensor, b: Tensor, rule: QuantizationRule | Site) -> Tensor:
             done = _Product.apply(a, b, site)  # type: ignore[no-untyped-call]
             assert isinstance(done, Tensor)
             return done
-        return multiply(site.quantized(a, -1)[0], site.quantized(b, -2)[0])
+        return multiply(site.quantized(a, -1)[0], site.quantized(b, -2)[0], right_first=site.right_first)
 
 
 class _Product(torch.autograd.Function):
@@ -180,7 +185,7 @@ class _Product(torch.autograd.Function):
         ctx.site, ctx.founds = site, (found_a, found_b)
         ctx.save_for_backward(a, b)
         ctx.codes = (_residual(left, site.rule), _residual(right, site.rule))
-        return multiply(left, right)
+        return multiply(left, right, right_first=site.right_first)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

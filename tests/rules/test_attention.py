@@ -49,7 +49,12 @@ def decibels(exact: Array, other: Array) -> float:
 
 
 def in_numpy(q: Array, k: Array, v: Array, bias: Array, qtype: str, dtype: str, scale: float) -> Array:
-    def multiplied(a: Array, b: Array) -> Array:
+    def multiplied(left: Array, right: Array) -> Array:
+        # Of the transposed ones: an einsum is scaled by its right operand first.
+        a, b = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
+        return product_of(a, b).swapaxes(-1, -2)
+
+    def product_of(a: Array, b: Array) -> Array:
         if qtype.startswith("int"):
             return wanted(a, b, qtype, a.shape[-1], dtype)
         left, right = (quantized(x, qtype, x.shape[-1], dtype) for x in (a, b.swapaxes(-1, -2)))

@@ -288,6 +288,28 @@ def test_einsum_is_the_same_product(equation: str, shapes: tuple[tuple[int, ...]
     assert torch.allclose(done, exact, atol=2e-3) and not torch.equal(done, exact)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("equation", "axes"),
+    [("...ij,...jk->...ik", (0, 1, 2, 3)), ("...ij,...jk->...ki", (0, 1, 3, 2)), ("bhij,hjk->bihk", (0, 2, 1, 3))],
+)
+def test_einsum_scales_by_the_right_operand_first(equation: str, axes: tuple[int, ...], dtype: str) -> None:
+    """As Qwix does, whose einsum multiplies the operands in the order (1, 0) that opt_einsum gives for any equation. A
+    product by its other names is scaled by the left one first: the two differ in the last bit here and there."""
+    a, b, _ = numbers(dtype)
+    left, right = (quantized(x, "int8", SIZE, dtype) for x in (a, b.swapaxes(-1, -2)))
+    sums = left[0].astype(np.int64) @ right[0].astype(np.int64).swapaxes(-1, -2)
+    rounded = reference.ROUNDINGS[dtype]
+    wide = rounded(sums.astype(np.float32))
+    theirs = rounded(rounded(wide * right[1].swapaxes(-1, -2)) * left[1])
+    rule = QuantizationRule(op_names=("einsum", "matmul"), act_qtype="int8")
+    done = einsum(equation, tensor(a, dtype), tensor(b, dtype), Site(rule=rule, name="einsum0"))
+    assert done is not None and np.array_equal(done.float().numpy(), theirs.transpose(axes))
+    other = product(tensor(a, dtype), tensor(b, dtype), Site(rule=rule, name="dot_general0"))
+    assert np.array_equal(other.float().numpy(), scaled(wide, left[1][..., 0], right[1][..., 0], dtype))
+    assert not np.array_equal(other.float().numpy(), theirs)
+
+
 def test_einsum_that_is_no_product() -> None:
     site = Site(rule=QuantizationRule(op_names=("einsum",), act_qtype="int8", tile_size=2))
     assert einsum("i,j->ij", torch.ones(2), torch.ones(3), site) is None

@@ -82,7 +82,7 @@ def test_a_product_as_numpy_computes_it() -> None:
     made = quantize_model(Calls(), PtqProvider([rule("", op_names=("einsum",))], statistics(bounds)))
     (left, one), (right, other) = codes(a, bounds["einsum0_lhs"]), codes(b, bounds["einsum0_rhs"])
     assert (np.abs(left) == 128).any() and model is not made
-    wanted = (left @ right).astype(np.float32) * one * other
+    wanted = (left @ right).astype(np.float32) * other * one  # einsum scales by the right operand first
     assert np.array_equal(made(tensor(a, "float32"), tensor(b, "float32")).numpy(), wanted)
     assert list(made.state_dict()) == ["einsum0_lhs_scale", "einsum0_rhs_scale"]
     assert made.einsum0_lhs_scale.item() == one
@@ -121,7 +121,7 @@ def test_attention_as_numpy_computes_it() -> None:
             codes(a, np.float32(bounds[f"{name}_lhs"])),
             codes(b, np.float32(bounds[f"{name}_rhs"])),
         )
-        return (left @ right).astype(np.float32) * one * other
+        return (left @ right).astype(np.float32) * other * one
 
     scores = multiplied(q, k.swapaxes(-1, -2), "einsum0") * np.float32(0.25)
     odds = np.exp(scores - scores.max(-1, keepdims=True))
