@@ -17,7 +17,7 @@ from tools import qwix_names, readme
 
 TEXT = readme.RULES.read_text(encoding="utf-8")
 ROWS = [row for table in qwix_names.TABLES.values() for row in table]
-# What `qwix` 0.1.8 has: the names that its __init__ imports, `contrib` and `pallas` among them.
+# What `qwix` has at aa623acb (2026-08-13): the names that its __init__ imports, `contrib` and `pallas` among them.
 QWIX = {
     "quantize_model", "quantize_params", "PtqProvider", "QtProvider", "QtRule", "QuantizationRule",
     "QuantizationProvider", "LoraProvider", "LoraRule", "apply_lora_to_model", "OdmlQatProvider",

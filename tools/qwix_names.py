@@ -1,4 +1,4 @@
-"""What each name of Qwix 0.1.8 and MaxDiffusion is here: the rows of the tables in docs/rules.md.
+"""What each name of Qwix at aa623acb and MaxDiffusion is here: the rows of the tables in docs/rules.md.
 
 A row says where the thing is here, as references that a test looks up: "sdquant.rules.QArray" is an attribute,
 "QtRule.bwd_qtype" a field, "key quantization" a key of a config file, "sdquant calibrate" a command. Without any, the

@@ -264,6 +264,8 @@ def qtypes(_: Path) -> str:
         parts = layout(QuantizationRule(weight_qtype=row.name, tile_size=tile), SHAPE, "bfloat16")
         ratio = sum(part.nbytes for part in parts.values()) / (2 * SHAPE[0] * SHAPE[1])
         scales = {"": "the weight's dtype", "power of two": "powers of two"}.get(row.scale_type, row.scale_type)
+        if row.scale_type == "power of two":
+            scales += ", outlier-aware" if row.bias is not None else ", rounded up"
         zero = "yes" if row.asymmetric else "no"
         tiles = f"{row.tile}, always" if row.tile else f"any, or none; here {tile or 'none'}"
         rows.append((f"`{row.name}`", str(row.bits), f"{row.bound:g}", zero, scales, tiles, f"{ratio:.3f}"))

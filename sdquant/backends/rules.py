@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 # The rows of `sdquant.rules.qtypes`; a test holds them together.
 TYPES = (
     "int2", "int3", "int4", "int5", "int6", "int7", "int8", "int16",
-    "float8_e4m3fn", "float8_e5m2", "nf4", "mxfp8", "mxfp4", "nvfp4",
+    "float8_e4m3fn", "float8_e5m2", "nf4", "mxfp8", "mxfp8_16", "mxfp4", "mxfp8_ceil", "mxfp4_ceil",
+    "nvfp4",
 )  # fmt: skip
 CHUNK = 1 << 18  # weights decoded at a time
 # Packings of `kernels.forms` that `rules.packing` gives codes of so many bits, in rows of whole units; and the names of

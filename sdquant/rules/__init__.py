@@ -44,10 +44,12 @@ The flow:
     qt/              QtProvider: training with quantization in the loop; ranges over batches
     kept.py, recovering.py   rules_of_model: back from a model, or a saved one, to its rules
 
-Bit for bit as in Qwix 0.1.8 on the CPU in float32 and bfloat16, where XLA divides as IEEE says. Better here: scales of
-float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static ranges do not tie a model
-to one sequence length. Products of two activations are quantized only by rules that name them, and need no weight_qtype
-for that; in Qwix a rule for all operations takes them along.
+Bit for bit as in Qwix at aa623acb (2026-08-13) on the CPU in float32 and bfloat16, where XLA divides as IEEE says. The
+release 0.1.8 is older: it has neither int16 nor mxfp8_16, and its mxfp8 and mxfp4 are mxfp8_ceil and mxfp4_ceil here.
+
+Better here: scales of float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static
+ranges do not tie a model to one sequence length. Products of two activations are quantized only by rules that name
+them, and need no weight_qtype for that; in Qwix a rule for all operations takes them along.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The range of a tensor, found as a method says, and the scale and zero point that follow from it.
 
-Formulas: Qwix 0.1.8, core/qarray.py, `calibrate` and `compute_scale_zero_point`.
+Formulas: Qwix at aa623acb, core/qarray.py, `calibrate` and `compute_scale_zero_point`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .method import Method
+
+_EXPONENT = 0x7F80  # the bits of a bfloat16's exponent
 
 
 def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Method) -> dict[str, Tensor]:
@@ -86,6 +88,10 @@ def _not_tiny(scale: Tensor) -> Tensor:
 
 def _rounded(scale: Tensor, row: QType) -> Tensor:
     """The scale in the type that the format keeps scales in."""
+    if row.scale_type == "power of two" and row.bias is not None:
+        # Down to a power of two by dropping the mantissa of a bfloat16, to which the product is rounded before.
+        biased = (scale * scale.new_tensor(row.bias)).to(torch.bfloat16)
+        return (biased.view(torch.int16) & _EXPONENT).view(torch.bfloat16).to(scale.dtype)
     if row.scale_type == "power of two":
         return torch.exp2(torch.ceil(torch.log2(scale))).to(scale.dtype)
     if row.scale_type:

@@ -1,4 +1,4 @@
-"""Convolutions of quantized tensors. What is scaled when: Qwix 0.1.8, core/conv_general.py.
+"""Convolutions of quantized tensors. What is scaled when: Qwix at aa623acb, core/conv_general.py.
 
 More than there: weights alone can be quantized, activations and weights can have different types, and weights can have
 zero points.

@@ -1,4 +1,4 @@
-"""Products of quantized tensors. What is dequantized before the product and what after it: Qwix 0.1.8,
+"""Products of quantized tensors. What is dequantized before the product and what after it: Qwix at aa623acb,
 core/dot_general.py."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of two quantized activations, matrix by matrix: what `matmul.linear` does for a weight, with axes in front.
 
-What is dequantized before the product and what after it: Qwix 0.1.8, core/dot_general.py.
+What is dequantized before the product and what after it: Qwix at aa623acb, core/dot_general.py.
 """
 
 from __future__ import annotations

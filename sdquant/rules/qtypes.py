@@ -1,7 +1,11 @@
-"""The types that numbers are rounded into: a row each. Bounds are Qwix's (0.1.8, core/numerics.py). No torch.
+"""The types that numbers are rounded into: a row each. Bounds are Qwix's (at aa623acb, core/numerics.py). No torch.
 
 A symmetric integer type reaches from -B to B with B = qmax + 0.5, so that the largest bucket is as wide as the others.
 The largest number of a channel is then a tie: it is rounded to even, and saturated.
+
+Scales that are powers of two are chosen as Qwix has chosen them since 901efed: the power of two at or below the scale
+times `bias` (arXiv 2603.08713), so that large numbers may saturate and small ones are kept better. The release 0.1.8
+took that at or above the scale: its types have names of their own, ending in _ceil. How codes are read is the same.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ class QType:
         asymmetric: whether it can have a zero point.
         tile: the only tile size it is defined for; None if any.
         scale_type: what its scales are rounded to: "" (as computed), "power of two" or "float8_e4m3fn".
+        bias: of a scale, before it is rounded down to a power of two; None to round it up as it is.
     """
 
     name: str
@@ -36,6 +41,7 @@ class QType:
     asymmetric: bool = False
     tile: int | None = None
     scale_type: str = ""
+    bias: float | None = None
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -50,6 +56,19 @@ def _int(bits: int, storage: str, *, asymmetric: bool = False) -> QType:
     return QType(name=f"int{bits}", kind="int", bits=bits, storage=storage, bound=bound, asymmetric=asymmetric)
 
 
+_MX8, _MX4 = 60 / 31, 12 / 7
+
+
+def _mx(name: str, tile: int, bias: float | None) -> QType:
+    """A type of float8 or e2m1 numbers whose scales are powers of two."""
+    four = name.startswith("mxfp4")
+    return QType(
+        name=name, kind="e2m1" if four else "float", bits=4 if four else 8,
+        storage="uint8" if four else "float8_e4m3fn", bound=6.0 if four else 448.0,
+        tile=tile, scale_type="power of two", bias=bias,
+    )  # fmt: skip
+
+
 QTYPES = (
     _int(2, "int8"),
     _int(3, "int8"),
@@ -62,8 +81,11 @@ QTYPES = (
     QType(name="float8_e4m3fn", kind="float", bits=8, storage="float8_e4m3fn", bound=448.0),
     QType(name="float8_e5m2", kind="float", bits=8, storage="float8_e5m2", bound=57344.0),
     QType(name="nf4", kind="nf4", bits=4, storage="uint8", bound=1.0),
-    QType(name="mxfp8", kind="float", bits=8, storage="float8_e4m3fn", bound=448.0, tile=32, scale_type="power of two"),
-    QType(name="mxfp4", kind="e2m1", bits=4, storage="uint8", bound=6.0, tile=32, scale_type="power of two"),
+    _mx("mxfp8", 32, _MX8),
+    _mx("mxfp8_16", 16, _MX8),
+    _mx("mxfp4", 32, _MX4),
+    _mx("mxfp8_ceil", 32, None),
+    _mx("mxfp4_ceil", 32, None),
     QType(name="nvfp4", kind="e2m1", bits=4, storage="uint8", bound=6.0, tile=16, scale_type="float8_e4m3fn"),
 )
 

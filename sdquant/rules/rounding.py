@@ -1,4 +1,4 @@
-"""Rounding into the types, and back: Qwix's (0.1.8, core/numerics.py)."""
+"""Rounding into the types, and back: Qwix's (at aa623acb, core/numerics.py)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Forward: both operands quantized, each with the range that it has itself, and multiplied (`products.multiply`).
 Backward: of the float product (quantization-aware training), or with quantized gradients where the rule has a
-bwd_qtype. Formulas: Qwix 0.1.8, core/dot_general_qt.py.
+bwd_qtype. Formulas: Qwix at aa623acb, core/dot_general_qt.py.
 """
 
 from __future__ import annotations

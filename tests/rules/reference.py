@@ -49,7 +49,10 @@ FORMATS = {
     "float8_e4m3fn": magnitudes(4, 3, 7, 448.0),
     "float8_e5m2": magnitudes(5, 2, 15, 57344.0),
     "mxfp8": magnitudes(4, 3, 7, 448.0),
+    "mxfp8_16": magnitudes(4, 3, 7, 448.0),
+    "mxfp8_ceil": magnitudes(4, 3, 7, 448.0),
     "mxfp4": magnitudes(2, 1, 1, 6.0),
+    "mxfp4_ceil": magnitudes(2, 1, 1, 6.0),
     "nvfp4": magnitudes(2, 1, 1, 6.0),
 }
 
@@ -68,6 +71,11 @@ def bound(qtype: str) -> float:
     if qtype in FORMATS:
         return float(FORMATS[qtype][-1])
     return 1.0 if qtype == "nf4" else 2.0 ** (int(qtype[3:]) - 1) - 0.5 if qtype != "int16" else 32768.0
+
+
+def bias(qtype: str) -> float:
+    """Outlier-aware scaling: what a scale is multiplied by before it becomes the power of two at or below it."""
+    return 12 / 7 if qtype == "mxfp4" else 60 / 31
 
 
 def quantize(
@@ -92,7 +100,10 @@ def quantize(
         else:
             scale = rounded(np.array([high / np.float32(bound(qtype))]))[0]
             scale = np.float32(1) if scale < tiny else scale
-            if qtype.startswith("mx"):
+            if qtype.startswith("mx") and not qtype.endswith("ceil"):
+                biased = rounded(np.array([scale * rounded(np.array([np.float32(bias(qtype))]))[0]]))
+                scale = np.float32(2.0 ** np.floor(np.log2(bfloat16(biased)[0].astype(np.float64))))
+            elif qtype.startswith("mx"):
                 scale = np.float32(2.0 ** np.ceil(rounded(np.array([np.log2(scale)]))[0]))
             elif qtype == "nvfp4":
                 scale = to_format(np.array([scale]), FORMATS["float8_e4m3fn"])[0]

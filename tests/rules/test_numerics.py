@@ -74,6 +74,27 @@ def test_other_methods(name: str, dtype: str, method: str) -> None:
     assert np.array_equal(dequantize(made).float().numpy(), back)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "largest", "ratio", "scales"),
+    [
+        # absmax over the type's largest number, and the power of two that newest Qwix and its release 0.1.8 take for it
+        ("mxfp8", 448, 1.0, (1.0, 1.0)), ("mxfp8", 448, 1.0234375, (1.0, 2.0)),
+        ("mxfp8", 448, 1.0390625, (2.0, 2.0)), ("mxfp8", 448, 1.984375, (2.0, 2.0)), ("mxfp8", 448, 0.51, (0.5, 1.0)),
+        ("mxfp4", 6, 1.15625, (1.0, 2.0)), ("mxfp4", 6, 1.171875, (2.0, 2.0)), ("mxfp4", 6, 0.0, (1.0, 1.0)),
+    ],
+)  # fmt: skip
+def test_powers_of_two_are_outlier_aware(
+    name: str, largest: float, ratio: float, scales: tuple[float, float], dtype: torch.dtype
+) -> None:
+    x = torch.zeros(1, 32, dtype=dtype)
+    x[0, 3] = -largest * ratio
+    made = quantize(x, HowToQuantize(qtype=name, channelwise_axes=(0,), tiled_axes={1: 32}))
+    old = quantize(x, HowToQuantize(qtype=f"{name}_ceil", channelwise_axes=(0,), tiled_axes={1: 32}))
+    assert (made.scale.item(), old.scale.item()) == scales
+    assert dequantize(made)[0, 3].item() >= -largest * scales[0]  # saturated, where the range is wider
+
+
 def test_fixed_ranges_are_of_the_whole_tensor() -> None:
     x = torch.from_numpy(numbers("normal"))
     how = HowToQuantize(qtype="int8", channelwise_axes=(0,), calibration_method="fixed,-2,2")

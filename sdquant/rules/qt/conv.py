@@ -1,4 +1,4 @@
-"""The convolution of quantized operands, and its gradients. Qwix 0.1.8, core/conv_general_qt.py.
+"""The convolution of quantized operands, and its gradients. Qwix at aa623acb, core/conv_general_qt.py.
 
 As there, gradients without a bwd_qtype are those of the dequantized operands and are not clipped to ranges, other than
 in linear layers. More than there: gradients have stochastic rounding and shards, weights can have tiles, and operands

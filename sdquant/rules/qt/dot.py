@@ -1,4 +1,5 @@
-"""The product of a linear layer with quantized operands, and its gradients. Qwix 0.1.8, core/dot_general_qt.py."""
+"""The product of a linear layer with quantized operands, and its gradients: Qwix at aa623acb,
+core/dot_general_qt.py."""
 
 from __future__ import annotations
 

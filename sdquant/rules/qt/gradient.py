@@ -1,4 +1,4 @@
-"""Gradients quantized: Qwix 0.1.8, core/dot_general_qt.py and core/stochastic_rounding.py."""
+"""Gradients quantized: Qwix at aa623acb, core/dot_general_qt.py and core/stochastic_rounding.py."""
 
 from __future__ import annotations
 

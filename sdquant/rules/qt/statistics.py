@@ -1,4 +1,4 @@
-"""Ranges of activations over batches (quant_stats): Qwix 0.1.8, averaging.py and providers/qt.py.
+"""Ranges of activations over batches (quant_stats): Qwix at aa623acb, averaging.py and providers/qt.py.
 
 A batch's range is averaged over rule.act_batch_axes, and these are summed: the static range is the mean of the batches'
 ranges. `rules.static` says how they are named.
