@@ -14,6 +14,7 @@ from . import backends
 from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import adapters, families, folder, source
+from .formats.shards import MERGE, refuse_shard
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
 from .planning.arguments import answered
@@ -112,9 +113,16 @@ def detect_base(
     return _seen(path, complete, allow_pickle, variant, partial=True)
 
 
-def _seen(path: str | Path, complete: bool, pickles: bool, variant: str | None, *, partial: bool) -> Detected:
+def detect_part(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
+    """The same for a file or folder of one component of a pipeline: what is refused is told so."""
+    return _seen(path, complete, allow_pickle, None, partial=False, is_part=True)
+
+
+def _seen(
+    path: str | Path, complete: bool, pickles: bool, variant: str | None, *, partial: bool, is_part: bool = False
+) -> Detected:
     try:
-        seen = _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial, variant)
+        seen = _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial, variant, is_part)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
     folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
@@ -124,14 +132,16 @@ def _seen(path: str | Path, complete: bool, pickles: bool, variant: str | None, 
     return seen
 
 
-def _look(place: Path, path: str, complete: bool, pickles: bool, partial: bool, variant: str | None) -> Detected:
+def _look(
+    place: Path, path: str, complete: bool, pickles: bool, partial: bool, variant: str | None, is_part: bool
+) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
     if not place.is_dir():
-        return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path)
+        return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path, is_part=is_part)
     index = place / "model_index.json"
     if not index.exists():
-        return _component(_part(place, complete, pickles, False, variant), path, variant)
+        return _component(_part(place, complete, pickles, False, variant), path, variant, is_part=is_part)
     parts = {
         name: _component(_part(sub, complete, pickles, partial, variant), str(sub), variant)
         for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
@@ -194,11 +204,12 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     )
 
 
-def _component(src: Source, path: str, variant: str | None = None) -> Detected:
+def _component(src: Source, path: str, variant: str | None = None, *, is_part: bool = False) -> Detected:
     gguf = src.container == "gguf"
-    if gguf:
-        _refuse_unless_diffusion(src)
     row = families.recognise(src.names)
+    refuse_shard(src, is_known=row is not None)
+    if gguf:
+        _refuse_unless_diffusion(src, is_part=is_part)
     quant, evidence = _quantization(src)
     if src.variant or src.variants:
         evidence.append(_variant(src))
@@ -299,18 +310,21 @@ def same_scheme(asked: str, found: str | None) -> bool:
 
 
 _ALONE = "Give the model's own file, a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest"
+_PART = "Give the same component as .safetensors, or leave it out: then the pipeline folder's own is used"
+# What a GGUF file may be besides a diffusion model: why it is refused, and the ways out for the model and for a part.
 _REFUSALS = {
-    "text-encoder": ("it is a text encoder or language model", _ALONE),
-    "projector": ("it is the vision projector of a language model", _ALONE),
-    "adapter": ("it is a LoRA, and LoRAs are not read from GGUF", "Load the model, then the LoRA as safetensors"),
-    "split": (
-        "it is one part of a split file",
-        "Merge the parts with `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and load the result",
+    "text-encoder": ("it is a text encoder or language model", _ALONE, _PART),
+    "projector": ("it is the vision projector of a language model", _ALONE, _PART),
+    "adapter": (
+        "it is a LoRA, and LoRAs are not read from GGUF",
+        "Load the model, then the LoRA as safetensors",
+        "Leave it out, and give pipe.load_lora_weights the LoRA as safetensors",
     ),
+    "split": ("it is one part of a split file", MERGE, MERGE),
 }
 
 
-def _refuse_unless_diffusion(src: Source) -> None:
+def _refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
     from .backends.gguf import undecodable
     from .formats.gguf import classify, read_header
 
@@ -326,12 +340,13 @@ def _refuse_unless_diffusion(src: Source) -> None:
     if METADATA_KEY in src.metadata:
         return
     kind = classify(read_header(src.files[0], complete=False))
+    what = f"Cannot use {src.files[0]} as a part" if is_part else f"{src.files[0]} was to be loaded"
     if kind == "all-in-one":
         raise RefusedFileError(
-            f"{src.files[0]} was to be loaded",
+            what,
             f"it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF ({kind.evidence})",
-            _ALONE,
+            "Give files of single components, such as a GGUF of the UNet/transformer alone" if is_part else _ALONE,
         )
     if kind in _REFUSALS:
-        why, fix = _REFUSALS[kind]
-        raise UnsupportedFileError(f"{src.files[0]} was to be loaded", f"{why} ({kind.evidence})", fix)
+        why, alone, part = _REFUSALS[kind]
+        raise UnsupportedFileError(what, f"{why} ({kind.evidence})", part if is_part else alone)

@@ -91,7 +91,7 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     seen = look(asked, complete=complete)
     own, others = _own_place(asked)
-    parts = [detection.detect(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
+    parts = [detection.detect_part(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
     for lora in (one for one in (seen, *parts) if one.component == "lora"):
         adapters.refuse(lora.path, lora.sources["."].names)
     base = lender(asked, seen, complete=complete)

@@ -58,6 +58,26 @@ class TestNames:
         error = _refused(UnknownQuantError, sd, "nf44")
         assert "'nf44'" in error.what and "Did you mean 'nf4'" in error.fix and "sdquant matrix" in error.fix
 
+    @pytest.mark.parametrize(
+        ("loose", "scheme"),
+        [("4bit", "nf4"), ("4-bit", "nf4"), ("8bit", "int8"), ("load_in_8bit", "int8"), ("bnb 4bit", "nf4"),
+         ("int3", "qint3"), ("int2", "qint2"), ("llm.int8", "bnb-int8"), ("float8", "fp8"), ("quanto", "qint8"),
+         ("q8", "q8_0"), ("int8_wo", "int8")],
+    )  # fmt: skip
+    def test_a_loose_word(self, loose: str, scheme: str, sd: Path) -> None:
+        """The usual scheme first, and not the one that is spelled most like it."""
+        assert _refused(UnknownQuantError, sd, loose).fix.startswith(f"Did you mean {scheme!r}")
+
+    def test_loose_words_are_no_schemes(self) -> None:
+        for word, schemes in backends.LOOSE.items():
+            assert [backends.scheme(name).name for name in schemes] == list(schemes)
+            with pytest.raises(UnknownQuantError):
+                backends.scheme(word)
+
+    def test_a_dtype_is_no_scheme(self, sd: Path) -> None:
+        for word, dtype in (("fp16", "float16"), ("bfloat16", "bfloat16"), ("fp32", "float32")):
+            assert f"dtype={dtype!r}" in _refused(UnknownQuantError, sd, word).fix
+
     def test_a_scheme_of_another_backend(self, sd: Path) -> None:
         assert "'bnb'" in _refused(UnknownQuantError, sd, "quanto:nf4").why
 

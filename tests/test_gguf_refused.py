@@ -132,3 +132,52 @@ def test_what_looks_like_one_of_them_and_is_none_is_read(flux: Path, tmp_path: P
     ):
         row = Row(names, "", "", architecture, dict(values))
         assert sdquant.detect(_write(row, tmp_path / f"{number}.gguf")).container == "gguf"
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5", "Flux with a VAE", "LoRA of diffusers"])
+def test_parts_are_told_what_to_do_as_parts(name: str, flux: Path, tmp_path: Path) -> None:
+    """What helps with the model's own file helps nobody with a text encoder."""
+    row = ROWS[name]
+    path = _write(row, tmp_path / "some-Q8_0.gguf")
+    with pytest.raises(UnsupportedFileError) as caught:
+        sdquant.plan(flux, parts=[path])
+    assert "as a part" in caught.value.what and row.says in caught.value.why
+    assert "base=" not in caught.value.fix
+    assert ("single components" if row.says == _ONE else "safetensors") in caught.value.fix
+
+
+class TestOneOfSeveral:
+    """Some tools split files and write no `split.count`: the name tells it, where nothing in the file is known."""
+
+    def test_by_its_name(self, flux: Path, tmp_path: Path) -> None:
+        row = Row(("blk.7.weight", "blk.8.weight"), "", "")
+        path = _write(row, tmp_path / "flux1-dev-Q8_0-00002-of-00003.gguf")
+        for asked, values in ((path, {}), (path, {"base": flux}), (flux, {"parts": [path]})):
+            with pytest.raises(UnsupportedFileError) as caught:
+                sdquant.plan(asked, **values)
+            assert str(path) in caught.value.what and "part 2 of 3" in caught.value.why and _MERGE in caught.value.fix
+
+    def test_known_tensors_count_more_than_a_name(self, tmp_path: Path) -> None:
+        """Until the others are seen beside it."""
+        row = Row(("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"), "", "")
+        path = _write(row, tmp_path / "flux1-00001-of-00002.gguf")
+        assert sdquant.detect(path).family == "flux"
+        _write(row, tmp_path / "flux1-00002-of-00002.gguf")
+        with pytest.raises(UnsupportedFileError, match="part 1 of 2"):
+            sdquant.detect(path)
+        whole = _write(row, tmp_path / "flux1-00001-of-00001.gguf")
+        assert sdquant.detect(whole).family == "flux"
+
+    def test_of_safetensors(self, sd: Path, tmp_path: Path) -> None:
+        """A shard of a folder, given by its own path."""
+        from safetensors.torch import save_file
+
+        from . import layouts
+
+        state = layouts.weights(sd / "unet")
+        for number, half in enumerate((sorted(state)[::2], sorted(state)[1::2])):
+            path = tmp_path / f"diffusion_pytorch_model-{number + 1:05}-of-00002.safetensors"
+            save_file({key: state[key] for key in half}, path)
+        with pytest.raises(UnsupportedFileError) as caught:
+            sdquant.load_model(path, base=sd, progress=False)
+        assert "part 2 of 2" in caught.value.why and str(tmp_path) in caught.value.fix

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,6 +23,30 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
 
 ENTRY_POINTS = "sdquant.backends"
+
+
+# What people say for a kind of schemes, without signs between letters: the ones to take, the usual one first.
+LOOSE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("4bit", "4bits", "4", "b4", "loadin4bit", "quant4", "lowvram"), ("nf4", "int4")),
+    **dict.fromkeys(("bnb4bit", "bnb4", "bnbnf4", "bnb", "bitsandbytes", "qlora", "normalfloat4"), ("nf4",)),
+    **dict.fromkeys(("bnb8bit", "bnb8", "llmint8", "linear8bitlt"), ("bnb-int8",)),
+    **dict.fromkeys(("8bit", "8bits", "8", "b8", "loadin8bit", "quant8", "w8", "w8a16", "i8"), ("int8", "bnb-int8")),
+    **dict.fromkeys(("int8wo", "int8weightonly", "nncf", "nncfint8", "int8asym"), ("int8",)),
+    **dict.fromkeys(("int4wo", "int4weightonly", "w4", "w4a16", "i4", "nncfint4", "int4asym"), ("int4",)),
+    **dict.fromkeys(("2bit", "2bits", "2", "int2"), ("qint2",)),
+    **dict.fromkeys(("3bit", "3bits", "3", "int3"), ("qint3",)),
+    **dict.fromkeys(("6bit", "6bits", "6", "int6"), ("sdnq-int6",)),
+    **dict.fromkeys(("quanto", "quantoint8", "optimumquanto", "qint"), ("qint8",)),
+    **dict.fromkeys(("float8", "f8", "fp8e4m3", "fp8e4m3fn", "float8e4m3fn", "e4m3", "fp8e5m2"), ("fp8", "qfloat8")),
+    **dict.fromkeys(("float4", "f4", "bnbfp4"), ("fp4", "nf4")),
+    **dict.fromkeys(("gguf", "ggml", "q4", "q4km"), ("q4_k", "nf4")),
+    "q8": ("q8_0", "int8"),
+    "sdnq": ("sdnq-int8", "sdnq-uint4"),
+}  # fmt: skip
+_DTYPES = {
+    "fp16": "float16", "half": "float16", "float16": "float16", "16bit": "bfloat16", "bfloat16": "bfloat16",
+    "fp32": "float32", "full": "float32", "float32": "float32", "float": "float32",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -98,11 +123,15 @@ def scheme(name: str) -> Scheme:
             f"{short!r} belongs to backend {row.backend!r}, not {backend!r}",
             f"Use {row.name!r} or '{row.backend}:{row.name}'",
         )
-    raise UnknownQuantError(
-        f"Quantization {name!r} was asked for",
-        "no backend has such a scheme",
-        _did_you_mean(short, tuple(_schemes())) + "; `sdquant matrix` lists all",
-    )
+    why = "no backend has such a scheme"
+    loose = LOOSE.get(re.sub(r"[^a-z0-9]", "", short))
+    if loose is not None and loose[0] in _schemes():
+        fix = f"Did you mean {' or '.join(map(repr, loose))}?"
+    elif short.strip("_ ") in _DTYPES:
+        why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and leave quant out"
+    else:
+        fix = _did_you_mean(short, tuple(_schemes()))
+    raise UnknownQuantError(f"Quantization {name!r} was asked for", why, f"{fix}; `sdquant matrix` lists all")
 
 
 def of_scheme(name: str) -> Backend:

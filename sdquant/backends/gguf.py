@@ -224,7 +224,7 @@ class GGUF(Backend):
             raise BadFileError(
                 f"Weight {found.name!r} in {kind.name}",
                 f"the file has shape {list(stored)} in {list(blocks.shape)} bytes, the model needs {list(shape)}",
-                "Check that the file is for this model, with base= or config=",
+                "Check that the file and base= (or the config.json beside it) are of the same model",
             )
         spec = PackedSpec(scheme=kind.name, shape=shape, dtype=READ_DTYPE, details={"type": kind.name})
         return Packed(spec=spec, parts={BLOCKS: blocks})
