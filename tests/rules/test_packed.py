@@ -105,11 +105,12 @@ def test_scales_are_kept_as_their_format_says(name: str) -> None:
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
 def test_what_was_written_before_scales_were_outlier_aware_is_read_alike(name: str) -> None:
     """Such a file says mxfp8, and has other powers of two: they are its own."""
-    old = BACKEND.encode(_weight(4, 64), _spec(QuantizationRule(weight_qtype=f"{name}_ceil", tile_size=32)))
+    weight = torch.linspace(-1.02, 1.02, 64).repeat(4, 1) * qtype(name).bound
+    old = BACKEND.encode(weight, _spec(QuantizationRule(weight_qtype=f"{name}_ceil", tile_size=32)))
     said = replace(old.spec, details={**old.spec.details, "weight_qtype": name})
     decoded = BACKEND.decode(replace(old, spec=said), torch.float32)
     assert torch.equal(decoded, BACKEND.decode(old, torch.float32))
-    now = BACKEND.encode(_weight(4, 64), _spec(QuantizationRule(weight_qtype=name, tile_size=32)))
+    now = BACKEND.encode(weight, _spec(QuantizationRule(weight_qtype=name, tile_size=32)))
     assert not torch.equal(now.parts["scale"].float(), old.parts["scale"].float())
 
 
