@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,8 +132,9 @@ def refuse_nested(source: Path, target: Path) -> None:
 @contextmanager
 def offload_suspended(model: Any) -> Iterator[None]:
     """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
-    done = getattr(model, "sdquant", None)
-    with done.offload.suspended() if done is not None else nullcontext():
+    from . import offload
+
+    with offload.suspended(*offload.components_of(model).values()):
         yield
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
 from ..inference import make_ordinary, ordinary
-from .handle import OffloadHandle
+from .handle import HANDLE, OffloadHandle
 
 if TYPE_CHECKING:
     import os
@@ -95,8 +95,9 @@ def apply(
 ) -> OffloadHandle:
     """Offload a diffusers pipeline, or one component of it, and return how to undo that.
 
-    While the handle is active the model must not be moved, cast or copied: `handle.remove()` first. `sdquant.save` and
-    `save_pretrained` suspend the mode.
+    Whatever changes the model, or reads or writes all its weights, suspends the mode while it does that, or is refused
+    by name (see `actions`). Pipelines made of the model's components (`from_pipe`) are offloaded with it, and so is a
+    component that is set on one. To read or write weights yourself: `with handle.suspended():`.
 
     Args:
         model: a pipeline or an `nn.Module`, its weights in ordinary memory.
@@ -130,7 +131,7 @@ def apply(
     parts = components_of(model)
     if mode != "none":
         _refuse_openvino(mode, parts)
-    if any(_HANDLE in part.__dict__ for part in parts.values()):
+    if any(HANDLE in part.__dict__ for part in parts.values()):
         raise SettingsError(
             f"Offload mode {mode!r} was to be applied",
             "the model is offloaded already",
@@ -145,47 +146,65 @@ def apply(
         from ..peaks import of_model
 
         options["activations"] = handle.facts["activations"] = of_model(model)
-
-    @ordinary
-    def engage() -> None:
-        with handle.lock:
-            put_on()
-
-    def put_on() -> None:
-        handle.total = weight_bytes(*parts.values())
-        handle.counters.resident = 0
+    if mode == "none":  # which has nothing to suspend, and whose model is to be free with its last reference
         try:
-            if mode != "none":
-                make_ordinary(*parts.values())
-            importlib.import_module(f"{__name__}.{mode}").apply(parts, handle, target, **options)
-            for part in parts.values():
-                part.__dict__[_HANDLE] = handle
-                handle.undo.callback(part.__dict__.pop, _HANDLE, None)
-            if target.type == "cpu":
-                from ..heap import watch
-
-                handle.undo.callback(watch(*parts.values()))
-            if mode != "none":
-                from ..memory import give_back
-                from .changes import follow
-
-                follow(model, parts, handle)
-                give_back()
+            _engage(handle, parts, target, options)
         except BaseException:
             handle.remove()
             raise
+        return handle
+    from .owners import Owners
 
-    if mode != "none":  # which has nothing to suspend, and whose model is to be free with its last reference
-        handle.engage = engage
-    engage()
+    owners = Owners(model, handle)
+
+    @ordinary
+    def engage() -> None:
+        found = owners.parts()
+        _refuse_openvino(mode, found)
+        _engage(handle, found, target, options)
+        owners.follow(found)
+
+    handle.owners, handle.engage = owners, engage
+    try:
+        with handle.lock:
+            engage()
+        owners.take()
+    except BaseException:
+        handle.remove()
+        raise
     return handle
+
+
+@ordinary
+def _engage(
+    handle: OffloadHandle, parts: dict[str, nn.Module], target: torch.device, options: Mapping[str, Any]
+) -> None:
+    """Put the handle's mode on these components."""
+    handle.total = weight_bytes(*parts.values())
+    handle.counters.resident = 0
+    handle.components.clear()
+    offloaded = handle.mode != "none"
+    if offloaded:
+        make_ordinary(*parts.values())
+    importlib.import_module(f"{__name__}.{handle.mode}").apply(parts, handle, target, **options)
+    for part in parts.values():
+        part.__dict__[HANDLE] = handle
+        handle.undo.callback(part.__dict__.pop, HANDLE, None)
+    if target.type == "cpu":
+        from ..heap import watch
+
+        handle.undo.callback(watch(*parts.values()))
+    if offloaded:
+        from ..memory import give_back
+
+        give_back()
 
 
 @contextmanager
 def suspended(*parts: nn.Module) -> Iterator[None]:
     """These components' weights in ordinary memory, whatever their offload modes; see `OffloadHandle.suspended`."""
     with ExitStack() as stack:
-        handles = {id(one): one for part in parts if (one := part.__dict__.get(_HANDLE)) is not None}
+        handles = {id(one): one for part in parts if (one := part.__dict__.get(HANDLE)) is not None}
         for _, handle in sorted(handles.items()):  # in one order, so that no two threads wait for each other
             stack.enter_context(handle.suspended())
         yield
@@ -200,9 +219,6 @@ def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
                 f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
                 'Load the model with runtime="plain", or leave the offload mode at "none"',
             )
-
-
-_HANDLE = "_sdquant_offload"  # on each component: the handle that is active
 
 
 def components_of(model: Any) -> dict[str, nn.Module]:

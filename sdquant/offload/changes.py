@@ -1,70 +1,203 @@
-"""Calls that an offloaded model cannot take as it is.
+"""Seeing every change of an offloaded component: by its methods, its modules' ways to cast, and what is set on them.
 
-Modes cut a model into what they move when they are applied. So a call that changes what a model is made of, since a
-LoRA comes or goes, suspends the mode: all weights come into ordinary memory, the call does its work there, and the mode
-is applied to what the model is then. So does one that writes all weights, one that reads others (into what is given up
-next) and one that gives them away (some of them are empty while they wait). Copying and pickling are refused.
+`actions` says what is done about which call. Three nets lie below each other:
+* all public methods of a component, as attributes of the instance;
+* what casts, moves, state dicts, copies and pickles of any module inside go through, in the same way;
+* torch's hooks for new modules, parameters and buffers, whoever sets them (PEFT, attention processors, a user).
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from ..errors import SettingsError
 from ..inference import ordinary
+from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
+from .entry import ENTRIES, wrap
+from .handle import HANDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .handle import OffloadHandle
 
-# Of diffusers' pipelines and models, and of transformers' models.
-_METHODS = (
-    "load_lora_weights", "unload_lora_weights", "delete_adapters", "set_lora_device", "fuse_lora", "unfuse_lora",
-    "load_lora_adapter", "unload_lora", "load_adapter", "add_adapter", "delete_adapter",
-    "save_pretrained",
-)  # fmt: skip
-_STATES = ("load_state_dict", "state_dict")  # of any module
+log = logging.getLogger(__name__)
+
+PART_OF = "_sdquant_part_of"  # on each module inside: the handle
 
 
-def follow(model: Any, parts: Mapping[str, Any], handle: OffloadHandle) -> None:
-    """Wrap those methods of a pipeline (or component) and its components, as attributes of the instances."""
-    for owner in {id(one): one for one in (model, *parts.values())}.values():
-        _refuse_pickling(owner, handle)
-        for name in _METHODS:
-            if hasattr(owner, name):
-                _wrap(owner, name, handle)
-    for module in {id(module): module for part in parts.values() for module in part.modules()}.values():
-        for name in _STATES:
-            _wrap(module, name, handle)
+def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
+    """Guard components until the mode is undone.
+
+    Args:
+        used: the names that calls of their pipelines use.
+    """
+    _hook_registrations()
+    for part in parts.values():
+        handle.undo.callback(wrap(part, partial(_count, handle, 1), partial(_count, handle, -1), lock=handle.lock))
+    _guard(parts.values(), handle, used)
 
 
-def _wrap(owner: Any, name: str, handle: OffloadHandle) -> None:
+def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
+    """Have a mode that rests put on when one of the components is used."""
+    for part in parts.values():
+        _set(part, HANDLE, handle, handle)
+        for name in ENTRIES:
+            if hasattr(part, name):
+                _set(part, name, _waking(part, name, handle), handle)
+    _guard(parts.values(), handle, used)
+
+
+def _count(handle: OffloadHandle, change: int, name: str) -> None:
+    handle.computing += change
+
+
+def _waking(part: nn.Module, name: str, handle: OffloadHandle) -> Callable[..., Any]:
+    @functools.wraps(getattr(part, name))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        handle.ready()
+        return getattr(part, name)(*args, **kwargs)
+
+    return call
+
+
+def _guard(parts: Iterable[nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
+    modules: dict[int, nn.Module] = {}
+    for part in parts:
+        modules |= {id(module): module for module in part.modules()}
+        names = used | used_by(type(part))
+        for name in methods(type(part)):
+            what = kind(name, names)
+            if name not in INSIDE and what is not Kind.SAFE:
+                _set(part, name, _guarded(part, name, what, handle), handle)
+    for module in modules.values():
+        _set(module, PART_OF, handle, handle)
+        _set(module, "__deepcopy__", _Refusal(handle, "copy"), handle)
+        _set(module, "__reduce_ex__", _Reduce(module, handle), handle)
+        for name in INSIDE:
+            what = kind(name, used)
+            _set(module, name, _guarded(module, name, what, handle), handle)
+        _set(module, "_apply", _cast(module, handle), handle)
+
+
+def _guarded(owner: Any, name: str, what: Kind, handle: OffloadHandle) -> Callable[..., Any]:
     method = getattr(owner, name)
 
-    @ordinary  # what comes onto the model is there for longer than an inference mode around this call
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("keep_vars"):  # of `state_dict`: the parameters themselves, wherever they are
             return method(*args, **kwargs)
-        with handle.suspended():
-            return method(*args, **kwargs)
+        return guarded([handle], owner, name, what, lambda *a, **k: getattr(owner, name)(*a, **k), args, kwargs)
 
-    _set(owner, name, call, handle)
+    return call
 
 
-def _refuse_pickling(owner: Any, handle: OffloadHandle) -> None:
-    """What the hooks are made of is pickled before the handle would refuse it. `copy` asks with 4, and may: a shallow
-    copy shares weights and hooks, and the handle refuses a deep one. `torch.save` asks with 2."""
+def guarded(
+    handles: list[OffloadHandle],
+    owner: Any,
+    name: str,
+    what: Kind,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a method of a pipeline or module as its kind demands.
 
-    cls: Any = type(owner)
+    Args:
+        handles: of the modes that the pipeline's components have.
+        call: the method, looked up when the modes are suspended.
+    """
+    if not handles:
+        return call(*args, **kwargs)
+    handle, *others = handles
+    if what is Kind.REFUSED:
+        handle.refuse(*REFUSED[name])
+    with handle.lock:
+        if what is Kind.UNKNOWN and (handle.calls or handle.computing):
+            return call(*args, **kwargs)
+        if what is Kind.MOVES and handle.works:
+            device, left, named = destination(name, args, kwargs)
+            if device is not None and not is_move(handle, device):
+                log.info("%s.%s(%s) leaves the weights to offload=%r", type(owner).__name__, name, device, handle.mode)
+                if not left and not named.get("dtype"):
+                    return owner
+                args, kwargs = left, named
+        with handle.suspended(f"call {name}"):
+            return guarded(others, owner, name, what, call, args, kwargs) if others else lasting(call)(*args, **kwargs)
 
-    def reduce(protocol: int) -> Any:
-        if protocol != 4:
-            handle.refuse("pickled")
-        return cls.__reduce_ex__(owner, protocol)
 
-    _set(owner, "__reduce_ex__", reduce, handle)
+def lasting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, with ordinary tensors: what it puts onto the model is there for longer than an inference mode."""
+    return ordinary(call) if torch.is_inference_mode_enabled() else call
+
+
+def is_move(handle: OffloadHandle, device: torch.device) -> bool:
+    """Whether a move there brings weights away from the device that the mode computes on: to the CPU, which frees it.
+
+    Raises:
+        SettingsError: to any other device.
+    """
+    own = torch.device(handle.device)
+    if device.type == own.type and (device.index is None or own.index is None or device.index == own.index):
+        return False
+    if device.type == "cpu":
+        return True
+    raise SettingsError(
+        f"Cannot move a model with offload={handle.mode!r} to {device}",
+        f"the mode computes on {own}, and fetches weights when they are needed",
+        "Call `.sdquant.offload.remove()` first, or load the model for that device (device=)",
+    )
+
+
+def _cast(module: nn.Module, handle: OffloadHandle) -> Callable[..., Any]:
+    """`nn.Module._apply`, which all casts and moves go through."""
+    method = module._apply
+
+    def call(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        with handle.lock:
+            if handle.computing:  # a layer that is cast while it computes
+                return method(function, recurse)  # type: ignore[no-untyped-call]
+            device = function(torch.empty(0)).device
+            chosen = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
+            with handle.suspended("cast or move weights"):
+                return lasting(module._apply)(chosen, recurse)
+
+    return call
+
+
+def _staying(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: function(tensor).to(tensor.device)
+
+
+class _Refusal:
+    """What a copy or a pickle calls."""
+
+    def __init__(self, handle: OffloadHandle, what: str) -> None:
+        self._handle, self._what = handle, what
+
+    def __call__(self, *args: Any) -> Any:
+        self._handle.refuse(self._what)
+        raise AssertionError("the mode is at work wherever this is set")
+
+
+class _Reduce:
+    """`__reduce_ex__` of a module. What hooks are made of is pickled before the handle would refuse it. `copy.copy`
+    may: a shallow copy shares weights and hooks, and a deep one is refused before."""
+
+    def __init__(self, module: nn.Module, handle: OffloadHandle) -> None:
+        self._module, self._handle = module, handle
+
+    def __call__(self, protocol: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") != "copy":
+            self._handle.refuse("pickle")
+        return type(self._module).__reduce_ex__(self._module, protocol)
 
 
 def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:
@@ -79,3 +212,19 @@ def _set(owner: Any, name: str, value: Any, handle: OffloadHandle) -> None:
 
     owner.__dict__[name] = value
     handle.undo.callback(undo)
+
+
+@functools.cache
+def _hook_registrations() -> None:
+    """Have torch say when something is set on a module. The hooks stay: they cost a look into the module."""
+    from torch.nn.modules import module as torch_module
+
+    torch_module.register_module_module_registration_hook(_registers)
+    torch_module.register_module_parameter_registration_hook(_registers)
+    torch_module.register_module_buffer_registration_hook(_registers)
+
+
+def _registers(module: nn.Module, name: str, value: Any) -> None:
+    handle = module.__dict__.get(PART_OF)
+    if handle is not None:
+        handle.rest()

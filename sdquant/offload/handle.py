@@ -11,6 +11,8 @@ from typing import Any
 from ..errors import SettingsError
 from ..inference import ordinary
 
+HANDLE = "_sdquant_offload"  # on each component: the handle that is active
+
 
 @dataclass
 class Counters:
@@ -52,12 +54,18 @@ class Counters:
 class OffloadHandle:
     """An offload mode at work on a model.
 
+    The mode is at work, or it rests: after something that nobody announced was set on the model, all weights are in
+    ordinary memory until the model is used again. `suspended` is the way to read and write weights.
+
     Attributes:
         mode: its name.
         device: the compute device, as text.
         undo: what `remove` calls, the last first. A mode pushes here whatever takes back what it did.
         lock: re-entrant. Whoever moves weights, or computes with them, holds it: a method of a component from the time
             that its weights are fetched, a mode while it is put on, suspended or taken off. Other threads wait.
+        computing: how many methods of components are being called, one inside the other; under the lock.
+        calls: how many calls of pipelines there are; under the lock.
+        grown: whether a pipeline may have components that the mode does not know.
     """
 
     def __init__(self, mode: str, device: str, total: int) -> None:
@@ -69,20 +77,90 @@ class OffloadHandle:
         self.components: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self.active = True
-        self.engage: Callable[[], None] = lambda: None  # does what the mode does; `apply` sets it
+        self.computing = self.calls = 0
+        self.grown = False
+        self._suspended = False
+        self._rests = False
+        # What `apply` sets where there is a mode: does what it does, on the components of the owners.
+        self.engage: Callable[[], None] = lambda: None
+        self.owners: Any = None
+
+    @property
+    def works(self) -> bool:
+        """Whether the model has a mode that moves its weights, at work or resting."""
+        return self.active and self.mode != "none"
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """The weights in ordinary memory and no hooks; afterwards the mode is at work again, on what is there then."""
+    def suspended(self, what: str = "suspend the offload mode") -> Iterator[None]:
+        """The weights in ordinary memory and no hooks; afterwards the mode is at work again, on what is there then.
+
+        Args:
+            what: for the error, what was to be done meanwhile: an imperative.
+
+        Raises:
+            SettingsError: the model is computing in this thread. BudgetError: what it is now does not fit the budget
+                any more; the mode rests then, and is put on when the model is used after it has been made smaller.
+        """
         with self.lock:
-            if not self.active or self.mode == "none":
+            if not self.works or self._suspended:
                 yield
                 return
+            if self.computing:
+                raise SettingsError(
+                    f"Cannot {what} with offload={self.mode!r} while the model computes",
+                    "the weights that it computes with would be taken away",
+                    "Do it before or after the call, or between the steps of a pipeline",
+                )
             self._undo()
+            self._suspended, self._rests = True, False
             try:
                 yield
             finally:
-                self.engage()
+                self._suspended = False
+                self.put_on()
+
+    def put_on(self) -> None:
+        """Have the mode at work on what the model is now. Where that fails it rests."""
+        if not self.works:
+            return
+        self._rests = self.grown = False
+        try:
+            self.engage()
+        except BaseException:
+            self._rest()  # which takes off what came to be on
+            raise
+
+    def rest(self) -> None:
+        """Bring all weights into ordinary memory until the model is used next, since it is about to be changed."""
+        with self.lock:
+            if self.works and not (self._suspended or self._rests or self.computing):
+                self._rest()
+
+    def _rest(self) -> None:
+        self._undo()
+        self._rests = True
+        self.owners.watch()
+
+    def ready(self) -> None:
+        """Put the mode on if it rests, or does not know all components; the model is about to be used."""
+        with self.lock:
+            if not self.works or self._suspended or self.computing:
+                return
+            if self._rests or (self.grown and self.owners.have_grown()):
+                self._undo()
+                self.put_on()
+            self.grown = False
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """A pipeline is being called."""
+        with self.lock:
+            self.ready()
+            self.calls += 1
+            try:
+                yield
+            finally:
+                self.calls -= 1
 
     @ordinary
     def _undo(self) -> None:
@@ -98,6 +176,8 @@ class OffloadHandle:
                 return
             self.active = False
             self._undo()
+            if self.owners is not None:
+                self.owners.release()
         if self.mode != "none":
             from ..memory import give_back
 
@@ -105,21 +185,25 @@ class OffloadHandle:
 
     def __deepcopy__(self, memo: object) -> OffloadHandle:
         """Copies of a model that is not offloaded share the handle: it has nothing to undo."""
-        self.refuse("copied")
+        self.refuse("copy")
         return self
 
     def __reduce__(self) -> Any:
         """Pickled with a model that is not offloaded, it is the handle of a mode with nothing to undo."""
-        self.refuse("pickled")
+        self.refuse("pickle")
         return OffloadHandle, ("none", self.device, self.total)
 
-    def refuse(self, what: str) -> None:
-        """Raise SettingsError if the model's weights are held by hooks."""
-        if self.mode == "none" or not self.active:
+    def refuse(self, what: str, why: str = "its weights are held by hooks that belong to the one model") -> None:
+        """Raise SettingsError if the model's weights are held by hooks.
+
+        Args:
+            what: an imperative: "copy".
+        """
+        if not self.works:
             return
         raise SettingsError(
-            f"A model with offload={self.mode!r} was to be {what}",
-            "its weights are held by hooks that belong to the one model",
+            f"Cannot {what} a model with offload={self.mode!r}",
+            why,
             "Call `.sdquant.offload.remove()` first, or load the model with offload='none'",
         )
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 # Attributes that hooks leave on module instances.
 HOOKED = {
-    "_hf_hook", "_old_forward", "forward", "encode", "decode", "generate", "_sdquant_offload", "state_dict",
-    "load_state_dict",
+    "_hf_hook", "_old_forward", "forward", "encode", "decode", "generate", "_sdquant_offload", "_sdquant_part_of",
+    "state_dict", "load_state_dict", "_apply", "apply", "to", "share_memory", "to_empty",
+    "__deepcopy__", "__reduce_ex__", "save_pretrained", "set_attn_processor",
 }  # fmt: skip
 
 

@@ -72,8 +72,8 @@ def test_nothing_moves_when_all_fits(tmp_path: Path) -> None:
         handle = offload.apply(pipe, "balanced", device="cpu", budget=budget, folder=tmp_path)
         draw(pipe)
         assert pointers == [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
-        left = {"_sdquant_offload", "torch hook of sdquant.heap", "state_dict", "load_state_dict"}  # nothing that moves
-        assert {one.partition(": ")[2] for one in hooked(pipe)} == left
+        left = {one.partition(": ")[2] for one in hooked(pipe)}
+        assert "_sdquant_offload" in left and not left & {"_hf_hook", "_old_forward"}  # nothing that moves
         assert not list(tmp_path.iterdir())
         report = handle.report()
         assert report["fetches"] == report["evictions"] == report["stored"] == 0

@@ -1,0 +1,185 @@
+"""What calls do to a model whose weights are away: rows by name, and what holds for a name that has none.
+
+A mode cuts a model into what it moves when it is put on. So whatever changes what a model is made of, and whatever
+writes, reads or gives away weights outside of the model's own computing, is done with the mode suspended: all weights
+are in ordinary memory meanwhile, and the mode is put on again, on what the model is then. That is also what becomes of
+a public method that nobody has classified, such as one of a newer diffusers. `SAFE` names those that touch no weight.
+What a pipeline's call, or a component's, uses by itself is a part of that call, and is found in its code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from enum import Enum
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from .entry import ENTRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Kind(Enum):
+    """What is done about a call."""
+
+    SAFE = "it is called as it is"
+    MOVES = "suspended; a move to the device that the mode computes on changes nothing"
+    SUSPENDED = "the mode is taken off for the call, and put on again"
+    UNKNOWN = "suspended too, except where the pipeline itself is being called"
+    REFUSED = "refused by name"
+
+
+# Reading what is no weight, settings, and registering: `changes` sees new modules, parameters and buffers itself.
+# A parameter that is read through one of these may be away; see `OffloadHandle.suspended`.
+_READ = """
+    active_adapters buffers children config_class extra_repr get_active_adapters get_buffer get_compiled_call
+    get_correct_attn_implementation get_correct_experts_implementation get_decoder get_encoder
+    get_expanded_tied_weights_keys get_experts_implementation get_extra_state get_input_embeddings get_list_adapters
+    get_memory_footprint get_output_embeddings get_parameter get_parameter_or_buffer get_position_embeddings
+    get_processor get_submodule modules named_buffers named_children named_modules named_non_persistent_buffers
+    named_parameters num_parameters parameters retrieve_modules_from_names should_save_on_this_rank
+    to_json_file to_json_string save_config register_to_config add_model_tags
+"""
+_SETTINGS = """
+    activation_checkpointing_disable activation_checkpointing_enable cache_context compile compile_repeated_blocks
+    disable_adapters disable_attention_slicing disable_freeu disable_gradient_checkpointing disable_input_require_grads
+    disable_lora disable_slicing disable_tiling enable_adapters enable_attention_slicing enable_freeu
+    enable_gradient_checkpointing enable_input_require_grads enable_lora enable_slicing enable_tiling eval
+    gradient_checkpointing_disable gradient_checkpointing_enable mark_tied_weights_as_initialized
+    maybe_convert_prompt maybe_free_model_hooks progress_bar requires_grad_ reset_attention_backend set_adapter
+    set_adapters set_attention_backend set_attention_slice set_ip_adapter_scale set_progress_bar_config train
+    warn_if_padding_and_no_attention_mask zero_grad
+"""
+_REGISTERING = """
+    add_module register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_modules register_parameter
+    register_state_dict_post_hook register_state_dict_pre_hook
+"""
+_COMPUTING = """
+    adjust_generation_fn batch_to_head_dim compute_transition_scores continuous_batching_context_manager
+    destroy_cached_continuous_batching_manager encode_prompt encode_image generate_batch get_attention_scores
+    head_to_batch_dim heal_tokens init_continuous_batching norm_encoder_hidden_states prepare_attention_mask
+    prepare_inputs_for_generation prepare_latents
+"""
+SAFE = frozenset(" ".join((_READ, _SETTINGS, _REGISTERING, _COMPUTING, *ENTRIES)).split())
+
+MOVES = frozenset({"to", "cuda", "cpu", "xpu", "ipu", "mtia"})
+
+_SUSPENDED = """
+    bfloat16 double float half type apply state_dict load_state_dict set_extra_state set_submodule
+    add_adapter delete_adapter delete_adapters dequantize disable_cache
+    disable_npu_flash_attention disable_xformers_memory_efficient_attention disable_xla_flash_attention
+    enable_cache enable_lora_hotswap enable_npu_flash_attention enable_peft_hotswap
+    enable_xformers_memory_efficient_attention enable_xla_flash_attention fuse_lora
+    fuse_projections fuse_qkv_projections gather_sharded_state_dict_for_save
+    get_adapter_state_dict init_weights initialize_weights load_adapter load_attn_procs
+    load_custom_generate load_ip_adapter load_lora_adapter load_lora_weights load_textual_inversion post_init
+    push_to_hub reset_device_map resize_position_embeddings resize_token_embeddings save_attn_procs
+    save_lora_adapter save_pretrained set_attn_implementation set_attn_processor set_decoder set_default_attn_processor
+    set_encoder set_experts_implementation set_input_embeddings set_lora_device set_output_embeddings set_processor
+    set_use_kernels set_use_memory_efficient_attention_xformers set_use_npu_flash_attention set_use_xla_flash_attention
+    smart_apply tie_weights unfuse_lora unfuse_projections unfuse_qkv_projections unload_ip_adapter unload_lora
+    unload_lora_weights unload_textual_inversion upcast_vae
+"""
+SUSPENDED = frozenset(_SUSPENDED.split())
+
+_TWO_MODES = "its weights are moved by that mode already, and two that move them would lose them"
+# What a sentence says: "Cannot ... a model with offload='...': why".
+REFUSED: dict[str, tuple[str, str]] = {
+    "enable_model_cpu_offload": ("call enable_model_cpu_offload of", _TWO_MODES),
+    "enable_sequential_cpu_offload": ("call enable_sequential_cpu_offload of", _TWO_MODES),
+    "enable_group_offload": ("call enable_group_offload of", _TWO_MODES),
+    "remove_all_hooks": ("call remove_all_hooks of", "the weights that are away would not come back"),
+    "enable_layerwise_casting": (
+        "call enable_layerwise_casting of",
+        "casting makes other weights of those that the mode moves, at every call",
+    ),
+    "enable_parallelism": ("call enable_parallelism of", "weights that are spread over processes cannot be moved"),
+    "init_parallel_plans": ("call init_parallel_plans of", "weights that are spread over processes cannot be moved"),
+    "barrier_after_gathered_checkpoint_save": (
+        "call barrier_after_gathered_checkpoint_save of",
+        "weights that are spread over processes cannot be moved",
+    ),
+    "save_distributed_checkpoint": (
+        "call save_distributed_checkpoint of",
+        "weights that are spread over processes cannot be moved",
+    ),
+    "share_memory": ("share the memory of", "its weights are put elsewhere as soon as they are not needed"),
+    "to_empty": ("call to_empty of", "its weights would be lost, and what the mode has stored would come back"),
+}
+
+# Of each module inside a component: what would go wrong, besides casts and moves, which all go through `_apply`.
+INSIDE = ("state_dict", "load_state_dict", "apply", "share_memory", "to_empty")
+
+
+def kind(name: str, used: frozenset[str]) -> Kind:
+    """What is done about a public method of a pipeline or component.
+
+    Args:
+        used: what its calls use, see `used_by`.
+    """
+    if name in REFUSED:
+        return Kind.REFUSED
+    if name in MOVES:
+        return Kind.MOVES
+    if name in SUSPENDED:
+        return Kind.SUSPENDED
+    return Kind.SAFE if name in SAFE or name in used else Kind.UNKNOWN
+
+
+def methods(owner: type) -> Iterator[str]:
+    """The public methods that an instance has of its class. Those of the class itself have no model to change."""
+    for name in dir(owner):
+        if not name.startswith("_") and isinstance(inspect.getattr_static(owner, name), FunctionType):
+            yield name
+
+
+def used_by(owner: Any, entries: tuple[str, ...] = ENTRIES) -> frozenset[str]:
+    """The names that calls of a class look up on anything, in these methods and in those of the class that they use."""
+    return _used_by(owner, entries)
+
+
+@functools.cache
+def _used_by(owner: Any, entries: tuple[str, ...]) -> frozenset[str]:
+    found: set[str] = set()
+    waiting = [name for name in entries if hasattr(owner, name)]
+    done = set(waiting)
+    while waiting:
+        function = inspect.unwrap(inspect.getattr_static(owner, waiting.pop()))
+        names = set(_names(getattr(function, "__code__", None)))
+        found |= names
+        fresh = {name for name in names - done if isinstance(inspect.getattr_static(owner, name, None), FunctionType)}
+        done |= fresh
+        waiting += fresh
+    return frozenset(found)
+
+
+def _names(code: CodeType | None) -> Iterable[str]:
+    if code is None:
+        return
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def destination(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Where a call of one of `MOVES` moves to (a device, or None), and its arguments without that."""
+    import torch
+
+    if name != "to":
+        index = args[0] if args else kwargs.get("device")
+        device = torch.device(name) if index is None else torch.device(index if isinstance(index, str) else name, index)
+        return device, (), {}
+    rest = dict(kwargs)
+    where: Any = rest.pop("device", None)
+    if args and isinstance(args[0], torch.Tensor):
+        where, args = args[0].device, (args[0].dtype, *args[1:])
+    elif args and (args[0] is None or isinstance(args[0], str | int | torch.device)):
+        where, args = (where if args[0] is None else args[0]), args[1:]
+    return None if where is None else torch.device(where), args, rest

@@ -1,0 +1,85 @@
+"""Who has the components of an offload mode: the pipeline that was offloaded, and those that share some with it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from . import changes, components_of, pipelines
+from .actions import used_by
+from .handle import HANDLE
+
+if TYPE_CHECKING:
+    from .handle import OffloadHandle
+
+
+class Owners:
+    """The pipelines of a mode, or its one component; none is kept alive by it."""
+
+    def __init__(self, model: Any, handle: OffloadHandle) -> None:
+        self._handle = handle
+        self._models = [weakref.ref(model)]
+        # The mode of a lone component does not extend to what else is in a pipeline that it is put into.
+        self._alone = components_of(model) if isinstance(model, nn.Module) else None
+        self._known: set[int] = set()
+
+    def parts(self) -> dict[str, nn.Module]:
+        """All components by name, but for those that have a mode of their own."""
+        if self._alone is not None:
+            return self._alone
+        parts: dict[str, nn.Module] = {}
+        for pipe in self._pipes():
+            for name, part in components_of(pipe).items():
+                if any(part is one for one in parts.values()):
+                    continue
+                if part.__dict__.get(HANDLE, self._handle) is self._handle:
+                    parts[_free(name, parts)] = part
+        return parts
+
+    def follow(self, parts: dict[str, nn.Module]) -> None:
+        """Guard the components that the mode was just put on."""
+        self._known = {id(part) for part in parts.values()}
+        changes.follow(parts, self._handle, self._used())
+
+    def watch(self) -> None:
+        """See to it that the mode, which rests, is put on when it is needed."""
+        changes.watch(self.parts(), self._handle, self._used())
+
+    def have_grown(self) -> bool:
+        """Whether the components are others than those that the mode was put on."""
+        return {id(part) for part in self.parts().values()} != self._known
+
+    def take(self) -> None:
+        """Guard the pipelines."""
+        for pipe in self._pipes():
+            pipelines.take(pipe, self._handle)
+
+    def adopt(self, pipe: Any) -> None:
+        """Take a pipeline in that shares components."""
+        if all(one() is not pipe for one in self._models):
+            self._models = [one for one in self._models if one() is not None] + [weakref.ref(pipe)]
+            self._handle.grown = True
+            pipelines.take(pipe, self._handle)
+
+    def release(self) -> None:
+        """Let the pipelines be as they were."""
+        for pipe in self._pipes():
+            pipelines.release(pipe, self._handle)
+
+    def _pipes(self) -> list[Any]:
+        found = (one() for one in self._models)
+        return [model for model in found if model is not None and not isinstance(model, nn.Module)]
+
+    def _used(self) -> frozenset[str]:
+        return frozenset().union(*(used_by(type(pipe), ("__call__",)) for pipe in self._pipes()))
+
+
+def _free(name: str, taken: dict[str, nn.Module]) -> str:
+    """The name, numbered if another pipeline has another component of that name."""
+    count = 1
+    while name in taken:
+        count += 1
+        name = f"{name.rpartition('_')[0] if count > 2 else name}_{count}"
+    return name

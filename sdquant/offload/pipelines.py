@@ -1,0 +1,160 @@
+"""Pipelines of offloaded components: their class while they are offloaded, and noticing new ones.
+
+A pipeline's own call, and what is set on it, are seen by its class alone; so an offloaded one is of a class of its own,
+which is its class with guards. Pipelines share components (`from_pipe`, `Other(**pipe.components)`): one that gets an
+offloaded component belongs to the component's mode from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from contextlib import ExitStack
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .actions import Kind, kind, methods, used_by
+from .changes import guarded
+from .handle import HANDLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .handle import OffloadHandle
+
+_HANDLES = "_sdquant_offloads"  # on a pipeline: the handles of its components' modes
+
+
+def take(pipe: Any, handle: OffloadHandle) -> None:
+    """Guard a pipeline."""
+    handles = pipe.__dict__.setdefault(_HANDLES, [])
+    if handle not in handles:
+        handles.append(handle)
+    cls: Any = type(pipe)
+    if not hasattr(cls, "_sdquant_class"):
+        pipe.__class__ = _class_of(cls)
+    _notice_new_ones()
+
+
+def release(pipe: Any, handle: OffloadHandle) -> None:
+    """A pipeline's mode is removed."""
+    handles = pipe.__dict__.get(_HANDLES, [])
+    if handle in handles:
+        handles.remove(handle)
+    if not handles and hasattr(type(pipe), "_sdquant_class"):
+        pipe.__dict__.pop(_HANDLES, None)
+        pipe.__class__ = type(pipe)._sdquant_class
+
+
+def _handles(pipe: Any) -> list[OffloadHandle]:
+    """Those at work, in one order, so that no two threads wait for each other."""
+    return sorted((handle for handle in pipe.__dict__.get(_HANDLES, ()) if handle.works), key=id)
+
+
+@functools.cache
+def _class_of(cls: Any) -> Any:
+    """The class with guards: the same name, so that diffusers finds it in its tables and writes it into files."""
+    names = used_by(cls, ("__call__",))
+    body: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_sdquant_class": cls,
+        "__setattr__": _set,
+        "__delattr__": _delete,
+        "__copy__": _copy,
+        "__deepcopy__": _refuse_copy,
+        "__reduce_ex__": _refuse_pickle,
+    }
+    for name in methods(cls):
+        what = kind(name, names)
+        if what is not Kind.SAFE:
+            body[name] = _guard(cls, name, what)
+    if isinstance(inspect.getattr_static(cls, "__call__", None), FunctionType):
+        body["__call__"] = _call(cls)
+    return type(cls)(cls.__name__, (cls,), body)
+
+
+def _guard(cls: Any, name: str, what: Kind) -> Callable[..., Any]:
+    @functools.wraps(getattr(cls, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(super(_class_of(cls), self), name)
+        return guarded(_handles(self), self, name, what, method, args, kwargs)
+
+    return call
+
+
+def _call(cls: Any) -> Callable[..., Any]:
+    @functools.wraps(cls.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for handle in _handles(self):
+                stack.enter_context(handle.calling())
+            return super(_class_of(cls), self).__call__(*args, **kwargs)
+
+    return call
+
+
+def _set(self: Any, name: str, value: Any) -> None:
+    earlier = self.__dict__.get(name)
+    if value is not earlier:
+        joins = isinstance(value, nn.Module) and HANDLE not in value.__dict__
+        if joins or isinstance(earlier, nn.Module):
+            _rest(self)
+    super(_class_of(type(self)._sdquant_class), self).__setattr__(name, value)
+
+
+def _delete(self: Any, name: str) -> None:
+    if isinstance(self.__dict__.get(name), nn.Module):
+        _rest(self)
+    super(_class_of(type(self)._sdquant_class), self).__delattr__(name)
+
+
+def _rest(pipe: Any) -> None:
+    """A component comes or goes. The modes rest until the pipeline is used, and are put on what is there then."""
+    for handle in _handles(pipe):
+        handle.rest()
+        handle.grown = True
+
+
+def _copy(self: Any) -> Any:
+    """A shallow copy, which shares all."""
+    cls = type(self)._sdquant_class
+    made = cls.__new__(cls)
+    made.__dict__.update({name: value for name, value in self.__dict__.items() if name != _HANDLES})
+    for handle in _handles(self):
+        handle.owners.adopt(made)
+    return made
+
+
+def _refuse_copy(self: Any, memo: Any) -> Any:
+    for handle in _handles(self):
+        handle.refuse("copy")
+    self.__class__ = type(self)._sdquant_class
+    return copy.deepcopy(self, memo)
+
+
+def _refuse_pickle(self: Any, protocol: Any) -> Any:
+    for handle in _handles(self):
+        handle.refuse("pickle")
+    return super(_class_of(type(self)._sdquant_class), self).__reduce_ex__(protocol)
+
+
+@functools.cache
+def _notice_new_ones() -> None:
+    """Have diffusers' pipelines look at the components that are set on them; once for all."""
+    from diffusers import DiffusionPipeline
+
+    set_attribute = DiffusionPipeline.__setattr__
+
+    @functools.wraps(set_attribute)
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        set_attribute(self, name, value)
+        handle = value.__dict__.get(HANDLE) if isinstance(value, nn.Module) else None
+        if handle is not None and handle.works:
+            handle.owners.adopt(self)
+
+    DiffusionPipeline.__setattr__ = __setattr__
