@@ -52,7 +52,10 @@ def add_lora(
 
     Raises:
         BackendUnavailableError: peft is missing. SettingsError: a value it cannot have, or no layer of that name.
+        IncompatibleError: the model's offload mode gives no gradients.
     """
+    from . import offload
+
     peft = _peft("A LoRA was to be added")
     if rank < 1 or not 0 <= dropout < 1:
         raise SettingsError(
@@ -69,19 +72,34 @@ def add_lora(
             f"{type(model).__name__} has no Linear or convolution that ends so",
             f"Name the ends of paths, as in {', '.join(ATTENTION[:3])}, or {ALL!r}",
         )
+    offload.refuse_training(model)
     strength = rank if alpha is None else alpha
     config = peft.LoraConfig(r=rank, lora_alpha=strength, target_modules=paths, lora_dropout=dropout, use_dora=dora)
     own: Any = model
-    if hasattr(own, "add_adapter"):
-        own.add_adapter(config, adapter_name=name)
-    else:
-        peft.inject_adapter_in_model(config, model, adapter_name=name)
-    return trainable(model, name)
+    with offload.suspended(model):
+        if hasattr(own, "add_adapter"):
+            own.add_adapter(config, adapter_name=name)
+        else:
+            peft.inject_adapter_in_model(config, model, adapter_name=name)
+        return _trainable(model, name)
 
 
 def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
-    """The parameters of the LoRA called `name`, made float32 and trainable; those of all else are frozen."""
+    """The parameters of the LoRA called `name`, made float32 and trainable; those of all else are frozen.
+
+    They belong to no offload mode from then on: they are on the device, and stay there.
+    """
+    from . import offload
+
+    offload.refuse_training(model)
+    with offload.suspended(model):
+        return _trainable(model, name)
+
+
+def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
     import torch
+
+    from .offload.units import TRAINED
 
     found = []
     for path, parameter in model.named_parameters():
@@ -89,6 +107,7 @@ def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
         parameter.requires_grad_(mine)
         if mine:
             parameter.data = parameter.data.to(torch.float32)
+            setattr(parameter, TRAINED, True)
             found.append(parameter)
     return found
 

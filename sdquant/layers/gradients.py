@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import choice
+from ..kernels.scratch import scratch
 
 if TYPE_CHECKING:
     from ..backends.base import Geometry
@@ -31,7 +32,7 @@ class Computed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,), (shape, dtype) = grads, ctx.form
-        return _gradient(grad, ctx.layer.dequantize(dtype), shape, ctx.geometry), None, None
+        return _gradient(grad, ctx.layer.dequantize(dtype).to(grad.device), shape, ctx.geometry), None, None
 
 
 class Decoded(torch.autograd.Function):
@@ -52,12 +53,21 @@ class Decoded(torch.autograd.Function):
         (grad,) = grads
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_x = _gradient(grad, ctx.layer._float_weight(grad), ctx.shape, ctx.geometry)
+            of_x = _gradient(grad, _float_weight(ctx.layer, grad), ctx.shape, ctx.geometry)
         if ctx.needs_input_grad[1]:
             channels = grad.dim() - 1 if ctx.geometry is None else grad.dim() - 1 - len(ctx.geometry.stride)
             others = [d for d in range(grad.dim()) if d != channels]
             of_bias = grad.sum(others) if others else grad  # torch sums over all where none are named
         return of_x, of_bias, None, None
+
+
+def _float_weight(layer: Any, grad: Tensor) -> Tensor:
+    """Where `grad` is, and in its dtype. An offload mode has put the packed weight away, to where it can be read."""
+    packed = layer._packed_for(grad)
+    fresh = torch.is_grad_enabled() and grad.requires_grad  # the gradient of a gradient will need it later
+    out = grad.new_empty(layer.spec.shape) if fresh else scratch(layer.spec.shape, grad.dtype, grad.device)
+    choice.decode_into(layer._backend, packed.to(grad.device), layer._form, out)
+    return out
 
 
 def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | None) -> Tensor:

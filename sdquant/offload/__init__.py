@@ -210,6 +210,16 @@ def suspended(*parts: nn.Module) -> Iterator[None]:
         yield
 
 
+def refuse_training(*parts: nn.Module) -> None:
+    """Raise IncompatibleError if one of these components is offloaded in a mode that gives no gradients."""
+    from . import backward
+
+    for part in parts:
+        handle: OffloadHandle | None = part.__dict__.get(_HANDLE)
+        if handle is not None and handle.mode not in backward.TRAINS:
+            raise backward.unable(handle, type(part).__name__)
+
+
 def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
     """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
     for name, part in parts.items():

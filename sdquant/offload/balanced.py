@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BudgetError
 from ..memory import default_budget
 from . import none
+from .backward import gradient_hooks, keeping
 from .entry import announce, wrap
 from .plans import least
 from .residency import Residency, tier
@@ -83,6 +84,7 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
                     lambda _, u=unit, s=streamer: s.leave(u),  # type: ignore[misc]
                     names=("forward",),
                     lock=handle.lock,
+                    around=lambda u=unit: keeping([u]),  # type: ignore[misc]
                 )
             )
     handle.components[component.name] = row
@@ -112,7 +114,7 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
             if streamer is not None:
                 streamer.end()
 
-    handle.undo.callback(wrap(component.module, enter, leave, lock=handle.lock))
+    handle.undo.callback(wrap(component.module, enter, leave, **gradient_hooks(component, handle)))
 
 
 def _facts(streamer: Streamer) -> dict[str, int]:

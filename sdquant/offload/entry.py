@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 # The methods through which pipelines use a component. A VAE is never called, only its encode and decode are.
 ENTRIES = ("forward", "encode", "decode", "get_text_features", "get_image_features", "generate")
 
-_NO_LOCK = nullcontext()
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+def _nothing_around() -> AbstractContextManager[object]:
+    return _NOTHING
 
 
 def wrap(
@@ -25,7 +29,9 @@ def wrap(
     after: Callable[[str], None],
     names: tuple[str, ...] = ENTRIES,
     *,
-    lock: AbstractContextManager[object] = _NO_LOCK,
+    lock: AbstractContextManager[object] = _NOTHING,
+    around: Callable[[], AbstractContextManager[object]] = _nothing_around,
+    outcome: Callable[[Any], None] | None = None,
 ) -> Callable[[], None]:
     """Call `before(name)` and `after(name)` around those of the module's methods that it has; returns how to undo it.
 
@@ -34,6 +40,8 @@ def wrap(
 
     Args:
         lock: held from `before` to `after`, a re-entrant one: `OffloadHandle.lock`.
+        around: makes a context that the method runs in.
+        outcome: called with what the method returns.
     """
     done: list[tuple[str, Any, Any]] = []
     active = [True]
@@ -43,7 +51,7 @@ def wrap(
             continue
         # What was on the instance before, if anything: another tool may have wrapped the method already.
         earlier = module.__dict__.get(name)
-        wrapper = _wrapper(module, name, method, before, after, lock, active)
+        wrapper = _wrapper(module, name, method, before, after, lock, around, outcome, active)
         module.__dict__[name] = wrapper
         done.append((name, earlier, wrapper))
 
@@ -63,9 +71,11 @@ def wrap(
     return undo
 
 
-def serialize(module: nn.Module, lock: AbstractContextManager[object]) -> Callable[[], None]:
-    """Let one thread at a time be inside the module's methods; returns how to undo it."""
-    return wrap(module, _nothing, _nothing, lock=lock)
+def serialize(
+    module: nn.Module, lock: AbstractContextManager[object], outcome: Callable[[Any], None] | None = None
+) -> Callable[[], None]:
+    """Let one thread at a time be inside the module's methods; returns how to undo it. `outcome`: see `wrap`."""
+    return wrap(module, _nothing, _nothing, lock=lock, outcome=outcome)
 
 
 def _nothing(name: str) -> None:
@@ -79,6 +89,8 @@ def _wrapper(
     before: Callable[[str], None],
     after: Callable[[str], None],
     lock: AbstractContextManager[object],
+    around: Callable[[], AbstractContextManager[object]],
+    outcome: Callable[[Any], None] | None,
     active: list[bool],
 ) -> Callable[..., Any]:
     @functools.wraps(method)
@@ -87,7 +99,11 @@ def _wrapper(
             if active[0]:
                 before(name)
                 try:
-                    return method(*args, **kwargs)
+                    with around():
+                        result = method(*args, **kwargs)
+                    if outcome is not None:
+                        outcome(result)
+                    return result
                 finally:
                     after(name)
         # While this thread waited, another one took the mode off, or put it on anew.

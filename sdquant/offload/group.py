@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import SettingsError
 from ..heap import trim
 from ..machine import ram
+from .backward import refusing
 from .entry import serialize, tidy
 from .pinning import ByTorch
 from .slots import slots, tensor_bytes, weight_bytes
@@ -59,7 +60,7 @@ def apply(
         handle.undo.callback(_remove, part)
         _hook(part, by, device, path)
         _register_outermost(part)
-        handle.undo.callback(serialize(part, handle.lock))
+        handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
         if on_disk and path is None:
             handle.counters.hold(weight_bytes(part))  # nothing of it moves
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .backward import gradient_hooks
 from .entry import announce, wrap
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes
@@ -60,6 +61,6 @@ def apply(
                 component.module,
                 lambda _, c=component: enter(c),  # type: ignore[misc]
                 lambda _, c=component: leave(c),  # type: ignore[misc]
-                lock=handle.lock,
+                **gradient_hooks(component, handle),
             )
         )

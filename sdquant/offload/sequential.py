@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..heap import trim
+from .backward import refusing
 from .entry import serialize, tidy
 from .residency import tier
 from .slots import is_opaque, slots, tensor_bytes, weight_bytes
@@ -44,7 +45,7 @@ def apply(
             "kept": "stored; fetched leaf by leaf",
         }
         _offload(part, store, handle, device)
-        handle.undo.callback(serialize(part, handle.lock))
+        handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
         trim()
 
 

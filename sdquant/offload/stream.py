@@ -80,8 +80,13 @@ class Streamer:
             self._start[self._method] = self._first
 
     def enter(self, unit: Unit) -> None:
-        """A streamed block is about to run."""
+        """A streamed block is about to run: within a call of the component, or by itself, as when backward runs it once
+        more for what a checkpoint has not kept, which says nothing about the order of the next call."""
         if unit.resident:
+            return
+        if not self._component.depth:
+            part = self._take(unit)
+            self._arrive(unit, self._transfer.start(unit, part), part)
             return
         if self._coming and self._coming[0][0] is unit:
             _, ticket, part = self._coming.popleft()
@@ -105,7 +110,8 @@ class Streamer:
             part, beyond = self._in.pop(unit.name)
             self._give(part)
             self._counters.hold(-beyond)
-            self._fetch_ahead()
+            if self._component.depth:
+                self._fetch_ahead()
 
     def release(self) -> None:
         """Give the memory up."""
@@ -120,9 +126,9 @@ class Streamer:
         self._transfer.close()
 
     def _take(self, unit: Unit) -> Tensor:
-        """Room for a block that is wanted now: none of the arena if it outgrew that (its library repacked it)."""
-        assert self._arena is not None
-        part = self._arena.take(unit.nbytes)
+        """Room for a block that is wanted now: none of the arena if it outgrew that (its library repacked it), or if
+        the arena is given up."""
+        part = None if self._arena is None else self._arena.take(unit.nbytes)
         return self._nothing if part is None else part
 
     def _give(self, part: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..inference import ordinary
 from ..memory import flat_buffer
-from .slots import Slot, own_slots, tensor_bytes
+from .slots import Slot, is_opaque, own_slots, tensor_bytes
 from .store import aligned
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .store import Region, Store
 
 
+TRAINED = "_sdquant_trained"  # an attribute of parameters that an optimizer writes to: no mode moves them
+
+
 class Unit:
     """Some modules whose own tensors move together.
 
@@ -27,6 +30,8 @@ class Unit:
         name: dotted, within the component.
         module: the block that the unit is; None for what is outside blocks.
         resident: whether the weights are on the compute device.
+        storages: where the memory begins that they are in there; nothing of what waits.
+        drops: how often they were given up.
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class Unit:
         self._region: Region | None = None
         self._placed: list[Tensor] = []
         self._held = 0
+        self.storages: frozenset[int] = frozenset()
+        self.drops = 0
 
     def _collect(self) -> list[Slot]:
         return [slot for slot in own_slots(self._owners) if not self._skip(slot)]
@@ -82,6 +89,7 @@ class Unit:
         """Let the module compute with the bytes that `read` brought. `held`: count them (not so for shared buffers)."""
         assert self._region is not None
         self._place(self._region.views(flat))
+        self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._placed if not is_opaque(t))
         self.resident = True
         self._held = self.nbytes if held else 0
         self._counters.hold(self._held)
@@ -98,6 +106,8 @@ class Unit:
         assert self._region is not None
         self._counters.evicted += self.nbytes
         self._counters.evictions += 1
+        self.storages = frozenset()
+        self.drops += 1
         if self.changed():
             self.stow(store)
         else:
@@ -118,9 +128,33 @@ class Unit:
             if tensor is not None:
                 slot.put(tensor.to("cpu") if slot.opaque else _copy(tensor))
         self._region, self._placed = None, []
+        self.storages = frozenset()
+        self.drops += 1
         self.resident = False
         self._counters.hold(-self._held)
         self._held = 0
+
+    @property
+    def owners(self) -> list[tuple[str, nn.Module]]:
+        """The modules with weights of their own that move with the unit, by name."""
+        found = {id(place.owner): place.owner for slot in self._slots for place in slot.places}
+        return [(name, module) for name, module in self._owners if id(module) in found]
+
+    @property
+    def hides(self) -> bool:
+        """Whether some of the weights are where only their library looks."""
+        return any("." in slot.places[0].name for slot in self._slots)
+
+    def stored(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The weight on the device that `tensor` is a view of, and the same one in the store; None if there is none."""
+        assert self._region is not None
+        where = tensor.data_ptr()
+        for placed, waiting in zip(self._placed, self._region.waiting, strict=True):
+            if placed.dtype == tensor.dtype and not is_opaque(placed):
+                start = placed.data_ptr()
+                if start <= where < start + tensor_bytes(placed):
+                    return placed, waiting
+        return None
 
     def _place(self, tensors: list[Tensor]) -> None:
         for slot, tensor in zip(self._slots, tensors, strict=True):
@@ -181,7 +215,8 @@ def cut(
     blocks: bool,
     leave: Callable[[Slot], bool] = lambda slot: False,
 ) -> tuple[list[Component], list[Slot]]:
-    """The components cut into units, and the slots that more than one component uses, which belong to none.
+    """The components cut into units, and the slots that belong to none: those that more than one component uses, and
+    what is trained of a LoRA, which an optimizer writes to.
 
     Args:
         parts: components by name.
@@ -189,6 +224,7 @@ def cut(
         leave: slots that no unit shall move.
     """
     shared = _shared({name: list(module.named_modules()) for name, module in parts.items()})
+    shared |= {key for module in parts.values() for key in _trained(module)}
     made = []
     for name, module in parts.items():
         found = dict(find_blocks(module)) if blocks else {}
@@ -227,6 +263,12 @@ def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
             yield f"{prefix}{name}", child
         else:
             yield from find_blocks(child, f"{prefix}{name}.")
+
+
+def _trained(module: nn.Module) -> Iterator[tuple[int, str]]:
+    """The places of parameters that are marked as trained."""
+    for owner in module.modules():
+        yield from ((id(owner), name) for name, p in owner._parameters.items() if hasattr(p, TRAINED))
 
 
 def _shared(groups: dict[str, list[tuple[str, nn.Module]]]) -> set[tuple[int, str]]:
