@@ -10,6 +10,7 @@ import torch
 
 from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
+from ..heap import trim
 from ..layers import QuantizedLayer, kind_of, packed_of
 from .kept import keep
 from .qt.layers import QtLayer
@@ -68,6 +69,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         with torch.no_grad():
             quantized(*inputs)
     prepare(quantized)
+    trim()  # what the arithmetic has freed
     return quantized
 
 

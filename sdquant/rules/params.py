@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..components import missing, set_tensor
 from ..errors import SettingsError
+from ..heap import Trimmer, trim
 from ..layers.quantized import QuantizedLayer
 from ..layers.states import LIKE, PREFIX
 from . import sites
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .rule import QuantizationRule
     from .static import StaticRange
 
+_trimmer = Trimmer()  # of all calls: a model is often quantized weight by weight
 _TOGETHER = "Check that the weights and the template belong together"
 
 
@@ -77,6 +79,7 @@ def quantize_params(
         layer = layer_of(template, name)
         if layer is not None:
             made |= _quantized(name, value, layer)
+            _trimmer.add(value.nbytes)
         elif name in known:
             if value.shape != known[name].shape:
                 raise _misfit(name, value, tuple(known[name].shape))
@@ -124,6 +127,7 @@ def load_params(
                 assign(template, quantize_params({name: opened.get(name)}, template))
         finally:
             opened.close()
+            trim()
     assign(template, quantize_params({}, template, quant_stats))
     require_complete(template)
 
