@@ -30,16 +30,23 @@ PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
 
 
 def model_class(library: str | None, name: str) -> Any:
-    """The model class called `name` in diffusers or transformers.
+    """The model class called `name`.
+
+    Args:
+        library: "diffusers", "transformers", or a module of diffusers' pipelines ("stable_diffusion"), as in
+            model_index.json; None for either. Where a module of theirs has the class, a config names the library alone.
 
     Raises:
         UnsupportedFileError: there is none.
     """
     known = _model_libraries()
-    for where in (library,) if library in known else tuple(known):
-        package, base = known[str(where)]
-        cls = _public(package, name) if name.isidentifier() else None
-        if isinstance(cls, type) and issubclass(cls, base):
+    bases = tuple(base for _, base in known.values())
+    places = (
+        [known[str(library)][0]] if library in known else [_pipelines_module(library), *(p for p, _ in known.values())]
+    )
+    for package in (*places, _home(name)):
+        cls = _public(package, name) if package is not None and name.isidentifier() else None
+        if isinstance(cls, type) and issubclass(cls, bases):
             return cls
     raise UnsupportedFileError(
         f"A component of class {name!r} was to be loaded",
@@ -59,6 +66,25 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
             "diffusers": (diffusers, diffusers.ModelMixin),
             "transformers": (transformers, transformers.PreTrainedModel),
         }
+
+
+def _pipelines_module(name: str | None) -> Any:
+    """diffusers' own module of that name below its pipelines, such as "stable_diffusion"; None if there is none."""
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        return None
+    with quiet():
+        module = getattr(_pipelines(), name, None)
+    return module if isinstance(module, ModuleType) else None
+
+
+@cache
+def _home(name: str) -> Any:
+    """The module of diffusers' pipelines that has a class called `name`: safety checkers, LTX-2's connectors, ..."""
+    for one in sorted(getattr(_pipelines(), "_modules", ())):
+        module = _pipelines_module(one)
+        if module is not None and name in getattr(module, "__all__", ()):
+            return module
+    return None
 
 
 @cache
@@ -84,7 +110,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
     from accelerate import init_empty_weights
 
-    cls = model_class(library, name)
+    cls = remapped(model_class(library, name), config)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
     _refuse_endless(name, values)
     try:
@@ -103,6 +129,19 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
     if tie is not None:
         tie()  # the ties do not survive the move to the meta device
     return model.eval().requires_grad_(False)
+
+
+def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
+    """The class that diffusers loads instead of one of its old ones, by the config: PixArt's and DiT's folders name
+    `Transformer2DModel`."""
+    import diffusers
+
+    if not issubclass(cls, diffusers.ModelMixin) or "LegacyModelMixin" not in {base.__name__ for base in cls.__mro__}:
+        return cls
+    with quiet():
+        from diffusers.models.model_loading_utils import _fetch_remapped_cls_from_config
+
+        return _fetch_remapped_cls_from_config({"norm_type": None, **config}, cls)
 
 
 # What a constructor goes through one by one, or makes a table of, and more than any model has: a billion never ends.
@@ -232,7 +271,7 @@ def check_pipeline(folder: Path) -> None:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
         BadFileError: a scheduler has more steps than any has.
     """
-    libraries, pipelines = _model_libraries(), _pipelines()
+    libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
     place = folder / "model_index.json"
     index = read_json(place)
@@ -242,9 +281,7 @@ def check_pipeline(folder: Path) -> None:
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
         library, cls = row if len(row) == 2 else (None, None)
-        package: Any = libraries[str(library)][0] if str(library) in libraries else None
-        if package is None and isinstance(library, str) and library.isidentifier() and not library.startswith("_"):
-            package = getattr(pipelines, library, None)  # diffusers' own modules, such as "stable_diffusion"
+        package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
         known = isinstance(package, ModuleType) and isinstance(cls, str)
         # Of the classes that transformers had once diffusers knows the heirs.
         if not known or not isinstance(_public(package, cls) or type, type):

@@ -142,9 +142,12 @@ def _look(
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, complete, pickles, False, variant), path, variant, is_part=is_part)
+    rows = folder.read_json(folder.inside(index, place))
     parts = {
-        name: _component(_part(sub, complete, pickles, partial, variant), str(sub), variant)
-        for name, sub in folder.pipeline_parts(place, folder.read_json(folder.inside(index, place))).items()
+        name: _component(
+            source.as_named(_part(sub, complete, pickles, partial, variant), rows[name]), str(sub), variant
+        )
+        for name, sub in folder.pipeline_parts(place, rows).items()
     }
     if not parts:
         raise MissingComponentError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,6 +167,13 @@ def component_folder(
     found = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
     src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
     return replace(src, variant=found.variant, variants=found.others)
+
+
+def as_named(src: Source, row: Sequence[str]) -> Source:
+    """The component with the class that a pipeline's model_index.json gives it, [library, class], which diffusers goes
+    by: the config.json of a text encoder may name the larger model that it was taken out of."""
+    library, class_name = row
+    return replace(src, library=str(library), class_name=str(class_name)) if src.config else src
 
 
 def without_weights(folder: Path) -> Source:
