@@ -215,7 +215,7 @@ def refuse_training(*parts: nn.Module) -> None:
     from . import backward
 
     for part in parts:
-        handle: OffloadHandle | None = part.__dict__.get(_HANDLE)
+        handle: OffloadHandle | None = part.__dict__.get(HANDLE)
         if handle is not None and handle.mode not in backward.TRAINS:
             raise backward.unable(handle, type(part).__name__)
 
