@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VARIABLE = "SDQUANT_CACHE"  # what holds where a call does not say: on, off, or a folder
-_FORMAT = 1  # of the files and their names; another number begins an empty cache
+_FORMAT = 2  # of the files and their names; another number begins an empty cache
 _MEMO = "digests.json"
 _CHUNK = 1 << 22
 _SETTLED = 2_000_000_000  # nanoseconds; the coarsest steps of a file system's times

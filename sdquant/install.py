@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, backends, components
+import torch
+
+from . import adapters, backends, components, library_floats
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
@@ -17,7 +19,6 @@ from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .rows import cut
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from .backends.base import Packed
@@ -38,6 +39,7 @@ class Installer:
     ) -> None:
         """`dtype`: what floats are cast to; None leaves them as they are. device: as for `install_packed`."""
         self.model, self.runtime, self.dtype, self.device = model, runtime, dtype, device
+        self.float32 = library_floats.float32_of_model(model)
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.tied(model)
         self.unexpected: list[str] = []
@@ -57,6 +59,20 @@ class Installer:
         if not as_it_is and name in self.ties and tensor.numel() <= SMALL and not finite(tensor):
             raise BadFileError(_asked(key, file), NOT_FINITE, AGAIN)
         self.put(name, fitted)
+
+    def cast(self, key: str, tensor: Tensor) -> Tensor:
+        """A tensor of the file that is not quantized, as it will be in memory. Nothing computes in float8."""
+        if not tensor.is_floating_point():
+            return tensor
+        found = "bfloat16" if tensor.element_size() == 1 else str(tensor.dtype).removeprefix("torch.")
+        return tensor.to(self._computes_in(components.model_name(key, self.known) or key, found))
+
+    def _computes_in(self, name: str, dtype: str) -> torch.dtype:
+        """What the tensor called `name` is cast to, or a layer with it computes in, where it was `dtype`."""
+        asked = dtype if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        made = getattr(torch, self.float32.dtype(name, asked))
+        assert isinstance(made, torch.dtype)
+        return made
 
     def put(self, name: str, tensor: Tensor) -> None:
         """A tensor in the model's shape, under the model's name."""
@@ -107,13 +123,14 @@ class Installer:
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
             log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
-            self.plain(name, backend.decode(packed, self.dtype or wanted.dtype))
+            self.plain(name, backend.decode(packed, self._computes_in(name, "float32")))
             return
         self.packed(name, packed, spec)
 
     def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
         """A packed weight: its module is replaced by one that can run it."""
-        install_packed(self.model, self._names(name), packed, self.runtime, spec, self.dtype, self.device)
+        dtype = self._computes_in(name, packed.spec.dtype)
+        install_packed(self.model, self._names(name), packed, self.runtime, spec, dtype, self.device)
 
     def _fitted(self, key: str, name: str, tensor: Tensor, file: Path | None) -> Tensor:
         """A plain tensor in the shape of the model's tensor called `name`.

@@ -1,17 +1,25 @@
-"""Layers that transformers and diffusers keep in floats in bitsandbytes' schemes, whatever a config says.
+"""Layers that transformers and diffusers keep in float32 in models of 16 bits, and in floats in bitsandbytes' schemes.
 
-A model class of theirs names them in `_keep_in_fp32_modules`. They leave these layers out when they quantize, and take
-the codes for weights when a file holds them quantized: so by default they stay floats here too, and what is saved is
-what the libraries would have made and read. The option `wo` (`nf4,wo`), called after T5's, quantizes them as well.
+A model class of theirs names them in `_keep_in_fp32_modules`; what such layers make does not fit into float16, or is
+too coarse in bfloat16. In both libraries they are float32 whatever dtype is asked for, and here too; where a scheme
+quantizes them, their products are in float32.
+
+The libraries leave these layers out when they quantize, and take the codes for weights when a file holds them
+quantized: so by default they stay floats in the schemes that they have, and what is saved is what the libraries would
+have made and read. The option `wo` (`nf4,wo`), called after T5's, quantizes them as well.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from .backends.base import QuantSpec
 
 OPTION = "wo"
@@ -47,6 +55,58 @@ _BY_CLASS: Mapping[str, tuple[str, ...]] = {
     "WanTransformer3DModel": _WAN,
     "WanVACETransformer3DModel": _WAN,
 }
+
+
+@dataclass(frozen=True)
+class Float32:
+    """Which tensors of a model its library keeps in float32, when the model is in 16 bits.
+
+    Attributes:
+        soft: patterns for models in float16, strict: for those in bfloat16 too. whole: they mean a whole word of a
+            tensor's name, as in diffusers; else any part of it, as in transformers.
+    """
+
+    soft: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
+    whole: bool = False
+
+    def keeps(self, name: str, dtype: str) -> bool:
+        """Whether the tensor called `name` is float32 where those beside it are `dtype` ("float16", "bfloat16")."""
+        if dtype not in ("float16", "bfloat16"):
+            return False
+        patterns = self.strict if dtype == "bfloat16" else self.soft | self.strict
+        if self.whole:
+            return not patterns.isdisjoint(name.split("."))
+        return bool(patterns) and _any_of(patterns).search(name) is not None
+
+    def dtype(self, name: str, dtype: str) -> str:
+        """`dtype`, or float32 for a tensor that is kept in it."""
+        return "float32" if self.keeps(name, dtype) else dtype
+
+
+@cache
+def _any_of(patterns: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(patterns)))
+
+
+def float32_of_model(model: nn.Module) -> Float32:
+    """As the model itself says it, which in transformers has added what its submodels say."""
+    from .library_config import is_of_transformers
+
+    soft, strict = (
+        frozenset(getattr(model, name, None) or ())
+        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    )
+    if is_of_transformers(model):
+        return Float32(soft, strict)
+    return Float32(strict=soft | strict, whole=True)
+
+
+def float32_of_class(class_name: str | None) -> Float32:
+    """The same before there is a model, by the name of its class."""
+    if _T5.match(class_name or ""):
+        return Float32(soft=frozenset(of_class(class_name)))
+    return Float32(strict=frozenset(of_class(class_name)), whole=True)
 
 
 def of_class(class_name: str | None) -> tuple[str, ...]:

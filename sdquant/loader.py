@@ -22,7 +22,7 @@ from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from . import planner
     from .formats.source import Source
@@ -279,7 +279,7 @@ def fill(
             if only is not None and key not in only:
                 continue
             read = src.read(files, key)
-            tensor = read if is_range(key) else _cast(read, made.dtype)
+            tensor = read if is_range(key) else install.cast(key, read)
             if key in encode and part.spec is not None:
                 install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:
@@ -317,17 +317,6 @@ def _class_of(src: Source) -> tuple[str | None, str]:
             "Give base=<pipeline folder> of the same model, or put its config.json beside the weights",
         )
     return src.library, src.class_name
-
-
-def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
-    """A tensor that is not quantized, as it will be in memory. Nothing computes in float8."""
-    if not tensor.is_floating_point():
-        return tensor
-    if dtype is None and tensor.element_size() > 1:
-        return tensor
-    from .components import dtype_named
-
-    return tensor.to(dtype_named(dtype or "bfloat16"))
 
 
 def assemble(made: planner.Plan, parts: Mapping[str, nn.Module]) -> Any:

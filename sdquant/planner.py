@@ -13,6 +13,7 @@ from .compat.runtimes import default_runtime
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
+from .library_floats import float32_of_class
 from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
 from .rules.spec import RulesSpec
 from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, require_something, select, skipped
@@ -238,7 +239,7 @@ def _component(
             f"Write the file with `sdquant quantize {request.path} model-{row.name}.gguf --quant {row.name}`, "
             "or use a scheme that quantizes on the fly, such as int8 or nf4",
         )
-    shapes = {key: (info.shape, _cast(info.dtype, request.dtype)) for key, info in src.tensors.items()}
+    shapes = {key: (info.shape, _in_memory(src, key, request.dtype)) for key, info in src.tensors.items()}
     total = sum(nbytes(shape, dtype) for shape, dtype in shapes.values())
     as_bf16 = sum(
         nbytes(shape, "bfloat16") if dtype in FLOATS else nbytes(shape, dtype) for shape, dtype in shapes.values()
@@ -319,7 +320,7 @@ def _found(name: str, src: Source, request: Request, device: str, versions: Mapp
     scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
     default = default_runtime(scheme, device, found=True, versions=versions)
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
-    plain = sum(nbytes(info.shape, _cast(info.dtype, request.dtype)) for info in src.plain.values())
+    plain = sum(nbytes(info.shape, _in_memory(src, key, request.dtype)) for key, info in src.plain.items())
     plain += sum(nbytes((count,), request.dtype or "float32") for count in decoded.values())
     plain16 = sum(nbytes(info.shape, "bfloat16") for info in src.plain.values()) + 2 * sum(decoded.values())
     return ComponentPlan(
@@ -394,8 +395,11 @@ def _unused_rules(
     return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
 
 
-def _cast(dtype: str, asked: str | None) -> str:
-    """The dtype in memory of a tensor that is not quantized. Nothing computes in float8."""
+def _in_memory(src: Source, key: str, asked: str | None) -> str:
+    """The dtype in memory of a tensor that is not quantized, as `Installer.cast` brings it there."""
+    dtype = src.tensors[key].dtype
     if dtype.startswith("float8"):
-        return asked or "bfloat16"
-    return asked if asked is not None and dtype in FLOATS else dtype
+        dtype = asked or "bfloat16"
+    elif asked is not None and dtype in FLOATS:
+        dtype = asked
+    return float32_of_class(src.class_name).dtype(key, dtype)

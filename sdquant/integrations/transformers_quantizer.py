@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..components import quiet
 from ..install import install_packed
+from ..library_floats import float32_of_model
 from ..rules.sites import stand_in
 from ._shared import Weights, dequantize
 from .config import METHOD, Config
@@ -169,7 +170,9 @@ class _Read(_Op):
         if found is None:
             (tensor,) = tensors.values()
             wanted = model.get_parameter(name)
-            return {"weight": [tensor.to(self.hf_quantizer.dtype).reshape(wanted.shape)]}
+            dtype = str(self.hf_quantizer.dtype).removeprefix("torch.")
+            kept: torch.dtype = getattr(torch, float32_of_model(model).dtype(name, dtype))
+            return {"weight": [tensor.to(kept).reshape(wanted.shape)]}
         parts = {part: tensors[_ending(found, key)].contiguous() for part, key in found.keys.items()}
         packed = weights.packed(name, parts)
         install_packed(model, weights.ties[name], packed, "plain", device=weights.compute_device(packed))
