@@ -253,7 +253,7 @@ def install_packed(
             "Quantize the model again without it (skip=)",
         )
     made: nn.Module
-    library = runtime == "library" and "library" in row.runtimes and kind in row.library_kinds
+    library = runtime == "library" and "library" in row.runtimes and row.runs("library", kind, packed.spec.shape)
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
         made = backends.get(row.backend).to_library(modules[0], packed, spec)
     else:

@@ -90,7 +90,7 @@ def reading(model: nn.Module) -> Reading:
     read = _READ.get(config["quant_method"])
     if read is not None:
         return read(model, specs, scheme, config)
-    floats = frozenset(name for name, spec in specs.items() if not _in_linear(model, name, spec, scheme))
+    floats = frozenset(name for name, spec in specs.items() if not _in_sdnq(model, name, spec, scheme))
     if "modules_to_not_convert" in config:
         config["modules_to_not_convert"] = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
     return Reading(config, floats, package=config["quant_method"])
@@ -144,6 +144,16 @@ _READ = {"bitsandbytes": _bitsandbytes, "quanto": _quanto}
 
 def _specs(model: nn.Module) -> dict[str, PackedSpec]:
     return {name: packed.spec for name, packed in quantized(model)}
+
+
+def _in_sdnq(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:
+    """Whether SDNQ runs a weight: one of this scheme, of a layer that is no table, and that the model's class does not
+    want in floats, by whose weight's dtype the model then casts activations: that of the codes, in SDNQ's layers."""
+    from torch import nn
+
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    table = isinstance(model.get_submodule(_path(name)), nn.Embedding)
+    return spec.scheme == scheme and not table and not matched(_path(name), kept)
 
 
 def _in_linear(model: nn.Module, name: str, spec: PackedSpec, scheme: str) -> bool:

@@ -4,8 +4,9 @@ A model class of theirs names them in `_keep_in_fp32_modules`; what such layers 
 too coarse in bfloat16. In both libraries they are float32 whatever dtype is asked for, and here too; where a scheme
 quantizes them, their products are in float32.
 
-The libraries leave these layers out when they quantize, and take the codes for weights when a file holds them
-quantized: so by default they stay floats in the schemes that they have, and what is saved is what the libraries would
+The libraries leave these layers out when they quantize, and so does SDNQ. Files that hold them quantized bitsandbytes'
+readers take for weights, and SDNQ cannot run: models cast activations to the dtype of such a weight, which is that of
+its codes there. So by default they stay floats in the schemes of both, and what is saved is what the libraries would
 have made and read. The option `wo` (`nf4,wo`), called after T5's, quantizes them as well.
 """
 

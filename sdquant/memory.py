@@ -90,6 +90,17 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return flat_buffer(nbytes, device).view(dtype).view(shape)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous, with strides of which the last is 1; a copy only where it has others.
+
+    torch calls a tensor contiguous whatever the stride of a dimension of size 1 is, and views its bytes as another
+    dtype only where the last stride is 1.
+    """
+    tensor = tensor.contiguous()
+    usual = not tensor.ndim or tensor.stride(-1) == 1
+    return tensor if usual else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def give_back() -> None:
     """Collect garbage, and give freed memory back: the GPU's and the C library's."""
     gc.collect()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import adapters, compat, machine, openvino_runtime, planner
 from .compat.runtimes import default_runtime
-from .errors import ConflictError, SettingsError
+from .errors import ConflictError, IncompatibleError, SettingsError
 from .inference import ordinary
 from .planning.arguments import answered
 from .request import AUTO, request
@@ -88,6 +88,7 @@ def quantize(
     for name in specs:
         adapters.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
+        _refuse_float8(name, parts[name])
     runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
     chosen = {
         name: weights_to_quantize(parts[name], spec, asked.plain_runtime or spec.scheme.runtimes[0], asked.skip)
@@ -183,6 +184,21 @@ def weights_to_quantize(
     }
     weights, kept = planner.select(shapes, spec, runtime, skip, type(model).__name__)
     return {weight.name for weight in weights}, kept
+
+
+def _refuse_float8(name: str, model: nn.Module) -> None:
+    """Raise IncompatibleError if diffusers' layerwise casting keeps the model's weights in float8: they are rounded
+    already, and no scheme would take them."""
+    from .layers import kind_of
+
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight") if kind_of(module) is not None else None
+        if weight is not None and weight.is_floating_point() and weight.itemsize == 1:
+            raise IncompatibleError(
+                f"Cannot quantize the {name}",
+                f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}: layerwise casting keeps it so",
+                "Load the model again, and quantize it without enable_layerwise_casting()",
+            )
 
 
 def _refuse_quantized(name: str, model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import backends
 from .backends.base import Packed
+from .memory import dense
 
 Range = tuple[int, int]  # first row, and the one after the last
 
@@ -45,7 +46,7 @@ def join(packs: Sequence[Packed]) -> Packed | None:
                 return None
             parts[name] = tensors[0]
         else:
-            rows = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
+            rows = [dense(tensor).view(torch.uint8) for tensor in tensors]
             parts[name] = torch.cat(rows).view(tensors[0].dtype)
     count = sum(packed.spec.shape[0] for packed in loose)
     return Packed(spec=replace(first.spec, shape=(count, *first.spec.shape[1:])), parts=parts)
@@ -69,7 +70,7 @@ def _of_rows(packed: Packed, count: int, select: Callable[[Tensor], Tensor]) -> 
     def chosen(part: Tensor) -> Tensor:
         if _for_all(part, rows):
             return part
-        raw = part.contiguous().view(rows, -1).view(torch.uint8)  # not all float8 types can be indexed
+        raw = dense(part.contiguous().view(rows, -1)).view(torch.uint8)  # not all float8 types can be indexed
         return select(raw).view(part.dtype).view(part.shape[0] * count // rows, *part.shape[1:])
 
     return Packed(

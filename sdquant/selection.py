@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import backends, library_floats
-from .backends.base import DTYPE_BITS, Unfit
+from .backends.base import DTYPE_BITS, Unfit, layer_name
 from .errors import IncompatibleError
 from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
@@ -61,7 +61,6 @@ def select(
         class_name: of the model, whose library may want layers in floats. None where the library is not to read it.
     """
     backend = backends.get(spec.scheme.backend)
-    kinds = spec.scheme.kinds(runtime)
     weights, kept, floats = [], {}, library_floats.kept(class_name, spec)
     for name, kind in candidates(shapes):
         if kind == "embedding" and not spec.embeddings:
@@ -71,8 +70,9 @@ def select(
             kept[name] = SKIPPED
         elif library_floats.matched(name.removesuffix(".weight"), floats):
             kept[name] = library_floats.why_kept(spec)
-        elif kind != "embedding" and kind not in kinds:  # tables are plain layers in every runtime
-            kept[name] = f"{backend.title} has no module for {kind} layers; runtime=plain, named, quantizes them"
+        elif kind != "embedding" and not spec.scheme.runs(runtime, kind, shape):  # tables are plain in every runtime
+            layer = layer_name(kind, shape)
+            kept[name] = f"{backend.title} has no module for {layer} layers; runtime=plain, named, quantizes them"
         else:
             try:
                 layout = backend.layout(spec.of(name, shape), shape, dtype)

@@ -158,7 +158,10 @@ def wan() -> tuple[str, dict[str, Any]]:
 def run_wan(model: Any) -> Tensor:
     dtype = model.patch_embedding.bias.dtype
     generator = torch.Generator().manual_seed(0)
-    latents, words = (torch.randn(shape, generator=generator).to(dtype) for shape in ((1, 4, 2, 8, 8), (1, 5, 64)))
+    latents, words = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((1, model.config.in_channels, 2, 8, 8), (1, 5, 64))
+    )
     with torch.no_grad():
         found: Tensor = model(latents, torch.tensor([500]), words).sample
     return found.double()

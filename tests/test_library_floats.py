@@ -1,4 +1,5 @@
-"""Layers that transformers and diffusers keep in floats stay floats in bitsandbytes' schemes, unless asked for."""
+"""Layers that transformers and diffusers keep in floats stay floats in the schemes of bitsandbytes and SDNQ, unless
+asked for."""
 
 from __future__ import annotations
 
@@ -99,13 +100,14 @@ def test_the_plan_says_why_and_the_option_quantizes_them(scheme: str, flux: Path
 
 
 def test_the_option_is_for_schemes_that_the_libraries_have() -> None:
-    assert {row.name for row in backends.schemes() if library_floats.OPTION in row.options} == set(SCHEMES)
+    theirs = {row.name for row in backends.schemes() if row.backend == "sdnq"}
+    assert {row.name for row in backends.schemes() if library_floats.OPTION in row.options} == {*SCHEMES, *theirs}
     with pytest.raises(sdquant.SettingsError, match="wo"):
         sdquant.check("int8,wo", "none")
 
 
 def test_nothing_else_keeps_them(flux: Path) -> None:
-    for scheme in ("int8", "qint4", "fp8", "sdnq-uint4"):
+    for scheme in ("int8", "qint4", "fp8"):
         (part,) = sdquant.plan(flux / "text_encoder_2", scheme).components
         assert not part.kept
 

@@ -168,7 +168,7 @@ class TestWhatWasAsked:
         rows: list[tuple[dict[str, Any], str]] = [
             ({"components": []}, "no weight that would be quantized"),
             ({"skip": "*"}, SKIPPED),
-            ({"components": "vae"}, "bitsandbytes has no module for conv layers"),
+            ({"components": "vae"}, "bitsandbytes has no module for Conv2d layers"),
         ]
         for values, why in rows:
             with pytest.raises(IncompatibleError) as caught:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from sdquant import backends
+from sdquant.formats.safetensors_write import write
+from sdquant.memory import dense
 from sdquant.rows import cut, join
 
 if TYPE_CHECKING:
@@ -42,3 +46,37 @@ def test_what_is_not_alike_is_not_joined() -> None:
     assert join([packed("nf4"), packed("fp4")]) is None
     assert join([packed("qint4", seed) for seed in range(2)]) is None  # its bytes hold rows from far apart
     assert join([packed("nf4"), packed("nf4", dtype=torch.float32)]) is None
+
+
+def strided(part: torch.Tensor) -> torch.Tensor:
+    """The same numbers, as a part is that SDNQ wrote for its quantized products: [rows, 1], and the last stride is
+    another than 1. torch calls it contiguous, and views its bytes as no other dtype."""
+    turned = part.reshape(1, -1).t()
+    assert part.shape != turned.shape or turned.is_contiguous()
+    return turned if part.shape == turned.shape else part
+
+
+@pytest.mark.parametrize(
+    "scheme", [row.name for row in backends.schemes() if row.on_the_fly and row.backend != "rules"]
+)
+def test_whatever_the_stride_of_a_dimension_of_size_one(scheme: str, tmp_path: Path) -> None:
+    spec = backends.parse(scheme)
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    usual = backends.get(spec.scheme.backend).encode(weight, spec)
+    other = replace(usual, parts={name: strided(part) for name, part in usual.parts.items()})
+    backend = backends.of_scheme(scheme)
+    assert torch.equal(floats(other), floats(usual))
+    if backend.by_row(usual):
+        assert torch.equal(floats(cut(other, [(8, 24), (32, 40)])), floats(cut(usual, [(8, 24), (32, 40)])))
+        assert (whole := join([other, usual])) is not None and torch.equal(floats(whole)[48:], floats(usual))
+    write(tmp_path / "one.safetensors", backend.write("a.weight", other), {})
+    write(tmp_path / "two.safetensors", backend.write("a.weight", usual), {})
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+
+
+def test_dense_copies_only_what_it_must() -> None:
+    for tensor in (torch.ones(3, 4), torch.ones(5, 1), torch.ones(()), torch.ones(0, 4)):
+        assert dense(tensor) is tensor
+    for tensor in (torch.ones(1536)[::1536], torch.ones(1, 7).t(), torch.ones(4, 3).t()):
+        made = dense(tensor)
+        assert torch.equal(made, tensor) and made.view(torch.uint8).shape[-1] == 4 * tensor.shape[-1]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import jsonline
+from ..memory import dense
 from ._bnb_codec import bad
 from ._bnb_find import STATE
 from ._bnb_library import FLOATS, TORCH_FLOATS
@@ -29,7 +30,7 @@ def as_bytes(key: str, codes: Tensor) -> Tensor:
     # `bnb_4bit_quant_storage` lets a file hold the same bytes under another dtype.
     if codes.dtype not in (torch.uint8, *TORCH_FLOATS):
         raise bad(key, f"4-bit codes are kept as uint8, bfloat16, float16 or float32, and these are {codes.dtype}")
-    return codes.contiguous().view(-1).view(torch.uint8)
+    return dense(codes.reshape(-1)).view(torch.uint8)
 
 
 def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Callable[[str], Tensor]) -> dict[str, Any]:

@@ -82,8 +82,8 @@ class Scheme:
         runtimes: what can run it: "library" (the library's own modules), "plain" (sdquant's) or "openvino" (a whole
             component at once). The first says which weights are quantized where none is asked for, and is the default
             where `compat.runtimes` knows of no faster one.
-        library_kinds: the kinds of layer ("linear", "conv") that the library has modules for. There are plain ones
-            for these and for "embedding".
+        library_kinds: the kinds of layer ("linear", "conv", or "Conv2d" of the convolutions) that the library has
+            modules for. There are plain ones for these and for "embedding".
         on_the_fly: whether float weights can be quantized to it while or after loading.
         least_bits: of any weight in it, where that is less than `bits`.
         options: what the user may choose, by name.
@@ -102,9 +102,17 @@ class Scheme:
     aliases: tuple[str, ...] = ()
     least_bits: float | None = None
 
-    def kinds(self, runtime: str) -> frozenset[str]:
-        """The kinds of layer that `runtime` can run in this scheme."""
-        return self.library_kinds if runtime == "library" else frozenset({"linear", "conv"})
+    def runs(self, runtime: str, kind: str, shape: tuple[int, ...]) -> bool:
+        """Whether `runtime` has a module for a layer of this kind ("linear", "conv") and with a weight of this shape.
+
+        Tables of embeddings are plain layers in every runtime, as whoever asks knows.
+        """
+        return runtime != "library" or not self.library_kinds.isdisjoint({kind, layer_name(kind, shape)})
+
+
+def layer_name(kind: str, shape: tuple[int, ...]) -> str:
+    """A kind of layer with the dimensions of a convolution: "conv" with a weight of five dimensions is a "Conv3d"."""
+    return f"Conv{len(shape) - 2}d" if kind == "conv" else kind.capitalize()
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _scheme(name: str, bits: float, summary: str, group: int | None = None, alia
         summary=summary,
         group=group,
         runtimes=("library", "plain"),
-        library_kinds=frozenset({"linear", "conv"}),
+        library_kinds=frozenset({"linear", "Conv2d"}),
         aliases=aliases,
     )
 

@@ -58,6 +58,11 @@ def _scheme(name: str, bits: int, group: int, summary: str) -> Scheme:
             choices=(-1, 32, 64, 128, 256, 512, 1024),
         ),
         "fp32_scales": Option(default=False, help="keep scales in float32, as SDNQ does by default"),
+        "wo": Option(
+            default=False,
+            help="quantize what transformers and diffusers keep in floats too: T5's wo, 1.5 GB of T5-XXL; SDNQ cannot "
+            "run it then",
+        ),
     }
     return Scheme(name=name, backend="sdnq", bits=bits, group=group, summary=summary, options=options)
 
@@ -224,7 +229,9 @@ class SDNQ(Backend):
         shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape
         if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == turned(shape):
             # Written for SDNQ's quantized matmul: the weight as [in, out].
-            parts |= {part: tensor.t().contiguous() for part, tensor in parts.items()}
+            from ..memory import dense
+
+            parts |= {part: dense(tensor.t()) for part, tensor in parts.items()}
             parts["weight"] = parts["weight"].view(shape)
             for part in {"scale", "zero_point"} & parts.keys():
                 parts[part] = parts[part].view(shape[0], *(1,) * (len(shape) - 1))

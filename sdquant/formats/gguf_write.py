@@ -167,7 +167,9 @@ def _write(file: BinaryIO, place: _Place) -> None:
 def _raw(place: _Place, tensor: Tensor) -> memoryview:
     import torch
 
+    from ..memory import dense
+
     dtype = TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):
         raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, which is not how {place.type} is stored")
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data

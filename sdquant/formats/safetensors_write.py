@@ -98,4 +98,6 @@ def _itemsize(part: Part) -> int:
 def _data(tensor: Tensor) -> memoryview:
     import torch
 
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    from ..memory import dense
+
+    return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data

@@ -18,6 +18,7 @@ from torch.jit._trace import TracerWarning
 
 from ..layers import QuantizedLayer
 from ..layers.states import PREFIX
+from ..memory import dense
 from .layers import Layers
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _form(graph: Any) -> tuple[Any, ...]:
 def _value(value: Any) -> Any:
     """An attribute, comparable."""
     if isinstance(value, Tensor):
-        flat = value.detach().contiguous().view(-1)
+        flat = dense(value.detach().reshape(-1))
         return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
     if isinstance(value, list | tuple):
         return tuple(_value(one) for one in value)

@@ -8,17 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import sdquant
 from sdquant import backends
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE
 from sdquant.backends.base import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
+from sdquant.layers.quantized import set_compute
+from sdquant.weights import quantized
+
+from ..test_float32 import run_wan, snr, wan
 
 BACKEND = backends.get("sdnq")
 SCHEMES = [row.name for row in BACKEND.schemes]
@@ -168,6 +174,30 @@ def test_a_folder_that_diffusers_saved_is_read(sdnq: Any, tmp_path: Path) -> Non
         assert torch.equal(BACKEND.decode(row, torch.bfloat16), _dequantized(layer, torch.bfloat16))
 
 
+@pytest.mark.parametrize("scheme", ["int8", "float8_e4m3fn"])
+def test_a_folder_for_quantized_products_is_loaded(sdnq: Any, scheme: str, tmp_path: Path) -> None:
+    """Its scales lie as [1, rows]; turned, their last stride is the number of rows."""
+    _flux().save_pretrained(tmp_path / "float")
+    config = sdnq.SDNQConfig(weights_dtype=scheme, use_quantized_matmul=True)
+    theirs = FluxTransformer2DModel.from_pretrained(
+        tmp_path / "float", quantization_config=config, torch_dtype=torch.bfloat16
+    )
+    theirs.save_pretrained(tmp_path / "sdnq")
+    model = sdquant.load_model(tmp_path / "sdnq", progress=False)
+    layers = {name: layer for name, layer in theirs.named_modules() if hasattr(layer, "sdnq_dequantizer")}
+    assert len(layers) > 10
+    for name, layer in layers.items():
+        assert torch.equal(model.get_submodule(name).dequantize(), _dequantized(layer, torch.bfloat16))
+    name = next(iter(layers))
+    x = torch.randn(40, layers[name].sdnq_dequantizer.original_shape[1]).bfloat16()
+    set_compute(model, "int8")  # takes some of its rows for a look
+    with torch.no_grad():
+        assert bool(model.get_submodule(name)(x).isfinite().all())
+    sdquant.save(model, tmp_path / "again")
+    again = sdquant.load_model(tmp_path / "again", progress=False)
+    assert torch.equal(again.get_submodule(name).dequantize(), model.get_submodule(name).dequantize())
+
+
 @pytest.mark.parametrize("make", [_flux, _unet])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_folder_that_we_write_loads_in_sdnq(sdnq: Any, scheme: str, make: Any, tmp_path: Path) -> None:
@@ -202,6 +232,81 @@ def test_a_folder_that_we_write_loads_in_sdnq(sdnq: Any, scheme: str, make: Any,
     same = type(model).from_pretrained(tmp_path, torch_dtype=torch.bfloat16)  # diffusers, through SDNQ's quantizer
     for name, weight in want.items():
         assert torch.equal(_dequantized(same.get_submodule(name), torch.bfloat16), weight)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    folder = tmp_path_factory.mktemp("t5")
+    T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu")).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def _text(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(24).view(2, 12)).last_hidden_state
+    return found
+
+
+@pytest.mark.parametrize("how", ["save", "save_pretrained"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_sdnq_runs_a_text_encoder_that_we_write(sdnq: Any, scheme: str, how: str, t5: Path, tmp_path: Path) -> None:
+    """T5 casts its activations to the dtype of `wo`, which in SDNQ's layers is that of the codes."""
+    from transformers import T5EncoderModel
+
+    model = sdquant.load_model(t5, scheme, progress=False)
+    (part,) = sdquant.plan(t5, scheme).components
+    assert len(part.kept) == 2 and all(f"{scheme},wo" in why for why in part.kept.values())
+    if how == "save":
+        sdquant.save(model, tmp_path / "saved")
+    else:
+        model.save_pretrained(tmp_path / "saved")
+    settings = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    assert settings["quant_method"] == "sdnq"
+    theirs: Any = T5EncoderModel.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
+    layer = theirs.encoder.block[0].layer[1].DenseReluDense
+    assert hasattr(layer.wi_0, "sdnq_dequantizer") and not hasattr(layer.wo, "sdnq_dequantizer")
+    assert snr(_text(theirs).double(), _text(model).double()) > 35  # products of bfloat16 are rounded elsewhere
+
+
+def test_what_sdnq_cannot_run_does_not_carry_its_name(t5: Path, tmp_path: Path) -> None:
+    model = sdquant.load_model(t5, "sdnq-uint4,wo", progress=False)
+    sdquant.save(model, tmp_path / "saved")
+    settings = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    assert settings["quant_method"] == "sdquant"
+    assert torch.equal(_text(sdquant.load_model(tmp_path / "saved", progress=False)), _text(model))
+
+
+@pytest.mark.parametrize("scheme", ["sdnq-uint4", "sdnq-int8"])
+def test_sdnq_runs_a_transformer_that_we_write(sdnq: Any, scheme: str, tmp_path: Path) -> None:
+    """Wan casts to the dtype of its time embedder's first parameter."""
+    name, values = wan()
+    torch.manual_seed(0)
+    cls: Any = getattr(diffusers, name)
+    cls(**values).bfloat16().save_pretrained(tmp_path / "float")
+    model = sdquant.load_model(tmp_path / "float", scheme, progress=False)
+    sdquant.save(model, tmp_path / "saved")
+    theirs = cls.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    assert sum(hasattr(layer, "sdnq_dequantizer") for layer in theirs.modules()) == len(dict(quantized(model))) > 5
+    assert snr(run_wan(theirs), run_wan(model)) > 35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["digits-flux", "digits-sd"])
+def test_sdnq_draws_the_same(sdnq: Any, model: str, tmp_path: Path) -> None:
+    pipe = sdquant.load_model(sdquant.demo.path(model), "sdnq-uint4", dtype="bfloat16", progress=False)
+    sdquant.save(pipe, tmp_path / "saved")
+    theirs = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    images = []
+    for one in (pipe, theirs):
+        one.set_progress_bar_config(disable=True)
+        generator = torch.Generator().manual_seed(0)
+        made = one("a handwritten seven", generator=generator, num_inference_steps=4, output_type="np").images
+        images.append(torch.from_numpy(made))
+    torch.testing.assert_close(*images, rtol=0, atol=0.05)
 
 
 def _header(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, TensorInfo]:
@@ -303,6 +408,7 @@ def test_encode_prints_nothing_and_leaves_the_environment() -> None:
     """In a process of its own: SDNQ speaks at its first import."""
     script = """
 import logging, os, torch
+import sdquant
 from sdquant import backends
 before = dict(os.environ)
 weight = torch.randn(64, 64)
