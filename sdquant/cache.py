@@ -81,14 +81,16 @@ class Cache:
         except (SdquantError, OSError) as error:
             self.drop(place, str(error))
             return None
-        return replace(kept, config=src.config, library=src.library, class_name=src.class_name)
+        return replace(
+            kept, config=src.config, library=src.library, class_name=src.class_name, conversions=src.conversions
+        )  # it has the model's names
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
         """Write a component to `place`, after room is made for it; those `used` in this load stay."""
         from .saving import contents
 
         try:
-            tensors, metadata = contents(model)
+            tensors, metadata = contents(model, own_names=True)
             size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if size > self.limit:
                 log.warning("%d quantized bytes are more than the cache's limit of %d", size, self.limit)

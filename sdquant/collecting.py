@@ -14,6 +14,7 @@ from .backends.base import Packed, PackedSpec, Part
 from .formats import safetensors_write
 from .heap import trim
 from .install import Installer, install_packed
+from .models.names import to_file
 from .saving import guard_of, written
 from .weights import plain
 
@@ -53,6 +54,7 @@ class Written:
     Attributes:
         folder: that they are in. prefix: of their names. config: of the component. limit: bytes of a file, unless one
             weight has more. rules: those that it is quantized by, see `saving.written`.
+        names: what the files call the model's tensors, where that is something else.
         late: tensors that are written last, because how is known last.
     """
 
@@ -61,6 +63,7 @@ class Written:
     config: Mapping[str, Any]
     limit: int
     rules: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     rows: dict[str, Packed] = field(default_factory=dict)
     floats: dict[str, Tensor] = field(default_factory=dict)
     late: dict[str, Tensor] = field(default_factory=dict)
@@ -75,7 +78,9 @@ class Written:
 
     def write(self) -> None:
         """Write what is there to a file, if there is anything."""
-        tensors, metadata = written(self.rows.items(), self.floats, self.config, self.rules)
+        rows = [(self.names.get(name, name), packed) for name, packed in self.rows.items()]
+        floats = {self.names.get(name, name): tensor for name, tensor in self.floats.items()}
+        tensors, metadata = written(rows, floats, self.config, self.rules)
         if tensors:
             path = self.folder / f"{self.prefix}-{len(self.files)}.safetensors"
             safetensors_write.write(path, tensors, {"format": "pt", **metadata}, part=True)
@@ -119,6 +124,8 @@ class Collector(Installer):
                 self.unexpected.append(key)
             else:  # where two keys are one tensor, the last counts, as for a model
                 self.keys[self.first(name)], self.sizes[self.first(name)] = key, nbytes
+        # No process has all tensors, so that none are made one of several, or several of one.
+        self.out.names = {name: key for key, name in to_file(model, list(self.keys), self.keys.keys()).names.items()}
 
     def first(self, name: str) -> str:
         """The name that a tensor is written under: of several that are tied, the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,10 +47,12 @@ def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
         )
 
 
-def refuse_not_finite(name: str, tensor: Tensor, spec: QuantSpec, skip: tuple[str, ...]) -> None:
+def refuse_not_finite(
+    name: str, tensor: Tensor, spec: QuantSpec, skip: tuple[str, ...], keys: Mapping[str, str] | None = None
+) -> None:
     """Raise BadFileError if a tensor that stays as it is, in a model quantized to `spec`, has a value that is NaN or
     infinite: one in a norm breaks a picture as one in a weight does. What is skipped is not looked at."""
-    if tensor.is_floating_point() and not skipped(name, skip) and not finite(tensor):
+    if tensor.is_floating_point() and not skipped(name, skip, keys) and not finite(tensor):
         raise BadFileError(
             f"{name!r} of a model that was to be quantized to {spec}",
             "it has values that are not a number, or infinite",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,16 +38,23 @@ def shape_of(packed: Packed) -> Packed:
     return as_filed(packed.to(torch.device("meta"))) if is_apart(packed) else packed
 
 
-def reordered(model: nn.Module, without: Container[str] = ()) -> dict[str, Later]:
+def reordered(
+    model: nn.Module, without: Container[str] = (), keys: Mapping[str, str] | None = None
+) -> dict[str, Later]:
     """The tensors of weights that are not in the order of their files, by their keys, each made when it is written; of
-    weights not those named."""
+    weights not those named.
+
+    Args:
+        keys: what the file calls weights that the model calls otherwise.
+    """
     made: dict[str, Later] = {}
     for name, packed in quantized(model):
         shape = shape_of(packed)
         if name in without or shape is packed:
             continue
-        forms = backends.of_scheme(packed.spec.scheme).write(name, shape)
-        made |= {key: Later(form, partial(_written, name, packed, key)) for key, form in forms.items()}
+        there = (keys or {}).get(name, name)
+        forms = backends.of_scheme(packed.spec.scheme).write(there, shape)
+        made |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
     return made
 
 

@@ -83,9 +83,18 @@ def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detec
 
 
 def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path holds; with a base or parts, the pipeline's components with the lone ones in their places."""
+    """What the path holds; with a base or parts, the pipeline's components with the lone ones in their places.
+
+    Args:
+        complete: also hold the components against their models, whose names the tensors then have (`models.fitting`).
+    """
     seen = _gathered(asked, complete=complete)
-    return dataclasses.replace(seen, sources={name: text.tidied(src) for name, src in seen.sources.items()})
+    sources = {name: text.tidied(src) for name, src in seen.sources.items()}
+    if complete:
+        from .models.fitting import fitted
+
+        sources = {name: fitted(src) for name, src in sources.items()}
+    return dataclasses.replace(seen, sources=sources)
 
 
 def _gathered(asked: Request, *, complete: bool) -> detection.Detected:

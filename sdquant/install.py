@@ -21,7 +21,7 @@ from .rows import cut
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import Packed
+    from .backends.base import Packed, PackedSpec
     from .formats.source import Source
 
 log = logging.getLogger(__name__)
@@ -100,22 +100,21 @@ class Installer:
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
-    def found(
-        self, found: backends.Found, src: Source, files: Mapping[Path, Any], spec: backends.QuantSpec | None = None
-    ) -> None:
-        """A weight that is quantized on disk; `spec` if it is there because it was asked for."""
-        name = components.model_name(found.name, self.known)
+    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: backends.QuantSpec | None = None) -> None:
+        """A weight that is quantized on disk, by its name in `src.found`; `spec` if it is there because it was asked
+        for."""
+        name, found = components.model_name(key, self.known), src.found[key]
         if name is None:
-            self.unexpected.append(found.name)
+            self.unexpected.append(key)
             return
         backend = backends.of_scheme(found.scheme)
 
-        def get(key: str) -> Tensor:
-            return src.read(files, key)
+        def get(part: str) -> Tensor:
+            return src.read(files, part)
 
         wanted = self.model.get_parameter(name)
         try:
-            packed = _read(found, src, tuple(wanted.shape), get)
+            packed = _read(found, src.specs.get(key), tuple(wanted.shape), get)
             require_sound(found, packed)
         except BadFileError as error:
             file = src.home[next(iter(found.keys.values()))]
@@ -160,12 +159,10 @@ class Installer:
                 f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
                 "Check that the weights and the config belong together",
             )
-        if self.unexpected:
+        strays = [*src.strays, *self.unexpected]
+        if strays:
             log.warning(
-                "%s holds %d tensors that the model has no place for, the first is %r",
-                src.path,
-                len(self.unexpected),
-                self.unexpected[0],
+                "%s holds %d tensors that the model has no place for, the first is %r", src.path, len(strays), strays[0]
             )
 
     def missing(self) -> list[str]:
@@ -186,7 +183,9 @@ def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:
     return None
 
 
-def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read(
+    found: backends.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
+) -> Packed:
     """A weight of `shape` that is quantized on disk, its parts held against each other.
 
     Raises:
@@ -194,7 +193,7 @@ def _read(found: backends.Found, src: Source, shape: tuple[int, ...], get: Calla
     """
     if found.cut is not None:
         return _read_cut(found, shape, get)
-    return read_weight(found, src.specs.get(found.name), shape, get)
+    return read_weight(found, spec, shape, get)
 
 
 def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:

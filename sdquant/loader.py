@@ -208,8 +208,10 @@ def build(
     from .install import Installer
     from .integrations import loaded
     from .layers.quantized import set_compute
+    from .models.names import remember
     from .quantizer import quantize_module
     from .rules.sites import stand_in
+    from .weights import quantized
 
     model = empty(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
@@ -238,6 +240,7 @@ def build(
     if part.runtime == openvino_runtime.NAME and part.weights:
         openvino_runtime.attach(model)
     loaded.attach(model)
+    remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 
 
@@ -284,12 +287,12 @@ def fill(
                 install.encode(key, tensor, part.spec, made.device, src.home[key])
             else:
                 if part.spec is not None and part.action == "encode" and key not in chosen:
-                    refuse_not_finite(key, tensor, part.spec, skip)
-                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip))
+                    refuse_not_finite(key, tensor, part.spec, skip, src.keys)
+                install.plain(key, tensor, src.home[key], as_it_is=skipped(key, skip, src.keys))
             tick(info.nbytes)
-        for name, found in src.found.items():
+        for name in src.found:
             if only is None or name in only:
-                install.found(found, src, files, part.spec)
+                install.found(name, src, files, part.spec)
                 tick(src.found_bytes(name))
     finally:
         for file in files.values():

@@ -179,7 +179,7 @@ def make(
     )
     warnings = [
         *detected.warnings,
-        *_without_effect(request, parts),
+        *_without_effect(request, parts, sources),
         *_unused_rules(request, parts, sources, products),
         *_require_something(request, parts, sources),
     ]
@@ -253,7 +253,8 @@ def _component(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
         )  # fmt: skip
-    weights, kept = select(shapes, spec, named or spec.scheme.runtimes[0], request.skip, src.class_name)
+    chosen = named or spec.scheme.runtimes[0]
+    weights, kept = select(shapes, spec, chosen, request.skip, src.class_name, src.layers, src.keys)
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,
@@ -360,7 +361,7 @@ def _runtime(name: str, src: Source, request: Request) -> str | None:
     return request.plain_runtime
 
 
-def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[str]:
+def _without_effect(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
     """What was asked and changes nothing."""
     lines = []
     if request.components is not None and "*" not in request.specs():
@@ -374,9 +375,11 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...]) -> list[
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
         lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
-    kept = [name for part in parts for name, reason in part.kept.items() if reason == SKIPPED]
+    kept = [
+        (name, sources[part.name].keys) for part in parts for name, reason in part.kept.items() if reason == SKIPPED
+    ]
     for pattern in request.skip:
-        if not any(skipped(name, (pattern,)) for name in kept):
+        if not any(skipped(name, (pattern,), keys) for name, keys in kept):
             lines.append(f"skip={pattern!r} matches no layer that would be quantized: it has no effect")
     return lines
 

@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,10 @@ from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .integrations.config import METHOD
 from .library_config import library_config, said_rules
+from .models.names import Mapped, converted, to_file
 from .planning.arguments import answered
 from .portable import decoded
+from .rules.sites import is_range
 from .weights import plain, quantized, weight_bytes
 from .writing import place_of, whole_folder
 
@@ -182,7 +185,9 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
     tensors, metadata = contents(model, floats, empty=True)
     if guard:
         tensors = guarded(model, tensors)
-    later = decoded(model, floats) | reordered(model, floats)
+    keys = keys_of(model)
+    later = {keys.get(name, name): one for name, one in decoded(model, floats).items()}
+    later |= reordered(model, floats, keys)
     tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
     forms = {**tensors, **{key: one.form for key, one in later.items()}}
     made = ({key: one.make()} for key, one in later.items())
@@ -191,16 +196,34 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
 
 
 def contents(
-    model: nn.Module, without: Container[str] = (), *, empty: bool = False
+    model: nn.Module, without: Container[str] = (), *, empty: bool = False, own_names: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What a component's file holds: tensors by key, and metadata; of quantized weights not those named.
 
     Args:
         empty: those that `filed.reordered` gives are on the meta device.
+        own_names: under the model's names, whatever its library calls them in files.
     """
-    named = ((name, packed) for name, packed in quantized(model) if name not in without)
-    rows = ((name, shape_of(packed) if empty else packed) for name, packed in named)
-    return written(rows, plain(model), config_of(model), said_rules(model))
+    packs, floats = dict(quantized(model)), plain(model)
+    mapped = Mapped({name: name for name in (*floats, *packs)}) if own_names else _mapped(model, floats, packs)
+    keys = {name: key for key, name in mapped.names.items()}
+    named = ((keys[name], packed) for name, packed in packs.items() if name not in without)
+    rows = ((key, shape_of(packed) if empty else packed) for key, packed in named)
+    tensors = {keys[name]: tensor for name, tensor in floats.items() if name in keys}
+    for group in mapped.groups:
+        tensors |= converted(group, floats)
+    return written(rows, tensors, config_of(model), said_rules(model))
+
+
+def keys_of(model: nn.Module) -> dict[str, str]:
+    """What a model's file calls its tensors, by the model's names; not those that the file has in another form."""
+    return {name: key for key, name in _mapped(model, plain(model), dict(quantized(model))).names.items()}
+
+
+def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
+    ranges = [name for name in floats if is_range(name)]  # which no library knows
+    mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())
+    return replace(mapped, names={**mapped.names, **{name: name for name in ranges}})
 
 
 def written(
@@ -229,7 +252,9 @@ def guarded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     It only warns of a `quant_method` that it does not know, and would take codes for weights. So a norm's vector is
     written as a matrix of one row, which sdquant reads as the vector, and transformers refuses for its shape.
     """
-    return {**tensors, **{name: tensors[name][None] for name in guard_of(model)}}
+    keys = keys_of(model)
+    guards = [keys.get(name, name) for name in guard_of(model)]
+    return {**tensors, **{key: tensors[key][None] for key in guards}}
 
 
 def guard_of(model: nn.Module) -> list[str]:

@@ -52,6 +52,8 @@ def select(
     runtime: str,
     skip: tuple[str, ...],
     class_name: str | None = None,
+    layers: Mapping[str, tuple[str | None, str]] | None = None,
+    keys: Mapping[str, str] | None = None,
 ) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
     """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
 
@@ -59,14 +61,19 @@ def select(
         shapes: shape and torch dtype name of every tensor, by name.
         skip: see `skipped`.
         class_name: of the model, whose library may want layers in floats. None where the library is not to read it.
+        layers: what the model says of its layers, see `Source.layers`; None where only names and shapes tell.
+        keys: other names for weights, which `skip` may mean as well: those that its file has.
     """
     backend = backends.get(spec.scheme.backend)
     weights, kept, floats = [], {}, library_floats.kept(class_name, spec)
-    for name, kind in candidates(shapes):
-        if kind == "embedding" and not spec.embeddings:
+    for name, said in candidates(shapes):
+        kind, why = (layers or {}).get(name, (said, ""))
+        if (kind or said) == "embedding" and not spec.embeddings:
             continue
         shape, dtype = shapes[name]
-        if skipped(name, skip):
+        if kind is None:
+            kept[name] = why
+        elif skipped(name, skip, keys):
             kept[name] = SKIPPED
         elif library_floats.matched(name.removesuffix(".weight"), floats):
             kept[name] = library_floats.why_kept(spec)
@@ -183,13 +190,18 @@ def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tu
             yield name, "embedding" if _TABLES.search(name) else "linear"
 
 
-def skipped(name: str, skip: tuple[str, ...]) -> bool:
+def skipped(name: str, skip: tuple[str, ...], keys: Mapping[str, str] | None = None) -> bool:
     """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
-    "attn.to_q"), or a pattern with * or ? for the whole path."""
-    module = name.removesuffix(".weight")
+    "attn.to_q"), or a pattern with * or ? for the whole path.
+
+    Args:
+        keys: what files call weights that the model calls otherwise: a pattern may have either.
+    """
+    modules = {one.removesuffix(".weight") for one in (name, (keys or {}).get(name, name))}
     return any(
         fnmatch.fnmatchcase(module, pattern) if set(pattern) & set("*?[") else f".{pattern}." in f".{module}."
         for pattern in skip
+        for module in modules
     )
 
 

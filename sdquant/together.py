@@ -18,6 +18,7 @@ from . import components, loader
 from .authors import bar
 from .collecting import Collector, Written
 from .errors import BadFileError, DistributedError, SettingsError
+from .models.names import remember
 from .rules.kept import given_rules, keep
 from .rules.rule import Rules
 from .rules.sites import place, ranges_of, stand_in
@@ -130,6 +131,7 @@ def _component(
     src = loader.source_of(made, part)
     model = loader.empty(src)
     home.mkdir(exist_ok=True)
+    remember(model, src.conversions, quantized=True)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     if isinstance(part.spec, RulesSpec):
         keep(model, part.spec.rules)

@@ -14,7 +14,6 @@ from .backends.base import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
-from .formats import families
 from .planning.arguments import answered
 from .reading import NOT_FINITE, read_weight, require_sound
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from .formats.base import TensorFile
     from .formats.source import Source
+    from .models.fitting import Shell
 
 
 @answered
@@ -56,14 +56,22 @@ class _Contents:
         self.files: Mapping[Path, TensorFile] = {}
 
     @cached_property
-    def wanted(self) -> Mapping[str, nn.Parameter]:
-        """See `_parameters`. Not before it is asked for: it imports diffusers."""
-        return _parameters(self.src)
+    def model(self) -> tuple[Source, Shell] | None:
+        """The component under its model's names, and the model; None where nothing tells which, or it is of a later
+        diffusers or transformers. Not before it is asked for: it imports diffusers."""
+        from .models.fitting import named, shell
+
+        try:
+            model = shell(self.src)
+        except UnsupportedFileError:
+            return None
+        return None if model is None else (named(self.src, model), model)
 
     @cached_property
-    def known(self) -> frozenset[str]:
-        """The names of `wanted`."""
-        return frozenset(self.wanted)
+    def names(self) -> Mapping[str, str]:
+        """What the model calls the file's tensors and quantized weights, by the file's names."""
+        here = self.model[0] if self.model is not None else None
+        return {} if here is None else {here.keys.get(name, name): name for name in here.names}
 
     def check(self, bar: Any) -> list[str]:
         """Read everything; what could not be checked, in sentences."""
@@ -97,25 +105,21 @@ class _Contents:
         if why is not None:
             raise self._bad(key, why)
 
-    def _parameter(self, name: str) -> nn.Parameter | None:
-        """The model's parameter of that name; None if it has none, or no model is known."""
-        from . import components
-
-        found = components.model_name(name, self.known) if self.known else None
-        return self.wanted[found] if found is not None else None
+    def _parameter(self, key: str) -> nn.Parameter | None:
+        """The model's parameter for a tensor of the file; None if it has none, or no model is known."""
+        name = self.names.get(key)
+        return self.model[1].parameter(name) if self.model is not None and name is not None else None
 
     def _complete(self) -> None:
-        """Raise BadFileError if the model has parameters that are not in its folder. A lone file may be some of it."""
-        if not self.src.path.is_dir():
+        """Raise BadFileError if a tensor of the model that is made of several of the file has another shape, or if one
+        is not in its folder. A lone file may be some of it."""
+        from .models.fitting import refuse_misfits, refuse_missing
+
+        if self.model is None:
             return
-        got = {id(self._parameter(name)) for name in self.src.names} if self.wanted else set()
-        missing = sorted(name for name, parameter in self.wanted.items() if id(parameter) not in got)
-        if missing:
-            raise BadFileError(
-                f"{self.src.path} was verified",
-                f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
-                "Check that the weights and the config belong together",
-            )
+        refuse_misfits(*self.model)
+        if self.src.path.is_dir():
+            refuse_missing(*self.model)
 
     def _weight(self, found: Found) -> list[str]:
         """Read and decode one quantized weight; why that was not possible, if it is nobody's fault."""
@@ -152,17 +156,3 @@ class _Contents:
         return BadFileError(
             f"Tensor {name!r} of {self._file(name)} was verified", why, "Quantize or download the model again"
         )
-
-
-def _parameters(src: Source) -> Mapping[str, nn.Parameter]:
-    """The parameters, by name, of the model that the config describes; {} where there is none that is known."""
-    row = families.recognise(src.names)
-    if src.class_name is None or not src.config or (row is not None and row.foreign):
-        return {}
-    from . import components
-
-    try:
-        model = components.empty(src.library, src.class_name, src.config)
-    except UnsupportedFileError:  # a class of a later diffusers or transformers
-        return {}
-    return dict(model.named_parameters(remove_duplicate=False))

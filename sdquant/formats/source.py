@@ -42,7 +42,7 @@ class Source:
         files: the weight files.
         tensors: infos by file key, over all files.
         home: the file of each key.
-        found: the quantized weights, by weight name.
+        found: the quantized weights, by weight name. Their own names are those that their file gives them.
         specs: full descriptions of quantized weights, where sdquant wrote the file.
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
@@ -51,6 +51,12 @@ class Source:
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
         variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
         rules: by which it was quantized, where sdquant wrote the file.
+        keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
+            which the fields below are of, too.
+        strays: keys of tensors that the model has no place for. They are not among `tensors`.
+        layers: what the model says of its weights: the kind of their layer, or None and why it cannot run them
+            quantized. {} where it was not asked.
+        conversions: with which transformers has renamed the tensors.
     """
 
     path: Path
@@ -68,6 +74,10 @@ class Source:
     variant: str = ""
     variants: tuple[str, ...] = ()
     rules: RulesSpec | None = field(default=None, repr=False)
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    strays: tuple[str, ...] = field(default=(), repr=False)
+    layers: Mapping[str, tuple[str | None, str]] = field(default_factory=dict, repr=False)
+    conversions: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
@@ -123,7 +133,7 @@ class Source:
         make = self.made.get(key)
         if make is not None:
             return make(lambda source: self._find(files, source))
-        return files[self.home[key]].get(key)
+        return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
         """A tensor of a file, by the file's own name for it."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import compat, machine
 from ..backends.base import PackedSpec
-from ..components import model_name, set_module, tied
+from ..components import set_module, tied
 from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
@@ -21,6 +21,7 @@ from ..formats.own import found_in, merged_own, rules_in
 from ..install import common_kind, install_packed, misfit
 from ..layers import packed_of
 from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
+from ..models.names import conversions, remember, to_model
 from ..quantizer import extent_of, weights_to_quantize
 from ..reading import read_weight
 from ..rules.kept import forget
@@ -107,9 +108,9 @@ class Weights:
     def hold_against(self, model: nn.Module) -> None:
         """Raise BadFileError if what was found does not belong to this (empty) model; else use the model's names."""
         self.ties = tied(model)
-        for name in [*self.specs]:
-            here = model_name(name, frozenset(self.ties)) or name
-            self.specs[here], self.found[here] = self.specs.pop(name), self.found.pop(name)
+        here = {key: name for name, key in to_model(model, self.specs.keys(), self.ties.keys()).names.items()}
+        self.specs = {here.get(key, key): spec for key, spec in self.specs.items()}
+        self.found = {here.get(key, key): found for key, found in self.found.items()}
         for name, spec in self.specs.items():
             why = None
             if name not in self.ties:
@@ -217,6 +218,7 @@ def dequantize(model: nn.Module, dtype: torch.dtype | None = None) -> None:
             made[id(module)] = made.get(id(module)) or _float(module, packed, dtype)
             set_module(model, path, made[id(module)])
     forget(model)
+    remember(model, conversions(model), quantized=False)
 
 
 def _float(module: nn.Module, packed: Packed, dtype: torch.dtype | None) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import adapters
 from ..errors import SettingsError
 from ..library_config import is_of_transformers, library_config, own_config
+from ..models.names import conversions, remember
 from .config import Config
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def attach(model: nn.Module) -> None:
         made.save_pretrained = _refuse
         return
     made.hf_quantizer = quantizer(Config.from_dict(own_config(model)))
+    remember(model, conversions(model), quantized=True)
     if library == "transformers":
         made.config.quantization_config = _Said(said)
     else:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..components import quiet
 from ..install import install_packed
 from ..library_floats import float32_of_model
+from ..models.names import remember
 from ..rules.sites import stand_in
 from ._shared import Weights, dequantize
 from .config import METHOD, Config
@@ -86,7 +87,8 @@ class Quantizer(HfQuantizer):
         made: Any = model
         if isinstance(self.quantization_config, Config):
             made.config.quantization_config = self.quantization_config.saved()
-        made._weight_conversions = []  # to undo at saving: the keys are written under the model's own names
+        ours = [one for one in made._weight_conversions if any(isinstance(op, _Op) for op in _operations(one))]
+        remember(model, tuple(one for one in made._weight_conversions if one not in ours), quantized=True)
         self.weights.check(quantized=self.pre_quantized, device_map=getattr(model, "hf_device_map", None))
         return model
 
@@ -125,6 +127,10 @@ class SdnqConfig(Config):
         """See `Config.from_dict`."""
         word = str(config_dict.get("weights_dtype", "")).replace("float8_e4m3fn", "fp8")
         return super().from_dict({"quant": f"sdnq-{word}"}, return_unused_kwargs, **kwargs)
+
+
+def _operations(conversion: Any) -> list[Any]:
+    return getattr(conversion, "operations", [])
 
 
 def _ending(found: Found, key: str) -> str:

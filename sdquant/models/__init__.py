@@ -1,0 +1,1 @@
+"""What diffusers and transformers know of their models, asked of them: names, sizes, kinds of layers."""

@@ -1,0 +1,280 @@
+"""A component on disk, held against its model before a weight is read: under its names, whole, and in its sizes.
+
+From here on the tensors of a `Source` have the model's names, and what the model says of its layers is known. What does
+not fit is refused in the words in which loading would refuse it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..backends.base import TensorInfo
+from ..errors import BadFileError, UnsupportedFileError
+from ..formats import families
+from .names import Group, Mapped, to_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor, nn
+
+    from ..backends.base import Found, PackedSpec
+    from ..formats.source import Source
+    from ..tracing import Get, Recipe
+
+TOGETHER = "Check that the weights and the config belong together"
+_MODELS = 8  # that are remembered: those of a large pipeline
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A model without weights.
+
+    Attributes:
+        known: the names of its tensors. ties: see `components.tied`.
+    """
+
+    model: nn.Module
+    known: frozenset[str]
+    ties: Mapping[str, tuple[str, ...]]
+
+    def tensor(self, name: str) -> Tensor:
+        """The parameter or buffer of that name."""
+        return self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
+
+    def parameter(self, name: str) -> nn.Parameter | None:
+        """The parameter of that name; None of a buffer's."""
+        return self.model.get_parameter(name) if name in self.ties else None
+
+
+_shells: OrderedDict[str, Shell] = OrderedDict()
+
+
+def shell(src: Source) -> Shell | None:
+    """The model of a source without weights, which nobody may change; None where nothing tells what it is.
+
+    Raises:
+        BadFileError, UnsupportedFileError: see `components.empty`.
+    """
+    row = families.recognise(src.names)
+    if src.class_name is None or not src.config or (row is not None and row.foreign):
+        return None
+    key = json.dumps([src.library, src.class_name, src.config], sort_keys=True, default=str)
+    if key not in _shells:
+        from .. import components
+
+        model = components.empty(src.library, src.class_name, src.config)
+        ties = components.tied(model)
+        _shells[key] = Shell(model, frozenset(model.state_dict(keep_vars=True)) | frozenset(ties), ties)
+        while len(_shells) > _MODELS:
+            _shells.popitem(last=False)
+    _shells.move_to_end(key)
+    return _shells[key]
+
+
+def fitted(src: Source) -> Source:
+    """The same under its model's names, and held against the model. As it is where nothing tells of which model it is.
+
+    Raises:
+        BadFileError: a tensor of the model is not there, or one has another shape. UnsupportedFileError: a quantized
+            weight would have to be taken apart, or made one with others.
+    """
+    model = None if src.empty else shell(src)
+    if model is None:
+        return src
+    renamed = named(src, model)
+    refuse_misfits(renamed, model)
+    refuse_missing(renamed, model)
+    return replace(renamed, layers=_layers(model))
+
+
+def named(src: Source, model: Shell) -> Source:
+    """The same under its model's names. What the model has no place for is left out, and named in `strays`."""
+    from ..rules.sites import is_range
+
+    ranges = [key for key in src.plain if is_range(key)]
+    mapped = to_model(model.model, src.names - set(ranges), model.known)
+    _refuse_packed(src, mapped)
+    parts = {key for found in src.found.values() for key in (*found.keys.values(), *found.extra)}
+    tensors: dict[str, TensorInfo] = {}
+    home: dict[str, Path] = {}
+    made: dict[str, Recipe] = {}
+    found: dict[str, Found] = {}
+    specs: dict[str, PackedSpec] = {}
+    keys: dict[str, str] = {}
+    for name, key in mapped.names.items():
+        if name != key:
+            keys[name] = src.keys.get(key, key)
+        elif key in src.keys:
+            keys[name] = src.keys[key]
+        if key in src.found:
+            found[name] = src.found[key]  # whose own name says what its parts are called
+            if key in src.specs:
+                specs[name] = src.specs[key]
+            whole = (*src.found[key].keys.values(), *src.found[key].extra)
+            tensors |= {part: src.tensors[part] for part in whole}
+            home |= {part: src.home[part] for part in whole}
+            continue
+        tensors[name], home[name] = src.tensors[key], src.home[key]
+        if key in src.made:
+            made[name] = src.made[key]
+    for group in mapped.groups:
+        for name, recipe in _recipes(src, group).items():
+            if name not in model.known or name in tensors:
+                continue
+            info = _info(recipe)
+            tensors[name], home[name], made[name] = info, src.home[group.sources[0]], recipe
+    for key in ranges:
+        name = _path_of(key, mapped, src)
+        tensors[name], home[name] = src.tensors[key], src.home[key]
+        if name != key:
+            keys[name] = key
+    clash = next((name for name in keys if name in parts and name not in found), None)
+    if clash is not None:
+        raise _together(src, clash, "its file has that name for a part of another weight")
+    return replace(
+        src,
+        tensors=tensors,
+        home=home,
+        made=made,
+        found=found,
+        specs=specs,
+        keys=keys,
+        strays=(*src.strays, *_unexpected(model, mapped)),
+        conversions=mapped.used,
+    )
+
+
+def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:
+    """What the model has no place for; not what its library expects there, and leaves out as well."""
+    import re
+
+    said: Any = model.model
+    patterns = [*(getattr(said, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    return tuple(key for key in mapped.strays if not any(re.search(pattern, key) for pattern in patterns))
+
+
+def _refuse_packed(src: Source, mapped: Mapped) -> None:
+    for group in mapped.groups:
+        name = next((key for key in group.sources if key in src.found), None)
+        if name is not None:
+            raise UnsupportedFileError(
+                f"Weight {name!r} of {src.path} cannot be loaded as it is, quantized to {src.found[name].scheme}",
+                f"the model has no such weight: {src.class_name} makes its own of "
+                f"{len(group.sources)} of the file, or several of it",
+                "Quantize the model with this version of sdquant, or start from the unquantized model",
+            )
+
+
+def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
+    """How the tensors of a group are made of those of the file."""
+    from ..tracing import trace
+
+    shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
+    try:
+        recipes = trace(group.convert, shapes)
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _together(src, group.sources[0], f"the model's tensor cannot be made of it: {error}") from error
+    return {name: _of_file(src, recipe) for name, recipe in recipes.items()}
+
+
+def _of_file(src: Source, recipe: Recipe) -> Recipe:
+    """A recipe over a source's tensors as one over those of its files."""
+
+    def make(get: Get) -> Tensor:
+        def read(key: str) -> Tensor:
+            return src.made[key](get) if key in src.made else get(src.keys.get(key, key))
+
+        return recipe(read)
+
+    names = tuple(name for key in recipe.sources for name in (src.made[key].sources if key in src.made else (key,)))
+    return replace(recipe, sources=names, rows=None, make=make)
+
+
+def _path_of(key: str, mapped: Mapped, src: Source) -> str:
+    """The model's name for a range of a product (`rules.sites`), which no library knows: by those of the weights in
+    the module that multiplies."""
+    path, _, leaf = key.rpartition(".")
+    for name, there in mapped.names.items():
+        if path and there.startswith(f"{path}."):
+            rest = there.removeprefix(path)
+            if name.endswith(rest):
+                return f"{name.removesuffix(rest)}.{leaf}"
+    return key
+
+
+def refuse_misfits(src: Source, model: Shell) -> None:
+    """Raise BadFileError if a tensor of the model is in the source in another shape."""
+    from ..install import misfit
+
+    for name in src.plain:
+        if name not in model.known:
+            continue  # a range
+        info = src.tensors[name]
+        why = misfit(info.shape, _is_float(info.dtype), model.tensor(name))
+        if why is not None:
+            raise _together(src, src.keys.get(name, name), why, home=src.home[name])
+    for name, spec in src.specs.items():
+        wanted = tuple(model.tensor(name).shape)
+        if spec.shape != wanted:
+            why = f"it is {list(spec.shape)}, and the model wants {list(wanted)}"
+            raise _together(src, src.keys.get(name, name), why)
+
+
+def refuse_missing(src: Source, model: Shell) -> None:
+    """Raise BadFileError if a tensor of the model is not in the source."""
+    there = {one for name in src.names for one in model.ties.get(name, (name,))}
+    missing = [name for name, _ in model.model.named_parameters() if name not in there]
+    if missing:
+        raise BadFileError(
+            f"{src.path} was to be loaded",
+            f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+            TOGETHER,
+        )
+
+
+def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileError:
+    return BadFileError(f"Tensor {key!r} of {home or src.path} was to be loaded", why, TOGETHER)
+
+
+def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
+    """See `Source.layers`."""
+    from ..install import common_kind
+
+    made: dict[str, tuple[str | None, str]] = {}
+    for name, names in model.ties.items():
+        if name.endswith(".weight"):
+            kind = common_kind(model.model, names)
+            made[name] = (kind, "" if kind is not None else _why_not(model, names))
+    return made
+
+
+def _why_not(model: Shell, names: tuple[str, ...]) -> str:
+    """Why a weight cannot be run quantized."""
+    owners = [type(model.model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
+    if len(set(owners)) == 1:
+        return f"its layer ({owners[0]}) cannot be quantized"
+    return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run one quantized weight"
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _info(recipe: Recipe) -> TensorInfo:
+    size = recipe.dtype.itemsize
+    for n in recipe.shape:
+        size *= n
+    return TensorInfo(dtype=str(recipe.dtype).removeprefix("torch."), shape=recipe.shape, nbytes=size)
