@@ -7,9 +7,8 @@ packages' public names and must be model classes; nothing from a file is ever im
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-import math
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -23,7 +22,9 @@ from torch import Tensor, nn
 from .detection import MAIN
 from .errors import BadFileError, MissingComponentError, UnsupportedFileError
 from .formats import families
+from .formats.config_sizes import refuse_endless
 from .formats.folder import read_json
+from .models.bounds import refuse_oversized
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
 PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
@@ -112,14 +113,19 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
 
     cls = remapped(model_class(library, name), config)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
-    _refuse_endless(name, values)
-    try:
-        with init_empty_weights(include_buffers=False), quiet(), warnings.catch_warnings():
+    refuse_endless(name, values)
+
+    def make() -> Any:
+        with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch at layers of size 0: the weights tell that they do not fit
             if hasattr(cls, "config_class") and cls.config_class is not None:
-                model = cls(cls.config_class.from_dict(values))
-            else:
-                model = cls.from_config(values)
+                return cls(cls.config_class.from_dict(copy.deepcopy(values)))
+            return cls.from_config(copy.deepcopy(values))
+
+    refuse_oversized(name, values, make)
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = make()
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(
             f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
@@ -142,28 +148,6 @@ def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
         from diffusers.models.model_loading_utils import _fetch_remapped_cls_from_config
 
         return _fetch_remapped_cls_from_config({"norm_type": None, **config}, cls)
-
-
-# What a constructor goes through one by one, or makes a table of, and more than any model has: a billion never ends.
-_MOST: tuple[tuple[re.Pattern[str], int], ...] = (
-    (re.compile(r"layers|blocks|depth|stages|timesteps"), 10_000),
-    (re.compile(r"position"), 1 << 24),
-)
-_ITEMS = 10_000  # of a list
-
-
-def _refuse_endless(name: str, config: Mapping[str, Any]) -> None:
-    """Raise BadFileError if the config has more layers, or positions, than any model has, or a scheduler more steps."""
-    for key, value in config.items():
-        counts = value if isinstance(value, list | tuple) else (value,)
-        most = min((limit for words, limit in _MOST if words.search(key)), default=math.inf)
-        large = [n for n in counts if isinstance(n, int | float) and n > most]
-        if large or len(counts) > _ITEMS:
-            raise BadFileError(
-                f"A {name} was to be made",
-                f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",
-                "Check config.json",
-            )
 
 
 # Who says what while classes are imported, models made and pipelines put together, and why nobody needs to hear it:
@@ -269,26 +253,64 @@ def check_pipeline(folder: Path) -> None:
 
     Raises:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
-        BadFileError: a scheduler has more steps than any has.
+        BadFileError: a component's config is of another class, or a scheduler has more steps than any has.
     """
     libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
     place = folder / "model_index.json"
     index = read_json(place)
-    if not isinstance(_public(diffusers, index.get("_class_name")), type):
+    whole = _public(diffusers, index.get("_class_name"))
+    if not isinstance(whole, type) or not issubclass(whole, diffusers.DiffusionPipeline):
         raise _unknown(place, "the pipeline", index.get("_class_name"))
     for name, row in index.items():
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
         library, cls = row if len(row) == 2 else (None, None)
         package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
-        known = isinstance(package, ModuleType) and isinstance(cls, str)
-        # Of the classes that transformers had once diffusers knows the heirs.
-        if not known or not isinstance(_public(package, cls) or type, type):
+        named = _public(package, _heir(cls)) if isinstance(package, ModuleType) and isinstance(cls, str) else None
+        if not isinstance(named, type):
             raise _unknown(place, name, row)
+        if library in libraries:
+            _refuse_another(folder / name / "config.json", named, str(library))
         scheduler = folder / name / "scheduler_config.json"
         if scheduler.is_file():
-            _refuse_endless(name, read_json(scheduler))
+            refuse_endless(f"{name} of {folder}", read_json(scheduler))
+
+
+def _heir(name: str) -> str:
+    """The name that a class of transformers has today, where diffusers knows that it had another once."""
+    from diffusers.utils import deprecation_utils
+
+    row = getattr(deprecation_utils, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
+    return str(row.get("new_class", name))
+
+
+def _refuse_another(config: Path, named: type, library: str) -> None:
+    """Raise BadFileError if a component's config is that of a model of another class than its pipeline says.
+
+    Classes of one family are made of each other's configs: what transformers calls the same model with and without a
+    head, or diffusers' class and its heir.
+    """
+    libraries = _model_libraries()
+    if not config.is_file() or not issubclass(named, libraries[library][1]):
+        return
+    values = read_json(config)
+    said = values.get("_class_name")
+    if not isinstance(said, str):
+        architectures = values.get("architectures")
+        said = architectures[0] if isinstance(architectures, list) and architectures else None
+    other = "diffusers" if "_class_name" in values else "transformers"
+    cls = _public(libraries[other][0], said)
+    if not isinstance(cls, type):
+        return
+    one, two = remapped(named, values), remapped(cls, values)
+    if other == library and (library == "transformers" or issubclass(one, two) or issubclass(two, one)):
+        return
+    raise BadFileError(
+        f"Cannot load {config.parent}",
+        f"its config.json is of a {said}, and model_index.json says that it is a {named.__name__}",
+        "Put the component that belongs there into the folder",
+    )
 
 
 @cache

@@ -17,6 +17,7 @@ from .formats import adapters, families, folder, source
 from .formats.shards import MERGE, refuse_shard
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
+from .models import class_names
 from .planning.arguments import answered
 from .suffixes import suffix_hint
 
@@ -142,13 +143,13 @@ def _look(
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, complete, pickles, False, variant), path, variant, is_part=is_part)
-    rows = folder.read_json(folder.inside(index, place))
-    parts = {
-        name: _component(
-            source.as_named(_part(sub, complete, pickles, partial, variant), rows[name]), str(sub), variant
-        )
-        for name, sub in folder.pipeline_parts(place, rows).items()
+    said = folder.read_json(folder.inside(index, place))
+    each = {
+        name: source.as_named(_part(sub, complete, pickles, partial, variant), said[name])
+        for name, sub in folder.pipeline_parts(place, said).items()
     }
+    class_names.check_pipeline(place, said, each)
+    parts = {name: _component(src, str(src.path), variant) for name, src in each.items()}
     if not parts:
         raise MissingComponentError(
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
@@ -209,6 +210,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 
 def _component(src: Source, path: str, variant: str | None = None, *, is_part: bool = False) -> Detected:
     gguf = src.container == "gguf"
+    class_names.check_component(src)
     row = families.recognise(src.names)
     refuse_shard(src, is_known=row is not None)
     if gguf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,6 +39,10 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
     from tqdm import tqdm
 
     seen = detect(path, allow_pickle=allow_pickle)
+    if seen.container == "pipeline":
+        from .components import check_pipeline
+
+        check_pipeline(Path(os.path.expanduser(path)))
     total = sum(len(src.tensors) for src in seen.sources.values())
     notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:

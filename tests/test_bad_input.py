@@ -215,7 +215,7 @@ class TestDamagedFiles:
     def test_a_class_that_is_no_model_is_never_looked_up(self, name: str, sd: Path, tmp_path: Path) -> None:
         unet = Path(shutil.copytree(sd / "unet", tmp_path / "unet"))
         (unet / "config.json").write_text(f'{{"_class_name": "{name}"}}')
-        assert repr(name) in _refused(UnsupportedFileError, unet).what
+        assert repr(name) in _refused(UnsupportedFileError, unet).why
 
 
 class TestNamesInPipelines:

@@ -183,7 +183,8 @@ def as_named(src: Source, row: Sequence[str]) -> Source:
     """The component with the class that a pipeline's model_index.json gives it, [library, class], which diffusers goes
     by: the config.json of a text encoder may name the larger model that it was taken out of."""
     library, class_name = row
-    return replace(src, library=str(library), class_name=str(class_name)) if src.config else src
+    config = {key: value for key, value in src.config.items() if key != "_class_name" or isinstance(value, str)}
+    return replace(src, library=str(library), class_name=str(class_name), config=config) if src.config else src
 
 
 def without_weights(folder: Path) -> Source:

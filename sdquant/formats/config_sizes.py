@@ -1,0 +1,80 @@
+"""Numbers in configs: those that no model has, and those that are not plainly ordinary. JSON values only, no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import BadFileError
+
+# What a constructor goes through one by one, or makes a table of, and more than any model has: a billion never ends.
+_MOST: tuple[tuple[re.Pattern[str], int], ...] = (
+    (re.compile(r"layers|blocks|depth|stages|timesteps"), 10_000),
+    (re.compile(r"position"), 1 << 24),
+)
+_ITEMS = 10_000  # of a list
+_INT = (1 << 62) - 1  # of a whole number: torch counts in 64 bits
+_COUNT = re.compile(r"(^|[._])n(um)?_\w*(layers?|blocks|heads)$")
+_DEEPEST = 16  # tables in tables
+# What needs no second look, by the first word that fits. Squares of n_positions and of sizes of images are in tables;
+# of max_position_embeddings there are angles, one row each.
+_ORDINARY: tuple[tuple[re.Pattern[str], float], ...] = (
+    (re.compile(r"theta|token|_ids?$|seed|version|scale|freq|base|period|window"), math.inf),
+    (re.compile(r"n_positions|n_ctx|sample|image|max_size|pos_embed|patch"), 1 << 13),
+    (re.compile(r"position|max_seq|max_len"), 1 << 18),
+    (re.compile(r"vocab"), 1 << 19),
+    (re.compile(r"dim|size|channel|head|feature|width|rank|expert"), 1 << 17),
+)
+_OTHERS = 1 << 20
+
+
+def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
+    """Raise BadFileError if a config, or a table in it, has more layers or positions than any model has, or a scheduler
+    more steps.
+
+    Args:
+        name: of what is made of it.
+    """
+    for key, value in _entries(config):
+        counts = value if isinstance(value, list | tuple) else (value,)
+        most = min((limit for words, limit in _MOST if words.search(key)), default=math.inf)
+        large = [n for n in counts if isinstance(n, int | float) and (n > most or (isinstance(n, int) and n > _INT))]
+        if _COUNT.search(key) and isinstance(value, int) and value < 0:
+            raise BadFileError(
+                f"Cannot make a {name}",
+                f"its config has {key} = {value}, and a model cannot have fewer than none",
+                "Get the config.json that belongs to the weights",
+            )
+        if large or len(counts) > _ITEMS:
+            raise BadFileError(
+                f"Cannot make a {name}",
+                f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",
+                "Get the config.json that belongs to the weights",
+            )
+
+
+def is_ordinary(config: Mapping[str, Any]) -> bool:
+    """Whether no number in a config could make a table of gigabytes. If not, the model's constructor has to be asked,
+    which takes the seconds that importing it takes."""
+    return all(
+        number <= next((limit for words, limit in _ORDINARY if words.search(key)), _OTHERS)
+        for key, number in numbers(config)
+    )
+
+
+def numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """All whole numbers above zero in a config, each with its key: "text_config.vocab_size"."""
+    for key, value in _entries(config):
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+                yield key, number
+
+
+def _entries(config: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if not isinstance(value, Mapping):
+            yield f"{prefix}{key}", value
+        elif depth < _DEEPEST:
+            yield from _entries(value, f"{prefix}{key}.", depth + 1)
