@@ -120,6 +120,12 @@ class QuantizedLayer(nn.Module):
             return LayerWeight(self.packed, self.compute_dtype)
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            states.put_weight(self, value)
+        else:
+            super().__setattr__(name, value)
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype the layer is for: that of its bias, else that of the weight that was encoded, or what the layer was

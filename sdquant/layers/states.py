@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..backends.base import OFFSET
+from ..errors import IncompatibleError, SettingsError
+from ..kernels.layout import bring_into_order
+from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
     from .quantized import QuantizedLayer
@@ -42,6 +45,47 @@ def quantize_floats(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -
     if LIKE in layer._parameters:
         layer._parameters[LIKE] = nn.Parameter(weight.new_empty(0), requires_grad=False)
         state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
+
+
+def put_weight(layer: QuantizedLayer, value: Any) -> None:
+    """`layer.weight = value`, which `torch.func.functional_call` does too, with floats before and with what was there
+    after: floats are quantized as the layer is. The parts stay the same parameters, with other values.
+
+    Raises:
+        IncompatibleError: the scheme cannot quantize floats as the layer is, or they are to get a gradient.
+        SettingsError: no such weight.
+    """
+    what = f"Cannot set the weight of a layer in {layer.spec.scheme}"
+    if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
+        given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise SettingsError(what, f"it is of {list(layer.spec.shape)}, and this is {given}", "Give such a tensor")
+    if any(layer._parameters[PREFIX + name].is_meta for name in layer.part_names):  # type: ignore[union-attr]
+        raise IncompatibleError(
+            what, "it has no values here: it is offloaded, or a template", "Use the model's load_state_dict"
+        )
+    if isinstance(value, LayerWeight):
+        packed = value.packed
+    else:
+        if value.requires_grad:
+            raise IncompatibleError(
+                what, "the tensor requires a gradient, and codes have none",
+                "Use quantize_model(model, QtProvider(rules)) to train, or detach the tensor",
+            )  # fmt: skip
+        encoded = layer._backend.encode_as(value.detach(), layer.spec)
+        if encoded is None:
+            raise IncompatibleError(
+                what, "it does not say how floats are quantized to it", "Quantize the model with the new weights again"
+            )
+        packed = encoded
+    state: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
+    bring_into_order(state, PREFIX, layer.packed)
+    for name in layer.part_names:
+        own, part = layer._parameters[PREFIX + name], state.get(PREFIX + name)
+        assert own is not None
+        if part is None or (part.dtype, part.shape) != (own.dtype, own.shape):
+            raise SettingsError(what, f"the one given is packed in another way ({packed.spec.scheme})", "Give floats")
+        own.data = part.detach().to(own.device)
+    layer._know(layer.packed)
 
 
 def save_offset(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -> None:

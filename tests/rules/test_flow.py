@@ -287,3 +287,33 @@ def _empty(case: Case) -> nn.Module:
     with torch.device("meta"):
         made: nn.Module = type(case.model).from_config(case.model.config).to(torch.bfloat16)
     return made
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [QuantizationRule(weight_qtype="int4", tile_size=32), QuantizationRule(weight_qtype="int8", act_qtype="int8")],
+)
+def test_functional_call_takes_float_weights(rule: QuantizationRule) -> None:
+    """As `ptq_model.apply(fp_variables, x)`: quantized as the layers are, and the model is as it was afterwards."""
+    torch.manual_seed(3)
+    one, other = (nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)) for _ in range(2))
+    model, wanted = (quantize_model(net, PtqProvider([rule])) for net in (one, other))
+    x = torch.randn(4, 32)
+    before, names = model(x), list(model.state_dict())
+    for _ in range(2):
+        assert torch.equal(torch.func.functional_call(model, other.state_dict(), (x,)), wanted(x))
+        assert torch.equal(model(x), before) and list(model.state_dict()) == names
+    with pytest.raises(IncompatibleError, match="the tensor requires a gradient"):
+        torch.func.functional_call(model, dict(other.named_parameters()), (x,))
+    with pytest.raises(SettingsError, match=r"it is of \[64, 32\]"):
+        torch.func.functional_call(model, {"0.weight": torch.zeros(8, 32)}, (x,))
+    assert torch.equal(model(x), before)
+    model[0].weight, model[0].bias = other[0].weight.detach(), other[0].bias  # which the forward used to pass by
+    assert torch.equal(model[0](x), wanted[0](x))
+    with torch.device("meta"):
+        empty = quantize_model(nn.Linear(32, 64), PtqProvider([rule]))
+    with pytest.raises(IncompatibleError, match="has no values here"):
+        empty.weight = torch.zeros(64, 32)
+    nf4 = sdquant.quantize(one, "nf4", runtime="plain", progress=False)
+    with pytest.raises(IncompatibleError, match="does not say how floats are quantized"):
+        torch.func.functional_call(nf4, other.state_dict(), (x,))
