@@ -18,6 +18,7 @@ from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen
 from . import attention, states
+from .fit import require_fit
 from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
 from .states import LIKE, PREFIX
@@ -213,6 +214,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 y = prepared(x, self._parameters)
                 if y is not None:
                     return y
+            require_fit(x, self.spec.shape)
             if torch.is_autocast_enabled(x.device.type):
                 return _without_autocast(self.forward, x)
         x = _autocast(x)
@@ -296,6 +298,8 @@ def _without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
+    if not seen(x):
+        require_fit(x, layer.spec.shape, layer.groups)
     if x.ndim == len(layer.spec.shape) - 1:  # one sample without a batch
         return _convolved(layer, x[None])[0]
     padding = layer.padding

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ...backends.base import Unfit
 from ...errors import SettingsError
+from ...layers.fit import require_fit
 from ...layers.quantized import settings_of
 from ..layout import act_how, weight_how
 from ..method import method
@@ -114,6 +115,7 @@ class QtLinear(QtLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        require_fit(x, self.weight.shape)
         x, weight, bias = self._operands(x)
         with torch.autocast(x.device.type, enabled=False):
             of_x, of_weight = self._activations(x, conv=False), self._weights(weight)
@@ -150,6 +152,7 @@ LAYERS: dict[type[nn.Module], type[QtLayer]] = {
 
 
 def _convolved(layer: Any, x: Tensor) -> Tensor:
+    require_fit(x, layer.weight.shape, layer.groups)
     if x.ndim == layer.weight.ndim - 1:
         return _convolved(layer, x[None])[0]
     x, weight, bias = layer._operands(x)
