@@ -99,9 +99,15 @@ def located(asked: Request) -> Request:
 
 
 def held(seen: detection.Detected) -> list[tuple[str, bool]]:
-    """The schemes that the files hold already, each with whether only plain layers run it."""
-    parts = (seen.parts or {".": seen}).values()
-    return sorted({(part.quant, any(src.plain_only for src in part.sources.values())) for part in parts if part.quant})
+    """The schemes that the files hold already, each with whether only plain layers run it. One file may hold several,
+    as one whose layers two libraries have quantized; of GGUF, whose types mix, the main one stands for all."""
+    rows: set[tuple[str, bool]] = set()
+    for part in (seen.parts or {".": seen}).values():
+        for src in part.sources.values():
+            main = {part.quant} if part.quant else set()
+            mixed = set() if src.container == "gguf" else {found.scheme for found in src.found.values()}
+            rows |= {(scheme, src.plain_only) for scheme in mixed or main}
+    return sorted(rows)
 
 
 def with_dtype(asked: Request, seen: detection.Detected) -> Request:

@@ -99,6 +99,8 @@ def quantize(
     for name, spec in specs.items():
         if isinstance(spec, RulesSpec):
             require_ranges(spec, ((one, tuple(parts[name].get_parameter(one).shape)) for one in sorted(plans[name])))
+    for name, weights in plans.items():
+        _refuse_empty(name, parts[name], weights)
     named = {*(asked.components or ()), *(quant if isinstance(quant, Mapping) else ())} - {"*"}
     for line in require_something(type(model).__name__, extents, named):
         log.warning("%s", line)
@@ -199,6 +201,17 @@ def _refuse_float8(name: str, model: nn.Module) -> None:
                 f"its layer {path!r} is in {str(weight.dtype).removeprefix('torch.')}: layerwise casting keeps it so",
                 "Load the model again, and quantize it without enable_layerwise_casting()",
             )
+
+
+def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
+    """Raise IncompatibleError if a weight that would be quantized has no values."""
+    empty = [weight for weight in sorted(chosen) if model.get_parameter(weight).device.type == "meta"]
+    if empty:
+        raise IncompatibleError(
+            f"Cannot quantize the {name}",
+            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
+            "Load its weights first, or load it quantized: load_model(path, quant=...)",
+        )
 
 
 def _refuse_quantized(name: str, model: nn.Module) -> None:

@@ -408,6 +408,14 @@ class TestConflicts:
             sdquant.quantize(unet, "int4", progress=False)
         assert "int8" in caught.value.why and caught.value.fix
 
+    def test_quantizing_what_has_no_values(self, sd: Path) -> None:
+        unet = sdquant.load_model(sd / "unet", progress=False).to("meta")
+        for scheme in ("int8", "nf4", "qint8", "sdnq-int8"):
+            with pytest.raises(IncompatibleError, match="meta device") as caught:
+                sdquant.quantize(unet, scheme, progress=False)
+            assert ".weight'" in caught.value.why
+            assert "load_model" in caught.value.fix
+
 
 @pytest.fixture(scope="module")
 def floats(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

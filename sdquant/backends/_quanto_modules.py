@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     from optimum import quanto
 
     without_compiler()
+    _let_copy()
     if not isinstance(module, (nn.Linear, nn.Conv2d)):
         raise NotImplementedError(
             f"optimum-quanto has QLinear and QConv2d, and nothing for {type(module).__name__}; use runtime='plain'"
@@ -33,6 +35,31 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     layer.train(module.training)
     assert isinstance(layer, nn.Module)
     return layer
+
+
+@lru_cache(maxsize=1)
+def _let_copy() -> None:
+    """Let `copy.deepcopy` copy quanto's tensors. torch's own way asks for a `clone` of the same class, which quanto's
+    have not: theirs gives floats."""
+    from optimum import quanto
+    from optimum.quanto.tensor.packed import PackedTensor
+
+    for kind in (quanto.QTensor, PackedTensor):
+        if kind.__deepcopy__ is torch.Tensor.__deepcopy__:
+            kind.__deepcopy__ = _copied
+
+
+def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
+    """A copy of one of quanto's tensors, its parts copied bit for bit."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    names, described = tensor.__tensor_flatten__()
+    parts = {name: copy.deepcopy(getattr(tensor, name), memo) for name in names}
+    made = type(tensor).__tensor_unflatten__(parts, described, tensor.size(), tensor.stride())
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+    memo[id(tensor)] = made
+    return made
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -67,6 +68,26 @@ def _frozen(layer: nn.Module, scheme: str) -> Any:
     quanto.quantize(model, weights=quanto.qtypes[scheme])
     quanto.freeze(model)
     return model[0]
+
+
+@pytest.mark.parametrize("scheme", ["qint8", "qint4", "qint2", "qfloat8"])
+@pytest.mark.parametrize("made", ["linear", "conv"])
+def test_the_librarys_modules_are_copied(scheme: str, made: str) -> None:
+    """torch cannot copy quanto's tensors: `clone` gives floats."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 32) if made == "linear" else nn.Conv2d(16, 32, 3)
+    packed = BACKEND.encode(layer.weight.detach(), backends.parse(scheme))
+    module = BACKEND.to_library(layer, packed)
+    other = copy.deepcopy(nn.ModuleList([module, module]))[1]
+    again = BACKEND.from_library(other)
+    assert again is not None and type(other) is type(module)
+    first = BACKEND.from_library(module)
+    assert first is not None
+    _assert_same(first, again)
+    theirs = {part.data_ptr() for part in again.parts.values()}
+    assert not theirs & {part.data_ptr() for part in first.parts.values()}
+    x = torch.randn(2, 64) if made == "linear" else torch.randn(2, 16, 8, 8)
+    assert torch.equal(other(x), module(x)) and not other.weight.requires_grad
 
 
 def _saved(module: nn.Module) -> dict[str, Tensor]:
