@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BadFileError, SettingsError
-from .planner import QUANTIZED_BY_DEFAULT
+from .planner import QUANTIZED_BY_DEFAULT, by_name
 from .rules.rule import QuantizationRule, to_dict
 from .rules.spec import RulesSpec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .distributed import Processes
+    from .planner import Plan
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,17 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
             f"the modules that it decides for, the first is {path!r}",
             "Name modules that multiply activations by torch's functions, or leave act_static_scale out of this rule",
         )
+
+
+def refuse_unfollowed(made: Plan, task: Calibration) -> None:
+    """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
+    from . import backends
+    from .rules.planning import marked_in_file
+
+    spec = RulesSpec(backends.scheme("rules"), rules=task.rules)
+    for name, src in by_name(made.detected).items():
+        if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
+            marked_in_file(src, spec)
 
 
 def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:

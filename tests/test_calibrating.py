@@ -184,6 +184,45 @@ def test_the_command_writes_a_file_that_generate_uses(tmp_path: Path, capsys: py
     assert main([*drawing, "--components", "unet", "-o", str(image)]) == 0 and image.stat().st_size > 100
 
 
+def test_a_preset_and_a_config_have_ranges_without_rules_being_written_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "seven.yml"
+    config.write_text(
+        "pretrained_model_name_or_path: digits-sd\nuse_qwix_quantization: true\nquantization: int8\n"
+        f"qwix_module_path: .*attn[12].*\nnum_inference_steps: 1\nprompt: {PROMPTS[0]}\noutput_dir: {tmp_path}\n"
+    )
+    words = ["calibrate", "digits-sd", "--prompt", PROMPTS[0], "--steps", "1", "--components", "unet", "-o"]
+    whole, part = tmp_path / "whole.safetensors", tmp_path / "part.safetensors"
+    assert main([*words, str(whole), "--preset", "int8"]) == 0
+    assert main([*words, str(part), "--config", str(config)]) == 0
+    assert f"sdquant generate {config} quant_stats={part}" in capsys.readouterr().out
+    ranges, some = load_file(whole), load_file(part)
+    assert some.keys() < ranges.keys() and all(".attn" in name for name in some)
+    assert any(".einsum0_lhs." in name for name in some) and any(".dot_general0_lhs." in name for name in some)
+    assert main(["generate", str(config), f"quant_stats={part}", "components=['unet']"]) == 0
+    for wrong, said in (
+        (["--preset", "int8_wo"], "no rule has act_static_scale"), ([], "no rules were given"),
+        (["--preset", "int8", "--config", str(config)], "--preset and --config were given"),
+    ):  # fmt: skip
+        assert main([*words, str(tmp_path / "none.safetensors"), *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_products_cannot_follow_is_refused_before_weights_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr("sdquant.loader.fill", read)
+    rules = tmp_path / "rules.yml"
+    rules.write_text("- {op_names: [sdpa], act_qtype: int8, act_calibration_method: minmax, act_static_scale: true}\n")
+    out = tmp_path / "ranges.safetensors"
+    assert main(["calibrate", "digits-sd", "--rules", str(rules), "--prompt", "a", "-o", str(out)]) == 2
+    assert "gives both operands a zero point" in capsys.readouterr().err
+
+
 @pytest.mark.slow  # tests/test_distributed.py has the ranges of two processes in the default run
 @pytest.mark.parametrize("count", [2, 4])
 def test_shared_out_over_processes_gives_the_same_file(tmp_path: Path, count: int) -> None:

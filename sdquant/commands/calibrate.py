@@ -7,9 +7,13 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from . import _shared
+
+if TYPE_CHECKING:
+    from ..rules.rule import QuantizationRule
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +26,8 @@ _FLAGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the rules, what is drawn, where the ranges go."""
     _shared.add_request_flags(parser, only=_FLAGS)
+    parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
+    parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
     parser.add_argument("--prompt", action="append", default=[], metavar="PROMPT", help="what to draw (repeat)")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="a text file with a prompt on each line")
     parser.add_argument(
@@ -42,20 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
     from .. import offload
-    from ..calibrating import Calibration, calibrate, prepared
+    from ..calibrating import Calibration, calibrate, prepared, refuse_unfollowed
     from ..distributed import processes
-    from ..loader import load
+    from ..loader import load_planned
+    from ..preparation import prepare
     from ..rules.statistics_file import write_statistics
     from ..saving import refuse_existing
 
     _shared.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
     asked = _shared.request_of(args, rules=None, offload="none", budget=None)
-    if args.rules is None:
-        raise SettingsError("Ranges were to be found", "no rules were given", "Add --rules FILE")
     _shared.refuse_auto(_shared.request_of(args), "calibration runs the unquantized model in a mode that is named")
-    rules = _shared.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
-    assert rules is not None
+    rules, components = _rules(args)
     task = Calibration(
         model=asked.path,
         rules=rules,
@@ -66,10 +70,12 @@ def run(args: argparse.Namespace) -> int:
         guidance=args.guidance,
         width=args.width,
         height=args.height,
-        components=tuple(args.components or ()),
+        components=components,
     )
+    made = prepare(asked)
+    refuse_unfollowed(made, task)
     with processes() as here:
-        pipe = load(dataclasses.replace(asked, progress=asked.progress and here.rank == 0))
+        pipe = load_planned(dataclasses.replace(asked, progress=asked.progress and here.rank == 0), made)
         models = prepared(pipe, task)
         if args.offload != "none":
             pipe.sdquant.offload.remove()
@@ -91,6 +97,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tuple[str, ...]]:
+    """The rules that are named in one of three ways, a preset's with static ranges; and the components they are for.
+
+    Raises:
+        SettingsError: none is named, or two are, or a preset that leaves activations as they are.
+    """
+    from .. import config
+    from ..config.quantization import quantization_of
+
+    ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
+    given = [flag for flag, value in ways.items() if value is not None]
+    if len(given) != 1:
+        why = f"{' and '.join(given)} were given" if given else "no rules were given"
+        raise SettingsError("Ranges were to be found", why, f"Add one of {', '.join(ways)}")
+    components = tuple(args.components or ())
+    if args.rules is not None:
+        rules = _shared.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
+        assert rules is not None
+        return rules, components
+    words = [] if args.config else ["use_qwix_quantization=true", f"quantization={args.preset}"]
+    read = config.load(args.config, [*words, f"quant_stats={args.out}"])
+    return quantization_of(read).rules or (), components or tuple(read.components or ())
+
+
 def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
@@ -107,4 +137,8 @@ def _say(args: argparse.Namespace, images: int, components: list[str], layers: i
         print(json.dumps(row, indent=2))
         return
     print(f"{args.out}: ranges of {layers} layers of {' and '.join(components)}, from {images} images")
-    print(f"Use them: sdquant generate {args.path} PROMPT --rules {args.rules} --quant-stats {args.out}")
+    with_rules = f"{args.path} PROMPT --rules {args.rules} --quant-stats {args.out}"
+    with_config = f"{args.config or 'CONFIG.yml'} quant_stats={args.out}"
+    if args.preset is not None:
+        with_config += f" use_qwix_quantization=true quantization={args.preset}"
+    print(f"Use them: sdquant generate {with_rules if args.rules is not None else with_config}")
