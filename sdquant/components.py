@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
-import warnings
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from .formats import families
 from .formats.config_sizes import refuse_endless
 from .formats.folder import read_json
 from .models.bounds import refuse_oversized
+from .quieting import Shared, errors_only, no_warnings
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
 PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
@@ -109,22 +109,19 @@ def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
     """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
-    from accelerate import init_empty_weights
-
     cls = remapped(model_class(library, name), config)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
     refuse_endless(name, values)
 
     def make() -> Any:
-        with quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch at layers of size 0: the weights tell that they do not fit
+        with quiet(), no_warnings:  # of torch at layers of size 0: the weights tell that they do not fit
             if hasattr(cls, "config_class") and cls.config_class is not None:
                 return cls(cls.config_class.from_dict(copy.deepcopy(values)))
             return cls.from_config(copy.deepcopy(values))
 
     refuse_oversized(name, values, make)
     try:
-        with init_empty_weights(include_buffers=False):
+        with _parameters_on_meta():
             model = make()
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(
@@ -158,26 +155,13 @@ _CHATTY = (
 )
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> contextlib.AbstractContextManager[None]:
     """Keep remarks of libraries off the terminal; errors still come through."""
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    if all(logger.level >= logging.ERROR for logger in loggers):
-        yield  # setting a level empties the caches of all loggers there are
-        return
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    return errors_only(*_CHATTY)
 
 
 @contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """No progress bar of diffusers: the components are loaded already, and sdquant has shown its own."""
+def _bars_off() -> Iterator[None]:
     from diffusers.utils import logging as theirs
 
     shown = theirs.is_progress_bar_enabled()
@@ -187,6 +171,44 @@ def _no_bars() -> Iterator[None]:
     finally:
         if shown:
             theirs.enable_progress_bar()
+
+
+# No progress bar of diffusers: the components are loaded already, and sdquant has shown its own.
+_no_bars = Shared(_bars_off)
+
+
+_building = threading.local()
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move each parameter to the meta device as a module gets it, in this thread alone: accelerate's way exchanges a
+    method of `nn.Module`, and so takes the weights of modules that other threads make meanwhile."""
+    _hook_registrations()
+    before = getattr(_building, "on_meta", False)
+    _building.on_meta = True
+    try:
+        yield
+    finally:
+        _building.on_meta = before
+
+
+@cache
+def _hook_registrations() -> None:
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    register: Any = register_module_parameter_registration_hook  # whose type knows no hook that returns anything
+    register(_to_meta)
+
+
+def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    """A hook of torch's: what it returns is registered instead."""
+    if parameter is None or not getattr(_building, "on_meta", False):
+        return None
+    cls: Any = type(parameter)
+    options = {**vars(parameter), "requires_grad": parameter.requires_grad}
+    made: nn.Parameter = cls(parameter.to("meta"), **options)
+    return made
 
 
 def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -347,7 +369,7 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
     left_out = {name: None for name, row in index.items() if row == [None, None]}
     try:
-        with quiet(), _no_bars():
+        with quiet(), _no_bars:
             cls = pipeline_class(folder)
             made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ..quieting import errors_only
 
 # What bitsandbytes quantizes; it raises for anything else.
 FLOATS = ("float32", "float16", "bfloat16")
@@ -27,17 +25,6 @@ def tile(device: torch.device, size: int) -> int:
     return TILE if device.type == "cpu" else max(size, 1)
 
 
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _not_the_cast_to_half(record: logging.LogRecord) -> bool:
     # Logged at every forward of every layer with bf16 or fp32 activations. It says what LLM.int8() is.
     return not record.getMessage().startswith("MatMul8bitLt: inputs will be cast from")
@@ -47,7 +34,7 @@ def _not_the_cast_to_half(record: logging.LogRecord) -> bool:
 def library() -> Any:
     """The module `bitsandbytes`, imported without the lines that only say that optional extras are not there."""
     # On CPUs with AVX512-BF16 the import looks for the package `kernels`, which sdquant has no use for, and warns.
-    with _quiet("bitsandbytes.backends.cpu.ops"):
+    with errors_only("bitsandbytes.backends.cpu.ops"):
         import bitsandbytes
     logging.getLogger("bitsandbytes.autograd._functions").addFilter(_not_the_cast_to_half)
     return bitsandbytes

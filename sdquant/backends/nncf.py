@@ -22,18 +22,17 @@ Four things to know:
 
 from __future__ import annotations
 
-import logging
 import math
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..kernels.forms import Form
+from ..quieting import errors_only
 from ..telemetry import no_telemetry
 from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import torch
     from torch import Tensor
@@ -140,7 +139,7 @@ class NNCF(Backend):
             with no_telemetry():
                 import nncf  # noqa: F401  # now, as it sets the level of its logger when it is imported
 
-            with _quiet():
+            with errors_only("nncf"):
                 parts = by_rows(matrix, layout, partial(_encode_four, mode=MODES[spec.scheme.name], group=group))
         return Packed(spec=PackedSpec(scheme=spec.scheme.name, shape=tuple(weight.shape), dtype=dtype), parts=parts)
 
@@ -234,18 +233,6 @@ def _compress(matrix: Tensor, mode: str, group: int) -> Any:
 
     config = WeightCompressionConfig(mode=CompressWeightsMode[mode], group_size=group)
     return compress_weight(NncfTensor(matrix), (1,), config)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No INFO or WARNING lines from NNCF, which logs to stdout; its level is as before afterwards."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _pack(codes: Tensor) -> Tensor:

@@ -20,20 +20,19 @@ the unsigned schemes, which carry a zero point beside each scale, want 64.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadFileError
 from ..kernels.forms import Form
+from ..quieting import errors_only
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
     from torch import Tensor, nn
@@ -312,7 +311,7 @@ def _sdnq() -> Any:
         return sys.modules["sdnq"]
     switch = "SDNQ_USE_TORCH_COMPILE"
     unset = switch not in os.environ
-    with _quiet(os.environ.get("SDNQ_LOGGER_NAME", "sdnq"), "bitsandbytes"):
+    with errors_only(os.environ.get("SDNQ_LOGGER_NAME", "sdnq"), "bitsandbytes"):
         os.environ.setdefault(switch, "0")
         try:
             import sdnq
@@ -320,20 +319,6 @@ def _sdnq() -> Any:
             if unset:
                 del os.environ[switch]
     return sdnq
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Only errors from these loggers."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 BACKEND = SDNQ()

@@ -1,0 +1,77 @@
+"""What belongs to the whole process, changed while threads are in a block: by the first one in, until the last is out.
+
+Saved and restored by each thread for itself, what one saves is what another has changed, and it stays: loggers
+that say nothing any more, warnings that nobody sees. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Shared:
+    """A context manager that any number of threads, and blocks inside blocks, can be in at once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        """`make` gives what the first one enters and the last one leaves."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._entered.enter_context(self._make())
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._entered.close()
+
+
+@contextmanager
+def _warnings_ignored() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+no_warnings = Shared(_warnings_ignored)
+
+_lock = threading.Lock()
+_loggers: dict[str, Shared] = {}
+
+
+@contextmanager
+def errors_only(*names: str) -> Iterator[None]:
+    """Keep all but errors of these loggers down; their levels are as before afterwards."""
+    with _lock:
+        shared = [_loggers.setdefault(name, Shared(lambda name=name: _raised(name))) for name in names]  # type: ignore[misc]
+    with ExitStack() as stack:
+        for one in shared:
+            stack.enter_context(one)
+        yield
+
+
+@contextmanager
+def _raised(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    if level >= logging.ERROR:
+        yield  # setting a level empties the caches of all loggers there are
+        return
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
