@@ -19,6 +19,7 @@ from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
 from .models import class_names
 from .planning.arguments import answered
+from .planning.references import reference
 from .suffixes import suffix_hint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
@@ -137,7 +138,7 @@ def _look(
     place: Path, path: str, complete: bool, pickles: bool, partial: bool, variant: str | None, is_part: bool
 ) -> Detected:
     if not place.exists():
-        raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", "Check the path")
+        raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
         return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path, is_part=is_part)
     index = place / "model_index.json"
@@ -155,6 +156,17 @@ def _look(
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
     return _pipeline(path, parts)
+
+
+def _check_path(path: str) -> str:
+    """What to do about a path at which nothing is."""
+    try:
+        there = reference(path)
+    except MissingComponentError as error:
+        return error.fix
+    if there is None:
+        return "Check the path"
+    return f"Check the path. To look at what is on the hub, download it first: `hf download {there.repository}`"
 
 
 def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:

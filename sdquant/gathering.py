@@ -14,6 +14,7 @@ from .errors import ConflictError, MissingComponentError, SettingsError, Unsuppo
 from .formats import adapters, configs, families, text
 from .planning import places
 from .planning.places import CHECKPOINT
+from .planning.references import Reference
 
 if TYPE_CHECKING:
     from .formats.source import Source
@@ -39,7 +40,7 @@ def with_base(asked: Request) -> Request:
     lone = seen.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
     try:
-        folder = hub.hub_folder(name, progress=asked.progress, weights=False)
+        folder = hub.fetch(Reference(name), progress=asked.progress, weights=False, token=asked.token)
     except MissingComponentError as error:
         raise MissingComponentError(
             f"{asked.path} was to be loaded",
@@ -97,7 +98,13 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
     return dataclasses.replace(seen, sources=sources)
 
 
-def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
+def lacking(asked: Request) -> list[str]:
+    """The components of a pipeline that its folder would have to give weights for: no lone file has them."""
+    seen = _gathered(asked, complete=True, may_lack=True)
+    return [name for name, src in seen.sources.items() if src.empty]
+
+
+def _gathered(asked: Request, *, complete: bool, may_lack: bool = False) -> detection.Detected:
     seen = look(asked, complete=complete)
     own, others = _own_place(asked)
     parts = [detection.detect_part(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
@@ -112,7 +119,7 @@ def _gathered(asked: Request, *, complete: bool) -> detection.Detected:
     takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(wanted, chosen, strict=True)]
     _refuse_twice(takes, base)
     sources = {**base.sources, **{name: src for take in takes for name, src in take.sources.items()}}
-    if complete:
+    if complete and not may_lack:
         _refuse_missing(asked, sources)
     made = detection.joined(base, {take.place: take.seen for take in takes}, sources, path=asked.path)
     return dataclasses.replace(made, warnings=[*made.warnings, *_chosen_by_name(wanted, chosen, base)])

@@ -6,51 +6,120 @@ one checkpoint beside the folders. What a load would take of the whole is found 
 
 from __future__ import annotations
 
+import difflib
 import glob
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import MissingComponentError, UnsupportedFileError
 from .formats import folder as folders
 
+if TYPE_CHECKING:
+    from .planning.references import Reference
+
 _INDEX = "model_index.json"
+_FIRST = (_INDEX, "config.json")
 _CONFIGS = (".json", ".txt", ".model")  # configs, schedulers, tokenizers
 _SHARDS = ".index."  # in the names of lists of shards: those of weights that stay away would be missed
 _NAMED = 4  # files that an error names
 
 
-def hub_folder(name: str, *, progress: bool, weights: bool = True, variant: str | None = None) -> Path:
-    """A hub repository's folder, with what a load needs downloaded if it is not in the cache. Without a connection: the
-    folder as it is in the cache.
+def fetch(
+    what: Reference,
+    *,
+    progress: bool,
+    weights: bool | Collection[str] = True,
+    variant: str | None = None,
+    token: str | bool | None = None,
+) -> Path:
+    """A file or folder of the hub, with what a load needs downloaded if it is not in the cache. Without a connection:
+    as it is in the cache.
 
     Args:
-        weights: False leaves them out. variant: see `folder.weights`.
+        weights: False leaves them out; names of components leave out those of the others.
+        variant: see `folder.weights`. token: as huggingface_hub takes it; None for that of the environment or login.
 
     Raises:
         MissingComponentError: it cannot be had, or has no such variant. UnsupportedFileError: it is not told which of
             several weight files is meant.
     """
-    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    name = what.repository
+    at: dict[str, Any] = {"revision": what.revision, "token": token}
+    said: Exception | None = None  # by the hub, if it answered
     try:
         try:
-            files = [row.rfilename for row in HfApi().model_info(name).siblings or ()]
-        except Exception:  # another for each way to be offline, and in each version of the library
-            wanted = [_INDEX, "config.json"]  # enough for the library to look into its cache, or to say what is wrong
+            files = [row.rfilename for row in HfApi().model_info(name, **at).siblings or ()]
+        except Exception as error:  # another for each way to be offline, and in each version of the library
+            said = error if isinstance(error, HfHubHTTPError) else None
+            # Enough for the library to look into its cache, or to say what is wrong.
+            wanted = [what.inside] if _is_file(what.inside) else [_join(what.inside, one) for one in _FIRST]
         else:
-            index = folders.read_json(Path(hf_hub_download(name, _INDEX))) if _INDEX in files else None
-            parts = None if index is None else folders.named_parts(index)
-            wanted = needed(name, files, parts, weights=weights, variant=variant)
+            wanted = _wanted(what, files, weights, variant, at)
         patterns = [glob.escape(file) for file in wanted]
-        return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=None if progress else _no_bar()))
+        bar = None if progress else _no_bar()
+        folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=bar, **at))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise _not_to_be_had(what, said or error) from error
+    place = folder / what.inside
+    if not place.exists():
         raise MissingComponentError(
-            f"{name} was to be loaded",
-            f"there is no such file or folder, and as a hub id it could not be had: {error}".splitlines()[0],
-            "Check the path, or the name and the connection",
-        ) from error
+            f"{what} was to be loaded", f"{what.inside} is not in the cache", "Check the path, or the connection"
+        )
+    return place
+
+
+def _wanted(
+    what: Reference, files: list[str], weights: bool | Collection[str], variant: str | None, at: dict[str, Any]
+) -> list[str]:
+    """The paths in a repository of what is to be downloaded."""
+    from huggingface_hub import hf_hub_download
+
+    home = what.inside
+    if home in files:  # the config beside it tells its class
+        place = home.rpartition("/")[0]
+        beside = [one for one in files if one.rpartition("/")[0] == place and one.endswith(".json")]
+        return [home, *(one for one in beside if _SHARDS not in one)]
+    mine = [file.removeprefix(f"{home}/") for file in files if not home or file.startswith(f"{home}/")]
+    if not mine:
+        near = difflib.get_close_matches(home, files, n=1)
+        raise MissingComponentError(
+            f"{what} was to be loaded",
+            f"the repository {what.repository} has no {home}",
+            f"Did you mean {near[0]}?"
+            if near
+            else f"See its files on https://huggingface.co/{what.repository}/tree/main",
+        )
+    index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
+    parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
+    chosen = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)
+    return [_join(home, file) for file in chosen]
+
+
+def _not_to_be_had(what: Reference, error: Exception) -> MissingComponentError:
+    why, fix = f"as a hub id it could not be had: {error}", "Check the path, or the name and the connection"
+    page = f"https://huggingface.co/{what.repository}"
+    match type(error).__name__:  # one is derived from the other
+        case "GatedRepoError":
+            why = f"the repository {what.repository} asks who you are"
+            fix = f"Accept its terms on {page}; then run `hf auth login`, set HF_TOKEN, or give token="
+        case "RevisionNotFoundError":
+            why = f"the repository {what.repository} has no revision {what.revision}"
+            fix = f"See its branches on {page}/tree/main"
+        case "RepositoryNotFoundError":
+            fix = (
+                "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or give token="
+            )
+    return MissingComponentError(
+        f"{what} was to be loaded", f"there is no such file or folder, and {why}".splitlines()[0], fix
+    )
+
+
+def _is_file(inside: str) -> bool:
+    return inside.lower().endswith((*folders.WEIGHTS, *folders.PICKLES))
 
 
 def needed(
@@ -58,7 +127,7 @@ def needed(
     files: Iterable[str],
     parts: Collection[str] | None,
     *,
-    weights: bool = True,
+    weights: bool | Collection[str] = True,
     variant: str | None = None,
 ) -> list[str]:
     """The files that a load needs, of all that a repository has.
@@ -66,10 +135,10 @@ def needed(
     Args:
         files: their paths in the repository.
         parts: the folders of the pipeline's components; None where the repository is one component.
-        weights, variant: see `hub_folder`.
+        weights, variant: see `fetch`.
 
     Raises:
-        MissingComponentError, UnsupportedFileError: see `hub_folder`.
+        MissingComponentError, UnsupportedFileError: see `fetch`.
     """
     wanted: list[str] = []
     variants: set[str] = set()
@@ -78,12 +147,12 @@ def needed(
             continue
         wanted += [_join(place, one) for one in inside if one.endswith(_CONFIGS) and _SHARDS not in one]
         holds = place == "" if parts is None else place in parts
-        if not (weights and holds):
+        if not holds or not (weights if isinstance(weights, bool) else place in weights):
             continue
         mine = folders.usual(inside)
         variants |= set(mine)
         wanted += [_join(place, one) for one in _weights(_join(name, place), inside, mine, variant)]
-    if variant is not None and weights and variant not in variants:
+    if variant is not None and weights is True and variant not in variants:
         raise folders.no_variant(name, variant, variants)
     return wanted
 

@@ -74,11 +74,16 @@ def load_model(
     variant: str | None = None,
     quant_stats: str | Path | None = None,
     compute: str | None = None,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    token: str | bool | None = None,
 ) -> Any:
     """Load a model, quantized and offloaded as asked, or raise a clear error before any weight is read.
 
     Args:
-        path: pipeline folder, component folder, `.safetensors` or `.gguf` file, folder that `save` wrote, or hub id.
+        path: pipeline folder, component folder, `.safetensors` or `.gguf` file, folder that `save` wrote, or something
+            on the hub: "owner/name", "owner/name/file.gguf", "owner/name/folder", or its address. So may base and
+            parts be.
         quant: None for as found on disk; a scheme ("nf4", "bnb:nf4", "nf4,double_quant"); component -> scheme;
             "none" for not quantized; "auto" for the fastest that fits (`automatic`).
         offload: "none", "model", "sequential", "balanced", "group", or "auto" for the fastest that fits.
@@ -110,6 +115,9 @@ def load_model(
         compute: "int8" for products with quantized weights in 8-bit integers, from tens of rows of activations, which
             are quantized as they come: faster, and less exact (docs/compute.md). It is for plain layers, and chooses
             them. None or "float" is as the scheme stores them.
+        revision: branch, tag or commit of the hub repository that `path` names; of others "owner/name@revision".
+        subfolder: the folder in it, or in the folder on disk, that is meant.
+        token: access token of the hub; None for $HF_TOKEN, or that of `hf auth login`. It is kept nowhere.
 
     Returns:
         A diffusers pipeline, or the component where `path` is one and `base` is not given. `.sdquant` on it tells
@@ -123,7 +131,7 @@ def load_model(
         quant=quant, offload=offload, mode=mode, components=components, skip=skip, rules=rules, base=base,
         runtime=runtime, device=device, dtype=dtype, budget=budget, allow_incompatible=allow_incompatible,
         allow_pickle=allow_pickle, cache=cache, cache_limit=cache_limit, progress=progress, parts=parts,
-        variant=variant, quant_stats=quant_stats, compute=compute,
+        variant=variant, quant_stats=quant_stats, compute=compute, revision=revision, subfolder=subfolder, token=token,
     )  # fmt: skip
     return load(asked)
 

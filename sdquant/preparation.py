@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,7 +94,10 @@ def device_of(asked: Request, here: machine.Machine) -> str:
 
 def located(asked: Request) -> Request:
     """The request with the place of its files, and with a base where it needs one."""
-    return with_base(dataclasses.replace(asked, path=str(resolve(asked))))
+    from .planning import fetching
+
+    asked = with_base(fetching.fetched(asked))
+    return dataclasses.replace(asked, revision=None, subfolder=None, token=None)  # what they were for is done
 
 
 def held(seen: detection.Detected) -> list[tuple[str, bool]]:
@@ -150,14 +152,3 @@ def _most(seen: detection.Detected) -> str | None:
             if info.dtype in ("float32", "float16", "bfloat16"):
                 sizes[src.named_dtype or info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0] if sizes else None
-
-
-def resolve(asked: Request) -> Path:
-    """The file or folder of a request's path, downloaded if it is a hub id."""
-    # os.path's functions say no where Path's raise: a name that is too long, a user that does not exist.
-    place = Path(os.path.expanduser(asked.path))
-    if os.path.exists(place) or asked.path.count("/") != 1 or asked.path.startswith((".", "/", "~")):
-        return place
-    from . import hub
-
-    return hub.hub_folder(asked.path, progress=asked.progress, variant=asked.variant)

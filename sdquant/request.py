@@ -144,6 +144,21 @@ class Request:
             setting=False,
         ),
     )
+    revision: str | None = field(
+        default=None,
+        metadata=_about("branch, tag or commit of a hub repository (default: main)", metavar="NAME", setting=False),
+    )
+    subfolder: str | None = field(
+        default=None,
+        metadata=_about("folder in the model's folder or hub repository to load", metavar="FOLDER", setting=False),
+    )
+    token: str | bool | None = field(
+        default=None,
+        repr=False,
+        metadata=_about(
+            "the hub's access token (default: $HF_TOKEN, else that of `hf auth login`)", metavar="TOKEN", setting=False
+        ),
+    )
     progress: bool = field(default=True, metadata=_about("show progress bars", setting=False))
 
     def __post_init__(self) -> None:
@@ -158,7 +173,11 @@ class Request:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
             machine.device_kind(_text("device", self.device))
-        for name in ("base", "cache", "variant", "quant_stats"):
+        if self.token is not None and not (
+            isinstance(self.token, bool) or (isinstance(self.token, str) and self.token)
+        ):
+            raise SettingsError("token= was given", "it is no text", "Give the access token, or set HF_TOKEN")
+        for name in ("base", "cache", "variant", "quant_stats", "revision", "subfolder"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         parse_size(self.cache_limit, "A cache_limit")

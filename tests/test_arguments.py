@@ -49,6 +49,7 @@ def test_answers_name_what_there_is() -> None:
         ("low_cpu_mem_usage", "Leave it out"), ("load_in_4bit", 'quant="nf4"'), ("load_in_8bit", 'quant="bnb-int8"'),
         ("local_files_only", "HF_HUB_OFFLINE=1"), ("use_safetensors", "Leave it out"), ("cache_dir", "HF_HUB_CACHE"),
         ("safety_checker", "pipe.safety_checker = None"), ("offload_mode", "Use offload="),
+        ("use_auth_token", "Use token="),
         ("offlaod", "Did you mean offload=?"), ("component", "Did you mean components=?"), ("Quant", "mean quant=?"),
     ],
 )  # fmt: skip

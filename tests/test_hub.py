@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 from safetensors.torch import save_file
 
 import sdquant
-from sdquant.errors import MissingComponentError, SdquantError, UnsupportedFileError
+from sdquant.cli import main
+from sdquant.config import keys as config_keys
+from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
 from sdquant.hub import needed
+from sdquant.planning.references import Reference, reference
+from sdquant.preparation import located
+from sdquant.request import request
 
 from . import layouts
 from .test_three_ways import same_bits
@@ -32,6 +38,7 @@ class Hub:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fetched = folder, set[str]()
+        self.revisions, self.tokens, self.refusal = set[str](), set[str](), ""
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,19 +51,35 @@ class Hub:
             def answer(self, *, body: bool) -> None:
                 path = self.path.partition("?")[0]
                 prefix = f"/{NAME}/resolve/"
+                hub.tokens.add(self.headers.get("Authorization", ""))
+                for place in (prefix, f"/api/models/{NAME}/revision/"):
+                    if path.startswith(place):
+                        hub.revisions.add(unquote(path.removeprefix(place).partition("/")[0]))
+                if hub.refusal and path.startswith(prefix):
+                    self.refuse(403, hub.refusal)
+                    return
+                if "no-such-revision" in path:
+                    self.refuse(404, "RevisionNotFound")
+                    return
                 if path.startswith(f"/api/models/{NAME}/tree/"):
                     self.send(json.dumps(hub.tree()).encode(), body)
                 elif path.startswith(f"/api/models/{NAME}"):
                     self.send(json.dumps(hub.about()).encode(), body)
-                elif path.startswith(prefix) and (file := path.removeprefix(prefix).partition("/")[2]) in hub.files():
+                elif (
+                    path.startswith(prefix)
+                    and (file := unquote(path.removeprefix(prefix).partition("/")[2])) in hub.files()
+                ):
                     if body:
                         hub.fetched.add(file)
                     self.send((hub.folder / file).read_bytes(), body)
                 else:
-                    self.send_response(404)
-                    self.send_header("X-Error-Code", "RepoNotFound")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
+                    self.refuse(404, "RepoNotFound")
+
+            def refuse(self, status: int, code: str) -> None:
+                self.send_response(status)
+                self.send_header("X-Error-Code", code)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
             def send(self, data: bytes, body: bool) -> None:
                 self.send_response(200)
@@ -237,3 +260,204 @@ def test_a_variant_of_a_folder(hub: Hub) -> None:
         "unet": "fp16", "text_encoder": "fp16", "vae": "",
     }  # fmt: skip
     assert not made.warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "inside", "revision"),
+    [
+        ("a/b", "a/b", "", None),
+        ("a/b/", "a/b", "", None),
+        ("a/b.c-d_e/x/y.gguf", "a/b.c-d_e", "x/y.gguf", None),
+        ("a/b@v1.0/x", "a/b", "x", "v1.0"),
+        ("hf://a/b@v1/x.gguf", "a/b", "x.gguf", "v1"),
+        ("https://huggingface.co/a/b", "a/b", "", None),
+        ("https://huggingface.co/a/b/", "a/b", "", None),
+        ("huggingface.co/a/b", "a/b", "", None),
+        ("http://hf.co/a/b/tree/main", "a/b", "", "main"),
+        ("https://huggingface.co/a/b/tree/main/unet", "a/b", "unet", "main"),
+        ("https://huggingface.co/a/b/blob/main/x/y.gguf", "a/b", "x/y.gguf", "main"),
+        ("https://huggingface.co/a/b/resolve/0123abc/y%20z.gguf?download=true", "a/b", "y z.gguf", "0123abc"),
+        ("https://huggingface.co/a/b/blob/refs%2Fpr%2F3/y.gguf#L1", "a/b", "y.gguf", "refs/pr/3"),
+        ("https://huggingface.co/a/b/blob/refs/pr/3/y.gguf", "a/b", "y.gguf", "refs/pr/3"),
+    ],
+)
+def test_references(text: str, repository: str, inside: str, revision: str | None) -> None:
+    assert reference(text) == Reference(repository, inside, revision)
+
+
+def test_paths_are_no_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for text in (
+        "model",
+        "./a/b",
+        "../a/b",
+        "/a/b",
+        "~/a/b",
+        "C:\\a\\b",
+        "C:/a/b",
+        "models/flux/x.gguf",
+        "a//b",
+        "a b/c",
+    ):
+        assert reference(text) is None, text
+    for text in ("https://civitai.com/models/1", "https://huggingface.co/a", "https://huggingface.co/datasets/a/b",
+                 "https://huggingface.co/a/b/discussions/3", "a/b/../c", "https://"):  # fmt: skip
+        with pytest.raises(MissingComponentError) as error:
+            reference(text)
+        assert text in error.value.what
+        with pytest.raises(MissingComponentError):
+            sdquant.plan(text)
+
+
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        (f"{NAME}/{UNET}", {}),
+        (f"https://huggingface.co/{NAME}/blob/main/{UNET}", {}),
+        (f"https://huggingface.co/{NAME}/resolve/main/{UNET}?download=true", {}),
+        (f"{NAME}/{UNET.partition('/')[2]}", {"subfolder": "unet"}),
+        (f"{NAME}/unet", {}),
+        (f"https://huggingface.co/{NAME}/tree/main/unet/", {}),
+        (NAME, {"subfolder": "unet"}),
+    ],
+)
+def test_a_file_and_a_folder_of_a_repository(path: str, values: dict[str, str], hub: Hub) -> None:
+    """One component, and nothing else is downloaded; without a connection it comes out of the cache."""
+    from huggingface_hub import constants
+
+    made = sdquant.load_model(path, "int8", progress=False, **values)
+    assert hub.fetched == {UNET, "unet/config.json"}
+    same_bits(made, sdquant.load_model(hub.folder / "unet", "int8", progress=False))
+    hub.fetched.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert sdquant.plan(path, "int8", **values).bytes == made.sdquant.plan.bytes
+        with pytest.raises(MissingComponentError):
+            sdquant.plan(f"{NAME}/digits-Q8_0.gguf")
+    assert not hub.fetched
+
+
+def test_what_a_repository_has_not(hub: Hub) -> None:
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.plan(f"{NAME}/digits-Q4_0.gguf")
+    assert "has no digits-Q4_0.gguf" in error.value.why and "Did you mean digits-Q8_0.gguf?" in error.value.fix
+    with pytest.raises(MissingComponentError, match=r"has no transformer"):
+        sdquant.plan(NAME, subfolder="transformer")
+    assert not hub.fetched
+
+
+def test_a_pipeline_in_a_subfolder(hub: Hub, sd: Path) -> None:
+    shutil.copytree(sd, hub.folder / "small" / "sd")
+    made = sdquant.load_model(f"{NAME}/small/sd", "int8", progress=False)
+    same_bits(made, sdquant.load_model(sd, "int8", progress=False))
+    assert all(file.startswith("small/sd/") for file in hub.fetched)
+    assert sdquant.plan(hub.folder, "int8", subfolder="small/sd").bytes == made.sdquant.plan.bytes
+
+
+def test_revisions(hub: Hub, sd: Path) -> None:
+    for path, values in (
+        (NAME, {"revision": "v1"}),
+        (f"{NAME}@v1", {}),
+        (f"https://huggingface.co/{NAME}/tree/v1", {}),
+        (f"https://huggingface.co/{NAME}/tree/v1", {"revision": "v1"}),
+        (NAME, {"revision": "refs/pr/1"}),
+    ):
+        hub.revisions.clear()
+        sdquant.plan(path, **values)
+        assert hub.revisions <= {"v1", "refs/pr/1", COMMIT} and hub.revisions - {COMMIT}
+    for path, values, words in (
+        (f"{NAME}@v1", {"revision": "v2"}, "Leave one of the two out"),
+        (str(sd), {"revision": "v1"}, "Leave revision out"),
+        (str(sd / VAE), {"subfolder": "vae"}, "Leave subfolder out"),
+    ):
+        with pytest.raises(SettingsError) as error:
+            sdquant.plan(path, **values)
+        assert words in error.value.fix
+    with pytest.raises(MissingComponentError, match="has no revision no-such-revision"):
+        sdquant.plan(NAME, revision="no-such-revision")
+
+
+def test_of_a_base_only_what_is_lacking(hub: Hub, sd: Path, tmp_path: Path) -> None:
+    """What lone files hold is not downloaded, be they on the hub themselves."""
+    unet = Path(shutil.copy(sd / UNET, tmp_path / "unet.safetensors"))
+    vae = Path(shutil.copy(sd / VAE, tmp_path / "vae.safetensors"))
+    whole = sdquant.plan(hub.folder, "int8").bytes
+    for path, values, without in (
+        (unet, {"base": NAME}, {UNET}),
+        (NAME, {"parts": [vae]}, {VAE}),
+        (NAME, {"parts": {"unet": unet, "vae": vae}}, {UNET, VAE}),
+        (unet, {"base": f"{NAME}@v1", "parts": [f"{NAME}/{VAE}"]}, {UNET}),
+    ):
+        hub.fetched.clear()
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        assert sdquant.plan(path, "int8", **values).bytes == whole
+        assert {file for file in hub.fetched if file.endswith(".safetensors")} == WEIGHTS[None] - without
+
+
+SECRET = "hf_verysecret"
+
+
+def test_a_token_goes_to_the_hub_and_nowhere_else(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, capsys: Any
+) -> None:
+    import pickle
+
+    caplog.set_level("DEBUG")
+    asked = request(NAME, quant="int8", token=SECRET, cache=tmp_path / "kept", progress=False)
+    made = sdquant.plan(NAME, "int8", token=SECRET)
+    pipe = sdquant.load_model(NAME, "int8", token=SECRET, cache=tmp_path / "kept", progress=False)
+    assert f"Bearer {SECRET}" in hub.tokens
+    assert pickle.dumps(asked).count(SECRET.encode()) == 1  # as one who gives it on has it
+    said = [repr(asked), repr(made), json.dumps(made.to_dict()), repr(pipe.sdquant), caplog.text]
+    said += [str(pickle.dumps(located(asked)))]
+    said += [str(path) + path.read_text(errors="replace") for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    for path, values in (
+        ("somebody/else", {}),
+        (NAME, {"quant": "nf5"}),
+        (NAME, {"base": "x"}),
+        (NAME, {"dtype": "x"}),
+    ):
+        with pytest.raises(SdquantError) as error:
+            sdquant.load_model(path, token=SECRET, progress=False, **values)
+        said.append(str(error.value))
+    with pytest.raises(SettingsError) as error:
+        request(NAME, token=SECRET.encode())
+    said.append(str(error.value))
+    assert main(["plan", NAME, "-q", "int8", "--token", SECRET, "--json"]) == 0
+    said += capsys.readouterr()
+    assert len(said) > 10 and not any(SECRET in text for text in said)
+    assert "token" not in {row.name for row in config_keys()}  # a config is written beside what is made by it
+    hub.tokens.clear()
+    monkeypatch.setenv("HF_TOKEN", "hf_of_environment")
+    sdquant.plan(NAME)
+    assert hub.tokens == {"Bearer hf_of_environment"}
+    hub.tokens.clear()
+    sdquant.plan(NAME, token=False)
+    assert hub.tokens == {""}
+
+
+def test_who_may_not(hub: Hub) -> None:
+    hub.refusal = "GatedRepo"
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.plan(NAME)
+    assert "asks who you are" in error.value.why
+    assert "hf auth login" in error.value.fix and "token=" in error.value.fix and "HF_TOKEN" in error.value.fix
+    with pytest.raises(MissingComponentError) as error:
+        sdquant.plan("somebody/private")
+    assert "private" in error.value.fix and "token=" in error.value.fix
+
+
+def test_by_the_command_line(hub: Hub, tmp_path: Path, capsys: Any) -> None:
+    words = [f"{NAME}/{UNET}", "--revision", "v1", "--token", SECRET]
+    assert main(["plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["container"] == "safetensors"
+    assert "v1" in hub.revisions and f"Bearer {SECRET}" in hub.tokens
+    out = tmp_path / "unet.gguf"
+    assert main(["quantize", NAME, str(out), "-q", "q8_0", "--subfolder", "unet", "--no-progress"]) == 0
+    assert sdquant.detect(out).quant == "q8_0"
+    assert main(["inspect", NAME]) == 2
+    assert "hf download" in capsys.readouterr().err

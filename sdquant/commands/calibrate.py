@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _FLAGS = (
     "rules", "components", "base", "device", "dtype", "offload", "budget", "allow_pickle", "parts", "variant",
+    "revision", "subfolder", "token",
     "progress",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from . import _shared
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
-    "allow_pickle", "parts", "variant", "rules", "quant_stats",
+    "allow_pickle", "parts", "variant", "rules", "quant_stats", "revision", "subfolder", "token",
 )  # fmt: skip
 _LOADING = ("base", "runtime", "device", "dtype", "mode", "cache", "parts", "variant", "rules", "quant_stats")
 _DEFAULTS = {"mode": "auto"}
@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
     from .. import gguf_files, single_files
     from ..loader import load_planned
+    from ..planning import fetching
     from ..portable import of_model, refuse_scheme, said
     from ..preparation import prepare
     from ..saving import refuse_existing, refuse_nested, refuse_portable_file, save
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         write = gguf_files.quantize_file if gguf else single_files.quantize_file
         write(
-            _shared.place(args.path), quant, out,
+            fetching.resolve(_shared.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
         )  # fmt: skip

@@ -85,6 +85,7 @@ ANSWERS: Mapping[str, Answer] = {
     "repo_id": _renamed("path", "Give it as the first argument"),
     "filename": Answer("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
     "gguf_file": Answer("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
+    "use_auth_token": _renamed("token"),
     "local_files_only": Answer(
         "what is in the hub's cache is taken from there without a connection", "Set HF_HUB_OFFLINE=1 in the environment"
     ),

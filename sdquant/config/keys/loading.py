@@ -13,7 +13,8 @@ from ..row import COMMANDS, MAXDIFFUSION, Key
 _GENERATE = ("generate",)
 
 # A field of Request, the kind of its values in a file, and the commands that use it. What is not here is no key of its
-# own: quant and rules are made from the keys of quantization.
+# own: quant and rules are made from the keys of quantization,
+# and a token is nothing for a file that is kept and shown.
 _FIELDS = (
     ("base", "str", COMMANDS),
     ("components", "names", COMMANDS),
@@ -27,6 +28,8 @@ _FIELDS = (
     ("dtype", "str", COMMANDS),
     ("parts", "parts", COMMANDS),
     ("variant", "str", COMMANDS),
+    ("revision", "str", COMMANDS),
+    ("subfolder", "str", COMMANDS),
     ("cache", "switch", _GENERATE),
     ("cache_limit", "size", _GENERATE),
     ("allow_incompatible", "bool", COMMANDS),

@@ -1,0 +1,102 @@
+"""What names something on the Hugging Face hub: repositories, files and folders in them, and their addresses."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from ..errors import MissingComponentError
+
+_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_NAME = re.compile(r"\w[\w.-]*")
+_VIEWS = ("blob", "resolve", "tree", "raw", "blame", "edit")  # what stands before the revision in an address
+_OTHERS = ("datasets", "spaces", "collections", "papers", "docs", "api")
+_DOWNLOAD = "Download the file, and give its path"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Something on the hub.
+
+    Attributes:
+        repository: "owner/name". inside: path of a file or folder in it; "" for all of it.
+        revision: branch, tag or commit; None for the main branch.
+    """
+
+    repository: str
+    inside: str = ""
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        whole = self.repository + (f"/{self.inside}" if self.inside else "")
+        return whole + (f" at revision {self.revision}" if self.revision else "")
+
+
+def reference(text: str) -> Reference | None:
+    """What a text names on the hub; None if it can only be a path on this machine.
+
+    "owner/name", "owner/name/folder", "owner/name/file.gguf", "owner/name@revision/...", "hf://owner/name/...", and
+    addresses of the hub's pages.
+
+    Raises:
+        MissingComponentError: it is an address of something else.
+    """
+    host, slashes, rest = text.partition("//")
+    if slashes and host.lower() in ("http:", "https:"):
+        return _of_address(text)
+    if slashes and host.lower() == "hf:":
+        return _of_words(text, rest)
+    if text.lower().startswith(tuple(f"{one}/" for one in _HOSTS)):
+        return _of_address(f"https://{text}")
+    first = text.partition("/")[0]
+    if text.startswith((".", "/", "~")) or "\\" in text or ":" in text:
+        return None
+    # The folder is there, and what it is to hold is not: a misspelled path.
+    if text.count("/") > 1 and os.path.isdir(first):
+        return None
+    words = text.rstrip("/").split("/")
+    return _of_words(text, text) if len(words) > 1 and _NAME.fullmatch(words[0]) and all(words) else None
+
+
+def _of_words(text: str, path: str) -> Reference | None:
+    owner, _, rest = path.strip("/").partition("/")
+    name, _, inside = rest.partition("/")
+    name, _, revision = name.partition("@")
+    if not _NAME.fullmatch(owner) or not _NAME.fullmatch(name):
+        return None
+    return Reference(f"{owner}/{name}", _sound(text, inside), revision or None)
+
+
+def _of_address(text: str) -> Reference:
+    address = urlsplit(text)
+    mirror = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
+    if address.netloc.lower() not in (*_HOSTS, *filter(None, (mirror,))):
+        raise MissingComponentError(
+            f"Cannot load {text}", f"{address.netloc or 'it'} is not the Hugging Face hub", _DOWNLOAD
+        )
+    words = [unquote(word) for word in address.path.strip("/").split("/")]
+    if len(words) < 2 or words[0] in _OTHERS:
+        raise MissingComponentError(
+            f"Cannot load {text}", "it is not the address of a model", "Give one like https://huggingface.co/OWNER/NAME"
+        )
+    owner, name, *more = words
+    if not more:
+        return Reference(f"{owner}/{name}")
+    if more[0] not in _VIEWS or len(more) < 2:
+        raise MissingComponentError(
+            f"Cannot load {text}",
+            f"it is not the address of a model or of a file in it: {more[0]!r} is in it",
+            f"Give https://huggingface.co/{owner}/{name}, or the address of a file",
+        )
+    cut = 4 if more[1] == "refs" and len(more) > 3 else 2  # "refs/pr/3" has signs of its own
+    return Reference(f"{owner}/{name}", _sound(text, "/".join(more[cut:])), "/".join(more[1:cut]))
+
+
+def _sound(text: str, inside: str) -> str:
+    """A path in a repository, which stays in there."""
+    inside = inside.strip("/")
+    if any(word in (".", "..") for word in inside.split("/")) or "\\" in inside:
+        raise MissingComponentError(f"Cannot load {text}", "its path leads out of the repository", "Check the path")
+    return inside
