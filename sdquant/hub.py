@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import MissingComponentError, UnsupportedFileError
 from .formats import folder as folders
+from .planning.references import page
 
 if TYPE_CHECKING:
     from .planning.references import Reference
@@ -89,9 +90,7 @@ def _wanted(
         raise MissingComponentError(
             f"{what} was to be loaded",
             f"the repository {what.repository} has no {home}",
-            f"Did you mean {near[0]}?"
-            if near
-            else f"See its files on https://huggingface.co/{what.repository}/tree/main",
+            f"Did you mean {near[0]}?" if near else f"See its files on {page(what.repository)}/tree/main",
         )
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
@@ -101,14 +100,14 @@ def _wanted(
 
 def _not_to_be_had(what: Reference, error: Exception) -> MissingComponentError:
     why, fix = f"as a hub id it could not be had: {error}", "Check the path, or the name and the connection"
-    page = f"https://huggingface.co/{what.repository}"
+    place = page(what.repository)
     match type(error).__name__:  # one is derived from the other
         case "GatedRepoError":
             why = f"the repository {what.repository} asks who you are"
-            fix = f"Accept its terms on {page}; then run `hf auth login`, set HF_TOKEN, or give token="
+            fix = f"Accept its terms on {place}; then run `hf auth login`, set HF_TOKEN, or give token="
         case "RevisionNotFoundError":
             why = f"the repository {what.repository} has no revision {what.revision}"
-            fix = f"See its branches on {page}/tree/main"
+            fix = f"See its branches on {place}/tree/main"
         case "RepositoryNotFoundError":
             fix = (
                 "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or give token="

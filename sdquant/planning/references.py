@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import MissingComponentError
 
-_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_SHORT = "hf.co"  # what people call the hub's host besides its name
 _NAME = re.compile(r"\w[\w.-]*")
 _VIEWS = ("blob", "resolve", "tree", "raw", "blame", "edit")  # what stands before the revision in an address
 _OTHERS = ("datasets", "spaces", "collections", "papers", "docs", "api")
@@ -48,9 +48,9 @@ def reference(text: str) -> Reference | None:
         return _of_address(text)
     if slashes and host.lower() == "hf:":
         return _of_words(text, rest)
-    if text.lower().startswith(tuple(f"{one}/" for one in _HOSTS)):
-        return _of_address(f"https://{text}")
     first = text.partition("/")[0]
+    if "." in first.strip(".") and first.lower() in _hosts():
+        return _of_address(f"https://{text}")
     if text.startswith((".", "/", "~")) or "\\" in text or ":" in text:
         return None
     # The folder is there, and what it is to hold is not: a misspelled path.
@@ -71,15 +71,14 @@ def _of_words(text: str, path: str) -> Reference | None:
 
 def _of_address(text: str) -> Reference:
     address = urlsplit(text)
-    mirror = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
-    if address.netloc.lower() not in (*_HOSTS, *filter(None, (mirror,))):
+    if address.netloc.lower() not in _hosts():
         raise MissingComponentError(
             f"Cannot load {text}", f"{address.netloc or 'it'} is not the Hugging Face hub", _DOWNLOAD
         )
     words = [unquote(word) for word in address.path.strip("/").split("/")]
     if len(words) < 2 or words[0] in _OTHERS:
         raise MissingComponentError(
-            f"Cannot load {text}", "it is not the address of a model", "Give one like https://huggingface.co/OWNER/NAME"
+            f"Cannot load {text}", "it is not the address of a model", f"Give one like {page('OWNER/NAME')}"
         )
     owner, name, *more = words
     if not more:
@@ -88,10 +87,26 @@ def _of_address(text: str) -> Reference:
         raise MissingComponentError(
             f"Cannot load {text}",
             f"it is not the address of a model or of a file in it: {more[0]!r} is in it",
-            f"Give https://huggingface.co/{owner}/{name}, or the address of a file",
+            f"Give {page(f'{owner}/{name}')}, or the address of a file",
         )
     cut = 4 if more[1] == "refs" and len(more) > 3 else 2  # "refs/pr/3" has signs of its own
     return Reference(f"{owner}/{name}", _sound(text, "/".join(more[cut:])), "/".join(more[1:cut]))
+
+
+def page(repository: str) -> str:
+    """The address of a repository's page."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT.rstrip('/')}/{repository}"
+
+
+def _hosts() -> set[str]:
+    """The names of the hub's host, with that of a mirror in its place ($HF_ENDPOINT)."""
+    from huggingface_hub import constants
+
+    ends = (constants.ENDPOINT, getattr(constants, "_HF_DEFAULT_ENDPOINT", constants.ENDPOINT))
+    names = {urlsplit(end).netloc.lower() for end in ends} | {_SHORT}
+    return names | {f"www.{name}" for name in names}
 
 
 def _sound(text: str, inside: str) -> str:
