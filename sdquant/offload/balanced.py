@@ -18,7 +18,7 @@ from .backward import gradient_hooks, keeping
 from .entry import announce, wrap
 from .plans import least
 from .residency import Residency, tier
-from .slots import slots, tensor_bytes
+from .slots import slots, tensor_bytes, with_number
 from .stream import Streamer
 from .units import Component, cut
 
@@ -123,7 +123,8 @@ def _facts(streamer: Streamer) -> dict[str, int]:
 
 def _held(parts: dict[str, nn.Module], device: torch.device) -> int:
     tensors = (tensor for slot in slots(*parts.values()) if (tensor := slot.get()) is not None)
-    return sum(tensor_bytes(tensor) for tensor in tensors if tensor.device.type == device.type)
+    there = with_number(device)
+    return sum(tensor_bytes(tensor) for tensor in tensors if tensor.device == there)
 
 
 def refuse_too_small(components: list[Component], shared: int, limit: int) -> None:

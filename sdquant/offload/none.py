@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .slots import slots, weight_bytes
+from .slots import bring, slots, weight_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -17,9 +17,5 @@ def apply(parts: dict[str, nn.Module], handle: OffloadHandle, device: torch.devi
     """Move what is elsewhere to the device. `remove` leaves it there."""
     for name, part in parts.items():
         handle.components[name] = {"bytes": weight_bytes(part), "kept": "on the device"}
-    for slot in slots(*parts.values()):
-        tensor = slot.get()
-        if tensor is not None and tensor.device.type != device.type:
-            slot.put(tensor.to(device))
-            handle.counters.fetches += 1
+    handle.counters.fetches += bring(slots(*parts.values()), device)
     handle.counters.hold(handle.total)

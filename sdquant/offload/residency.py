@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import BudgetError
 from ..heap import trim
 from .pinning import pinning
-from .slots import tensor_bytes
+from .slots import bring, tensor_bytes
 from .staging import Staging
 from .store import DiskStore, PinnedStore, Store
 from .transfer import streams
@@ -73,10 +73,7 @@ class Residency:
 
     def stow(self) -> None:
         """Put everything into the store, unit by unit, so that no more than one unit is in memory twice."""
-        for slot in self._shared:
-            tensor = slot.get()
-            if tensor is not None and tensor.device.type != self.device.type:
-                slot.put(tensor.to(self.device))
+        bring(self._shared, self.device)
         self.counters.hold(self.shared_bytes)
         for component in self.components:
             for unit in component.units:

@@ -94,6 +94,22 @@ def weight_bytes(*modules: nn.Module) -> int:
     return sum(tensor_bytes(tensor) for slot in slots(*modules) if (tensor := slot.get()) is not None)
 
 
+def bring(these: Iterable[Slot], device: torch.device) -> int:
+    """Move to the device what is elsewhere, on another one of the same kind too; how many tensors that were."""
+    there, count = with_number(device), 0
+    for slot in these:
+        tensor = slot.get()
+        if tensor is not None and tensor.device != there:
+            slot.put(tensor.to(there))
+            count += 1
+    return count
+
+
+def with_number(device: torch.device) -> torch.device:
+    """A device as tensors on it name theirs: "cuda" is the one in use, with its number."""
+    return torch.empty(0, device=device).device
+
+
 def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:
     found: dict[object, Slot] = {}
     seen: set[int] = set()

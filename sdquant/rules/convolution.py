@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .integers import has_float64
 from .matmul import refuse_two_zero_points, sums_of_codes
 from .qarray import QArray, dequantize
 from .qtypes import qtype
@@ -140,11 +141,14 @@ def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) ->
         shaped = zip(found, pieces, strict=True)
         parts = [part.view(*piece.shape[: 1 + window.space], len(flat)) for part, piece in shaped]
         return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
+    home = codes.device
+    if integer and not has_float64(home):
+        codes, taps = codes.cpu(), taps.cpu()
     left, right = as_floats(codes, taps, types)
     with torch.autocast(codes.device.type, enabled=False):
         convolution = CONVOLUTIONS[window.space]
         done = convolution(F.pad(left, window.around), right, None, window.stride, 0, window.dilation, window.groups)
-    return as_integers(done) if integer else done
+    return as_integers(done).to(home) if integer else done
 
 
 def patches(codes: Tensor, kernel: Sequence[int], window: Window) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 # cuBLAS takes these multiples only, and more rows than 16.
 CUDA_MULTIPLE, CUDA_LEAST_ROWS = 8, 17
+_PIECE = 2**24 // 2**14  # products of two bytes whose sum float32 holds
 _X86 = ("x86_64", "amd64", "x86", "i386", "i686")
 
 
@@ -30,13 +31,40 @@ def product(left: Tensor, right: Tensor) -> Tensor:
                 if left.shape[1] > 1:
                     return torch._int_mm(left.contiguous(), turned)
                 return left.int() * turned.int()  # torch's product of one column is of other memory than that (2.13)
-        return _in_float64(left, right).to(torch.int32)
-    return _in_float64(left, right)
+        return exactly(left, right).to(torch.int32)
+    return exactly(left, right)
 
 
 def fast(device: torch.device) -> bool:
     """Whether there is a kernel for int8 on such a device that is fast and exact."""
     return device.type == "cuda" or (device.type == "cpu" and _good_on_cpu())
+
+
+def exactly(left: Tensor, right: Tensor) -> Tensor:
+    """left [M, K] times right [N, K] transposed, of codes of 8 or 16 bits: int64, in floats that hold all sums.
+
+    Where there is no float64 (Macs' GPUs, Intel's Arc) int8 is multiplied in float32, in pieces whose sums it holds;
+    int16, a product of which may be more than that, on the CPU.
+    """
+    if has_float64(left.device):
+        return _in_float64(left, right)
+    if max(left.itemsize, right.itemsize) > 1:
+        return _in_float64(left.cpu(), right.cpu()).to(left.device)
+    pieces = zip(torch.split(left, _PIECE, 1), torch.split(right, _PIECE, 1), strict=True)
+    total = torch.zeros(left.shape[0], right.shape[0], dtype=torch.int64, device=left.device)
+    for one, other in pieces:
+        total += (one.float() @ other.float().T).to(torch.int64)
+    return total
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64."""
+    try:
+        ones = torch.ones(2, 2, dtype=torch.float64, device=device)
+        return bool((ones @ ones).any())
+    except (TypeError, RuntimeError):  # torch's for MPS and XPU
+        return False
 
 
 def _in_float64(left: Tensor, right: Tensor) -> Tensor:

@@ -103,6 +103,8 @@ def _sums(left: Tensor, right: Tensor, left_row: QType, right_row: QType) -> Ten
         return _one_by_one(left, right)
     largest = left_row.limits[0] * right_row.limits[0] * size
     dtype = torch.float32 if largest <= EXACT_IN_FLOAT32 else torch.float64
+    if dtype == torch.float64 and not integers.has_float64(left.device):
+        return _one_by_one(left, right)
     return left.to(dtype) @ right.to(dtype).mT
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdquant import backends, offload
 from sdquant.backends.bnb import BACKEND
 from sdquant.layers import quantized_layer
-from sdquant.offload.slots import Slot, slots
+from sdquant.offload.slots import Place, Slot, bring, slots, with_number
 
 if TYPE_CHECKING:
     from sdquant.backends.base import Packed
@@ -143,3 +144,16 @@ def test_plain_layers_hide_nothing() -> None:
         before = layer(x)
         move_all(layer)
         assert torch.equal(layer(x), before)
+
+
+def test_another_device_of_the_same_kind_is_another_device() -> None:
+    """With two cards: a model on the first is brought to the second, and "cuda" is the one in use."""
+    with FakeTensorMode():
+        box = [torch.empty(4, device="cuda:0")]
+        slot = Slot(
+            "weight", [Place(nn.Identity(), "weight", lambda: box[0], lambda tensor: box.__setitem__(0, tensor))]
+        )
+        assert bring([slot], torch.device("cuda:0")) == 0
+        assert bring([slot], torch.device("cuda:1")) == 1
+        assert box[0].device == torch.device("cuda:1")
+    assert with_number(torch.device("cpu:0")) == torch.device("cpu")
