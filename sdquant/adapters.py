@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConflictError, IncompatibleError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _FUSE = "fuse_lora"
@@ -38,10 +40,27 @@ def refuse_adapted(name: str, model: nn.Module, what: str) -> None:
 
 
 def prepare(model: Any) -> None:
-    """Let a component with quantized layers take LoRAs. Again is as good as once; copies of it are prepared too."""
-    if not any(hook is _with_packed for hook in model._state_dict_hooks.values()):
-        model._register_state_dict_hook(_with_packed)
+    """Let a component with quantized layers take LoRAs, and give its state dicts, or those of modules in it, to modules
+    of floats. Again is as good as once; copies of it are prepared too."""
+    from .layers import into_floats
+
+    into_floats.watch()
+    for module in _with_layers(model):
+        if not any(hook is _with_packed for hook in module._state_dict_hooks.values()):
+            module._register_state_dict_hook(_with_packed)  # type: ignore[no-untyped-call]
     prepare_pipeline(model)
+
+
+def _with_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, its quantized layers, and the modules that have some inside."""
+    from .layers import packed_of
+
+    paths = {""}
+    for path, module in model.named_modules():
+        if packed_of(module) is not None:
+            names = path.split(".")
+            paths.update(".".join(names[:end]) for end in range(1, len(names) + 1))
+    yield from (model.get_submodule(path) for path in sorted(paths))
 
 
 def prepare_pipeline(pipe: Any) -> None:
@@ -114,7 +133,7 @@ class _State(OrderedDict[str, Any]):
 
 
 def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> Any:
-    """A state dict hook of `torch.nn.Module`: what it returns is the state dict, if it is that of the whole model."""
+    """A state dict hook of `torch.nn.Module`: what it returns is the state dict, if it is that of the whole module."""
     if prefix:
         return None
     made = _State(state)

@@ -18,6 +18,7 @@ class PackedTensor(packed_tensor.PackedTensor):
     way_out: ClassVar[str] = (
         "Leave out the node that changes weights (a LoRA by hooks, say), or load the model without sdquant"
     )
+    way_out_of_fusing: ClassVar[str] = way_out
 
 
 class Counted(PackedTensor):

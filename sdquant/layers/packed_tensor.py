@@ -20,6 +20,8 @@ from ..kernels import choice
 if TYPE_CHECKING:
     from ..backends.base import Packed
 
+# What LoRAs are fused by, and taken out again; other writes set new values: a new token's, those of an initialization.
+_TO_FUSE = ("aten.add", "aten.sub", "aten.addmm", "aten.baddbmm", "aten.addcmul")
 _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -28,11 +30,15 @@ class PackedTensor(Tensor):
 
     Attributes:
         packed: the weight. Its parts are those of the layer, not copies.
-        way_out: the last sentence of the error for who would write into it.
+        way_out: the last sentence of the error for who would write other values; see `_TO_FUSE`, too.
+        way_out_of_fusing: that for who would add to them.
     """
 
     packed: Packed
     way_out: ClassVar[str] = (
+        "Load the model without quantizing this part of it (components=, skip=), change that, and call sdquant.quantize"
+    )
+    way_out_of_fusing: ClassVar[str] = (
         "Leave the LoRA beside the weights (do not fuse or merge it), or load the model without quantization"
     )
 
@@ -75,10 +81,11 @@ class PackedTensor(Tensor):
 
     def refusal(self, how: str) -> IncompatibleError:
         """The error for who would write into it."""
+        shape = list(self.packed.spec.shape)
         return IncompatibleError(
-            f"A weight in {self.packed.spec.scheme} was to be written to ({how})",
+            f"Cannot write to a weight {shape} in {self.packed.spec.scheme} ({how})",
             "it stays packed, and what is written would be lost",
-            self.way_out,
+            self.way_out_of_fusing if how.split("_.")[0] in _TO_FUSE else self.way_out,
         )
 
 
@@ -96,6 +103,10 @@ class LayerWeight(PackedTensor):
     @data.setter
     def data(self, value: Tensor) -> None:
         raise self.refusal("weight.data = ...")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refused: torch writes into a view, which would be one of decoded values."""
+        raise self.refusal("weight[...] = ...")
 
     def numpy(self, *, force: bool = False) -> Any:
         """The decoded values."""

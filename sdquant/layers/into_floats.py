@@ -1,0 +1,116 @@
+"""A state dict of a quantized module that is given to one of floats, as diffusers does where it builds models of others
+(a ControlNet or AnimateDiff's UNet out of a UNet): its packed weights are decoded where the layer is one of floats.
+
+torch has no hook for what modules are given, so that `nn.Module.load_state_dict` looks at it first.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import backends
+from ..backends.base import OFFSET, Packed
+from ..errors import IncompatibleError
+from .quantized import QuantizedLayer, packed_of
+from .states import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def watch() -> None:
+    """Have torch's modules look at the state dicts that they are given; once for all."""
+    load = nn.Module.load_state_dict
+
+    @functools.wraps(load)
+    def load_state_dict(self: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return load(self, for_module(self, state_dict), *args, **kwargs)
+
+    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+
+def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a module is to be given of a state dict: the same, its packed weights decoded where the module's are floats.
+
+    Raises:
+        IncompatibleError: the state dict is not one that a model gave (it was read from a file, or rebuilt), so that
+            nobody knows the schemes.
+    """
+    owner = getattr(state, "owner", None)
+    if owner is None:
+        _refuse_packed(module, state)
+        return state
+    taken: OrderedDict[str, Any] = OrderedDict(state)
+    count = 0
+    for path, layer in owner.named_modules():
+        target = _at(module, path)
+        if target is None or isinstance(target, QuantizedLayer):
+            continue
+        packed = _packed(layer, state, path)
+        if packed is None or packed_of(target) is not None:
+            continue
+        prefix = f"{path}." if path else ""
+        for key in [key for key in taken if key.startswith(prefix) and key != f"{prefix}bias"]:
+            del taken[key]
+        taken[f"{prefix}weight"] = _decoded(packed, target)
+        count += 1
+    if not count:
+        return state
+    log.warning("%s takes %d quantized weights as floats: its layers are not quantized", type(module).__name__, count)
+    if hasattr(state, "_metadata"):
+        taken._metadata = state._metadata  # type: ignore[attr-defined]
+    return taken
+
+
+def _packed(layer: nn.Module, state: Mapping[str, Any], path: str) -> Packed | None:
+    """The layer's packed weight: as it is in the state dict, since the layer's own may be away meanwhile."""
+    if not isinstance(layer, QuantizedLayer):
+        return packed_of(layer)
+    prefix = f"{path}.{PREFIX}" if path else PREFIX
+    parts = {name: part for name in layer.part_names if isinstance(part := state.get(prefix + name), Tensor)}
+    if len(parts) < len(layer.part_names):
+        return None
+    spec = layer.spec
+    if OFFSET in spec.details and isinstance(state.get(prefix + OFFSET), Tensor):
+        spec = replace(spec, details={**spec.details, OFFSET: state[prefix + OFFSET].item()})
+    return Packed(spec=spec, parts=parts)
+
+
+def _decoded(packed: Packed, target: nn.Module) -> Tensor:
+    weight = getattr(target, "weight", None)
+    dtype = weight.dtype if isinstance(weight, Tensor) else getattr(torch, packed.spec.dtype)
+    return backends.of_scheme(packed.spec.scheme).decode(packed, dtype)
+
+
+def _at(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _refuse_packed(module: nn.Module, state: Mapping[str, Any]) -> None:
+    for key in _packed_keys(state):
+        path, _, leaf = key.rpartition(".")
+        target = _at(module, path)
+        if target is not None and not isinstance(target, QuantizedLayer) and leaf not in target._parameters:
+            raise IncompatibleError(
+                f"Cannot load the quantized weight {key!r} into a {type(target).__name__}",
+                "its layer is one of floats, and the state dict does not say how the bytes stand for numbers",
+                "Give what state_dict() of the quantized model returned, as it is, or quantize this model the same way "
+                "first (sdquant.quantize)",
+            )
+
+
+def _packed_keys(state: Mapping[str, Any]) -> Iterator[str]:
+    return (key for key in state if key.rpartition(".")[2].startswith(PREFIX))
