@@ -103,7 +103,9 @@ def _refuse_packed(module: nn.Module, state: Mapping[str, Any]) -> None:
     for key in _packed_keys(state):
         path, _, leaf = key.rpartition(".")
         target = _at(module, path)
-        if target is not None and not isinstance(target, QuantizedLayer) and leaf not in target._parameters:
+        if target is None or isinstance(target, QuantizedLayer) or "weight" not in target._parameters:
+            continue
+        if leaf not in target._parameters and leaf not in target._buffers:
             raise IncompatibleError(
                 f"Cannot load the quantized weight {key!r} into a {type(target).__name__}",
                 "its layer is one of floats, and the state dict does not say how the bytes stand for numbers",

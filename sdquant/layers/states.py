@@ -59,6 +59,9 @@ def put_weight(layer: QuantizedLayer, value: Any) -> None:
     if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
         given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise SettingsError(what, f"it is of {list(layer.spec.shape)}, and this is {given}", "Give such a tensor")
+    mode = layer.__dict__.get("_sdquant_part_of")  # an offload mode that may have put the parts away: `offload.changes`
+    if mode is not None:
+        mode.rest()
     if any(layer._parameters[PREFIX + name].is_meta for name in layer.part_names):  # type: ignore[union-attr]
         raise IncompatibleError(
             what, "it has no values here: it is offloaded, or a template", "Use the model's load_state_dict"

@@ -174,8 +174,7 @@ def destination(
 
     if name != "to":
         index = args[0] if args else kwargs.get("device")
-        device = torch.device(name) if index is None else torch.device(index if isinstance(index, str) else name, index)
-        return device, (), {}
+        return (torch.device(name, index) if isinstance(index, int) else torch.device(index or name)), (), {}
     rest = dict(kwargs)
     where: Any = rest.pop("device", None)
     if args and isinstance(args[0], torch.Tensor):

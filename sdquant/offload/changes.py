@@ -24,7 +24,7 @@ from .entry import ENTRIES, wrap
 from .handle import HANDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from .handle import OffloadHandle
 
@@ -68,9 +68,10 @@ def _waking(part: nn.Module, name: str, handle: OffloadHandle) -> Callable[..., 
     return call
 
 
-def _guard(parts: Iterable[nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
+def _guard(parts: Collection[nn.Module], handle: OffloadHandle, used: frozenset[str]) -> None:
     modules: dict[int, nn.Module] = {}
-    for part in parts:
+    compiled = (part._modules.get("_orig_mod") for part in parts)  # what torch.compile has wrapped
+    for part in (*parts, *(inner for inner in compiled if inner is not None)):
         modules |= {id(module): module for module in part.modules()}
         names = used | used_by(type(part))
         for name in methods(type(part)):

@@ -44,14 +44,14 @@ def wrap(
         outcome: called with what the method returns.
     """
     done: list[tuple[str, Any, Any]] = []
-    active = [True]
+    active, buried = [True], set[str]()
     for name in names:
         method = getattr(module, name, None)
         if method is None:
             continue
         # What was on the instance before, if anything: another tool may have wrapped the method already.
         earlier = module.__dict__.get(name)
-        wrapper = _wrapper(module, name, method, before, after, lock, around, outcome, active)
+        wrapper = _wrapper(module, name, method, before, after, lock, around, outcome, active, buried)
         module.__dict__[name] = wrapper
         done.append((name, earlier, wrapper))
 
@@ -59,10 +59,8 @@ def wrap(
         active[0] = False
         for name, earlier, wrapper in reversed(done):
             if module.__dict__.get(name) is not wrapper:
-                raise RuntimeError(
-                    f"{type(module).__name__}.{name} was wrapped again after its weights were offloaded; "
-                    "take the later hooks off first"
-                )
+                buried.add(name)  # another tool has wrapped it since, and calls what is left inside
+                continue
             if earlier is None:
                 del module.__dict__[name]
             else:
@@ -92,9 +90,12 @@ def _wrapper(
     around: Callable[[], AbstractContextManager[object]],
     outcome: Callable[[Any], None] | None,
     active: list[bool],
+    buried: set[str],
 ) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if name in buried:
+            return method(*args, **kwargs)
         with lock:
             if active[0]:
                 before(name)

@@ -136,6 +136,13 @@ class OffloadHandle:
             if self.works and not (self._suspended or self._rests or self.computing):
                 self._rest()
 
+    def look_again(self) -> None:
+        """Take note of the components that there are now, if the mode rests: one that has gone is let go."""
+        with self.lock:
+            self.grown = True
+            if self.works and self._rests:
+                self._rest()
+
     def _rest(self) -> None:
         self._undo()
         self._rests = True

@@ -23,14 +23,17 @@ class Owners:
         self._models = [weakref.ref(model)]
         # The mode of a lone component does not extend to what else is in a pipeline that it is put into.
         self._alone = components_of(model) if isinstance(model, nn.Module) else None
-        self._known: set[int] = set()
+        self._known: dict[str, nn.Module] = {}
 
     def parts(self) -> dict[str, nn.Module]:
         """All components by name, but for those that have a mode of their own."""
         if self._alone is not None:
             return self._alone
+        pipes = self._pipes()
+        if not pipes:  # somebody has a component, and nobody the pipeline any more
+            return self._known
         parts: dict[str, nn.Module] = {}
-        for pipe in self._pipes():
+        for pipe in pipes:
             for name, part in components_of(pipe).items():
                 if any(part is one for one in parts.values()):
                     continue
@@ -40,16 +43,17 @@ class Owners:
 
     def follow(self, parts: dict[str, nn.Module]) -> None:
         """Guard the components that the mode was just put on."""
-        self._known = {id(part) for part in parts.values()}
+        self._known = parts
         changes.follow(parts, self._handle, self._used())
 
     def watch(self) -> None:
         """See to it that the mode, which rests, is put on when it is needed."""
-        changes.watch(self.parts(), self._handle, self._used())
+        self._known = self.parts()
+        changes.watch(self._known, self._handle, self._used())
 
     def have_grown(self) -> bool:
         """Whether the components are others than those that the mode was put on."""
-        return {id(part) for part in self.parts().values()} != self._known
+        return {id(part) for part in self.parts().values()} != {id(part) for part in self._known.values()}
 
     def take(self) -> None:
         """Guard the pipelines."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from .changes import guarded
 from .handle import HANDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .handle import OffloadHandle
 
@@ -100,24 +100,25 @@ def _call(cls: Any) -> Callable[..., Any]:
 
 def _set(self: Any, name: str, value: Any) -> None:
     earlier = self.__dict__.get(name)
-    if value is not earlier:
-        joins = isinstance(value, nn.Module) and HANDLE not in value.__dict__
-        if joins or isinstance(earlier, nn.Module):
-            _rest(self)
-    super(_class_of(type(self)._sdquant_class), self).__setattr__(name, value)
+    joins = isinstance(value, nn.Module) and HANDLE not in value.__dict__
+    with _exchanging(self, value is not earlier and (joins or isinstance(earlier, nn.Module))):
+        super(_class_of(type(self)._sdquant_class), self).__setattr__(name, value)
 
 
 def _delete(self: Any, name: str) -> None:
-    if isinstance(self.__dict__.get(name), nn.Module):
-        _rest(self)
-    super(_class_of(type(self)._sdquant_class), self).__delattr__(name)
+    with _exchanging(self, isinstance(self.__dict__.get(name), nn.Module)):
+        super(_class_of(type(self)._sdquant_class), self).__delattr__(name)
 
 
-def _rest(pipe: Any) -> None:
+@contextmanager
+def _exchanging(pipe: Any, does: bool) -> Iterator[None]:
     """A component comes or goes. The modes rest until the pipeline is used, and are put on what is there then."""
-    for handle in _handles(pipe):
+    handles = _handles(pipe) if does else []
+    for handle in handles:
         handle.rest()
-        handle.grown = True
+    yield
+    for handle in handles:
+        handle.look_again()
 
 
 def _copy(self: Any) -> Any:

@@ -144,6 +144,9 @@ class _Registered:
                     if id(stored) in tied:
                         fresh[id(stored)] = parameter.data, stored
                 weights[key] = parameter.data
+            shown = module._parameters.get(name)
+            if parameter is not None and shown is not None and shown.is_floating_point():
+                parameter.requires_grad_(shown.requires_grad)  # which somebody may have set meanwhile
             module._parameters[name] = parameter
         for key, module, name, buffer in self._buffers:
             module._buffers[name] = weights[key].to("cpu", copy=True) if key in weights else buffer
