@@ -21,8 +21,8 @@ from typing import NoReturn
 from . import __version__
 from .commands import _shared
 from .commands._config import ConfigParser
-from .distributed import label
-from .errors import SdquantError
+from .distributed import label, launched
+from .errors import SdquantError, SettingsError
 from .stopping import Stop
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
@@ -31,6 +31,9 @@ COMMANDS = (
     "demo", "generate", "train", "compare", "bench", "inspect", "plan", "quantize", "calibrate", "ui",
     "install-extension", "matrix", "doctor",
 )  # fmt: skip
+
+
+_OF_ONE = ("demo", "compare", "bench", "ui")  # commands that write, or listen, and know nothing of other processes
 
 
 class _TopParser(argparse.ArgumentParser):
@@ -70,6 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = parser().parse_args(argv)
             if not sys.stderr.isatty() or label() not in _SPEAKERS:
                 args.progress = False  # bars are for terminals, and for one process
+            if args.command in _OF_ONE and launched():
+                why = f"each of them would do the whole of it: {args.command} is for one process"
+                raise SettingsError(
+                    "Cannot share out the work among torchrun's processes", why, "Run it without torchrun"
+                )
             with _voices(args.verbose):
                 code = int(args.run(args))
         sys.stdout.flush()

@@ -421,3 +421,14 @@ def test_quantize_takes_the_target_in_either_way(tmp_path: Path, capsys: Capture
     assert code == 2 and "no target" in err
     code, _, err = run(capsys, "quantize", "digits-sd", "c", "-o", "d", "--quant", "qint8")
     assert code == 2 and "two targets" in err
+
+
+@pytest.mark.parametrize("words", [("demo",), ("compare", "digits-sd", "a 7"), ("bench", "digits-sd"), ("ui",)])
+def test_what_is_for_one_process_is_not_done_by_each(
+    words: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, error = run(capsys, *words)
+    assert code == 2 and f"{words[0]} is for one process" in error and not [*tmp_path.iterdir()]

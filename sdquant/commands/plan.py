@@ -107,7 +107,7 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
         part.name,
         done,
         (f"{part.runtime}, {part.compute}" if part.compute else part.runtime) if part.weights else "-",
-        f"{len(part.weights)} weights" if part.weights else "-",
+        f"{len(part.weights)} weights" if part.weights else "products" if part.products else "-",
         _shared.size(part.bytes_bf16),
         _shared.size(part.bytes),
         f"{part.bytes / part.bytes_bf16:.2f}",
