@@ -22,7 +22,7 @@ from .detection import MAIN
 from .errors import BadFileError, MissingComponentError, UnsupportedFileError
 from .formats import families
 from .formats.config_sizes import refuse_endless
-from .formats.folder import read_json
+from .formats.folder import is_named, no_folder, read_json
 from .models.bounds import refuse_oversized
 from .quieting import Shared, errors_only, no_warnings
 
@@ -276,17 +276,24 @@ def check_pipeline(folder: Path) -> None:
     Raises:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
         BadFileError: a component's config is of another class, or a scheduler has more steps than any has.
+        MissingComponentError: a component that the pipeline's class asks for has no folder.
     """
     libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
     place = folder / "model_index.json"
     index = read_json(place)
-    whole = _public(diffusers, index.get("_class_name"))
+    whole: Any = _public(diffusers, index.get("_class_name"))
     if not isinstance(whole, type) or not issubclass(whole, diffusers.DiffusionPipeline):
         raise _unknown(place, "the pipeline", index.get("_class_name"))
+    kind: Any = whole
+    expected = kind._get_signature_keys(kind)[0]
     for name, row in index.items():
         if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
             continue
+        if name not in expected and not is_named(row):
+            continue  # of numbers, which the constructor is given: Krea 2's layers of its text encoder
+        if name in expected and not (folder / name).is_dir():
+            raise no_folder(folder, name, row[-1] if row else None)
         library, cls = row if len(row) == 2 else (None, None)
         package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
         named = _public(package, _heir(cls)) if isinstance(package, ModuleType) and isinstance(cls, str) else None

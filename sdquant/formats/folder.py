@@ -220,11 +220,22 @@ def _weight_map(folder: Path, index: Path) -> dict[str, Path]:
 
 def named_parts(index: Mapping[str, Any]) -> dict[str, str]:
     """The components that a model_index.json names, weights or not: name -> class."""
-    return {
-        name: str(row[1])
-        for name, row in index.items()
-        if not name.startswith("_") and isinstance(row, list) and len(row) == 2 and row[0] is not None
-    }
+    return {name: str(row[1]) for name, row in index.items() if not name.startswith("_") and is_named(row)}
+
+
+def is_named(row: Any) -> bool:
+    """Whether a row of a model_index.json is that of a component, [library, class]; others are values of the pipeline's
+    own config, lists of numbers among them, or say that there is no such component."""
+    return isinstance(row, list) and len(row) == 2 and all(isinstance(word, str) for word in row)
+
+
+def no_folder(folder: Path, name: str, class_name: Any) -> MissingComponentError:
+    """The error for a component that a pipeline's index names, and that is not there."""
+    return MissingComponentError(
+        f"{folder} was to be loaded",
+        f"its model_index.json names a {name}, and there is no folder of that name",
+        f"Put the {name} ({class_name}) into {folder / name}",
+    )
 
 
 def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
@@ -242,12 +253,10 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
                 f"{folder / 'model_index.json'} was to be read", f"{name!r} is no component", "Check the file"
             )
         sub = folder / name
+        if not sub.is_dir() and class_name.endswith("Scheduler"):
+            continue  # diffusers does not save one that a pipeline makes itself (LongCat-AudioDiT)
         if not sub.is_dir():
-            raise MissingComponentError(
-                f"{folder} was to be loaded",
-                f"its model_index.json names a {name}, and there is no folder of that name",
-                f"Put the {name} ({class_name}) into {sub}",
-            )
+            raise no_folder(folder, name, class_name)
         inside(sub, folder)
         weights = (sub / "config.json").exists() or visible_weights(sub, WEIGHTS + PICKLES)
         if weights and "Tokenizer" not in class_name:  # which may have a config.json as well

@@ -11,6 +11,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from torch import Tensor, nn
 
 import sdquant
@@ -30,11 +31,18 @@ def reference(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> An
     for part, row in index.items():
         if row == [None, None]:
             given[part] = None  # which diffusers wants to be told again
-        elif isinstance(row, list) and row[0] == "diffusers" and not hasattr(diffusers, row[1]):
-            with silent():  # of a deprecated pipeline: diffusers does not find what it has saved
+        elif isinstance(row, list) and (folder / part / "config.json").exists() and not _found(*row):
+            with silent():  # of a deprecated pipeline, say: diffusers does not find again what it has saved
                 given[part] = class_named(row[1]).from_pretrained(folder / part, torch_dtype=dtype)
     with silent():
         return pipeline_class(name).from_pretrained(str(folder), torch_dtype=dtype, local_files_only=True, **given)
+
+
+def _found(library: str, class_name: str) -> bool:
+    """Whether diffusers finds the class that a row of model_index.json names."""
+    places = {"diffusers": diffusers, "transformers": transformers}
+    place = places.get(library) or getattr(diffusers.pipelines, library, None)
+    return hasattr(place, class_name)
 
 
 def modules(pipe: Any) -> dict[str, nn.Module]:

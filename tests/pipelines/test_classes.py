@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sdquant
-from sdquant.errors import UnsupportedFileError
+from sdquant.errors import MissingComponentError, UnsupportedFileError
 
 from . import comparing
 from .building import build, class_named, model, silent
@@ -74,4 +74,29 @@ def test_a_class_of_no_library_is_refused(row: list[str], tmp_path: Path, sd: Pa
     index["unet"] = row
     (folder / "model_index.json").write_text(json.dumps(index))
     with pytest.raises(UnsupportedFileError):
+        sdquant.load_model(folder, progress=False)
+
+
+def test_lists_in_the_index_are_values_where_they_name_no_component(tmp_path: Path, sd: Path) -> None:
+    """Krea 2 has its text encoder's layers there, a dozen numbers; two of them are none the less no component."""
+    import shutil
+
+    folder = Path(shutil.copytree(sd, tmp_path / "sd"))
+    place = folder / "model_index.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "layers": [2, 5, 8], "patch_size": [2, 2]}))
+    loaded, known = sdquant.load_model(folder, progress=False), sdquant.load_model(sd, progress=False)
+    comparing.same_tensors(loaded.unet, known.unet)
+
+
+def test_a_scheduler_that_is_not_there_is_refused_before_weights_are_read(
+    tmp_path: Path, sd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from sdquant.formats.source import Source
+
+    folder = Path(shutil.copytree(sd, tmp_path / "sd"))
+    shutil.rmtree(folder / "scheduler")
+    monkeypatch.setattr(Source, "open", lambda self: pytest.fail("weights were read"))
+    with pytest.raises(MissingComponentError, match="names a scheduler"):
         sdquant.load_model(folder, progress=False)
