@@ -54,13 +54,15 @@ class Row:
 
     Attributes:
         config: fields of its config. kind: its class, where pipelines name a base of it.
-        usual: whether it is tried on every day; the others are slow tests.
+        usual: what is tried on every day, as schemes, "" for floats; the rest are slow tests.
+        bare: whether it has no layer that can be quantized.
         apart: why it is not tried at all; "" if it is.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     kind: str | None = None
-    usual: bool = False
+    usual: tuple[str, ...] = ()
+    bare: bool = False
     apart: str = ""
 
 
@@ -70,10 +72,10 @@ ROWS: Mapping[str, Row] = {
     "BlipForConditionalGeneration": Row(
         {"text_config": {**_TEXT, "encoder_hidden_size": 64}, "vision_config": _VISION}
     ),
-    "CLIPTextModel": Row(_CLIP, usual=True),
+    "CLIPTextModel": Row(_CLIP, usual=("", "nf4")),
     "CLIPTextModelWithProjection": Row(_CLIP),
     "CLIPVisionModel": Row(_VISION),
-    "CLIPVisionModelWithProjection": Row({**_VISION, "projection_dim": 64}, usual=True),
+    "CLIPVisionModelWithProjection": Row({**_VISION, "projection_dim": 64}, usual=("",)),
     "ClapModel": Row({"text_config": {**_TEXT, "projection_dim": 64}, "audio_config": _AUDIO, "projection_dim": 64}),
     "ClapTextModelWithProjection": Row({**_TEXT, "projection_dim": 64}),
     "ContextCLIPTextModel": Row(apart=_OURS),
@@ -83,9 +85,9 @@ ROWS: Mapping[str, Row] = {
             "neck_hidden_sizes": [32, 32, 32, 32], "fusion_hidden_size": 32,
         },
     ),
-    "GPT2LMHeadModel": Row({"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 160, "n_positions": 64}),
+    "GPT2LMHeadModel": Row({"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 160, "n_positions": 64}, bare=True),
     "Gemma2PreTrainedModel": Row(_GEMMA, "Gemma2Model"),
-    "Gemma3ForConditionalGeneration": Row({"text_config": _GEMMA, "vision_config": _VISION}, usual=True),
+    "Gemma3ForConditionalGeneration": Row({"text_config": _GEMMA, "vision_config": _VISION}, usual=("", "int8")),
     "Gemma4ForConditionalGeneration": Row(
         {
             "text_config": {**_GEMMA, "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 32},
@@ -118,10 +120,10 @@ ROWS: Mapping[str, Row] = {
             "text_config": {**_LANGUAGE, "model_type": "llama"},
             "vision_config": {**_VISION, "model_type": "clip_vision_model"},
         },
-        usual=True,
+        usual=("",),
     ),
     "Ministral3ForCausalLM": Row(_LANGUAGE),
-    "Mistral3ForConditionalGeneration": Row(_MISTRAL, usual=True),
+    "Mistral3ForConditionalGeneration": Row(_MISTRAL, usual=("",)),
     "Mistral3Model": Row(_MISTRAL),
     "MultilingualCLIP": Row(apart=_OURS),
     "PaintByExampleImageEncoder": Row(apart=_BROKEN),
@@ -133,11 +135,11 @@ ROWS: Mapping[str, Row] = {
             },
         },
     ),
-    "Qwen2_5_VLForConditionalGeneration": Row(_QWEN, usual=True),
+    "Qwen2_5_VLForConditionalGeneration": Row(_QWEN, usual=("", "nf4")),
     "Qwen2_5_VLTextModel": Row({**_LANGUAGE, **_MROPE}),
     "Qwen3ForCausalLM": Row(_LANGUAGE),
     "Qwen3Model": Row(_LANGUAGE),
-    "Qwen3VLForConditionalGeneration": Row(_QWEN3, usual=True),
+    "Qwen3VLForConditionalGeneration": Row(_QWEN3, usual=("",)),
     "Qwen3VLModel": Row(_QWEN3),
     "RobertaSeriesModelWithTransformation": Row(apart=_OURS),
     "SafeStableDiffusionSafetyChecker": Row(apart=_BROKEN),
@@ -149,9 +151,9 @@ ROWS: Mapping[str, Row] = {
         {"model_in_dim": 16, "upsample_initial_channel": 32, "upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]},
     ),
     "StableDiffusionSafetyChecker": Row(apart=_OURS),
-    "T5EncoderModel": Row(_T5, usual=True),
+    "T5EncoderModel": Row(_T5, usual=("",)),
     "T5Gemma2Encoder": Row({"text_config": {**_GEMMA, "dropout_rate": 0.0}, "vision_config": _VISION}),
-    "T5GemmaEncoder": Row(_GEMMA),
+    "T5GemmaEncoder": Row(apart="made of the encoder's part of another class's config, by diffusers alone"),
     "T5GemmaEncoderModel": Row({"encoder": _GEMMA, "decoder": _GEMMA, "vocab_size": 160, "is_encoder_decoder": False}),
     "UMT5EncoderModel": Row(_T5),
     "VitsModel": Row(
@@ -163,7 +165,7 @@ ROWS: Mapping[str, Row] = {
         },
     ),
     # Named by no pipeline's annotations, but by their documentation or their checkpoints.
-    "Dinov2Model": Row(_VISION, usual=True),
+    "Dinov2Model": Row(_VISION, usual=("", "int8")),
 }  # fmt: skip
 
 
@@ -197,6 +199,8 @@ def kind(name: str) -> Any:
     import transformers
 
     known = ROWS[name].kind or name
+    if not hasattr(transformers, known):
+        named()  # diffusers puts classes there, too
     return getattr(transformers, known, None) or named()[known]
 
 
