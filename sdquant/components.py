@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -303,7 +304,41 @@ def check_pipeline(folder: Path) -> None:
             _refuse_another(folder / name / "config.json", named, str(library))
         scheduler = folder / name / "scheduler_config.json"
         if scheduler.is_file():
-            refuse_endless(f"{name} of {folder}", read_json(scheduler))
+            values = read_json(scheduler)
+            refuse_endless(f"{name} of {folder}", values)
+            _refuse_misfit(scheduler, named, values)
+    pipe: Any = whole
+    named_by = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    absent = [
+        name
+        for name, parameter in inspect.signature(pipe.__init__).parameters.items()
+        if parameter.kind in named_by and parameter.default is parameter.empty
+        if name not in ("self", *index, *getattr(pipe, "_optional_components", ()))
+    ]
+    if absent:
+        raise MissingComponentError(
+            f"Cannot load {folder}",
+            f"its model_index.json does not name the {absent[0]}, which every {pipe.__name__} has",
+            "Get the folder, or its model_index.json, from its source again",
+        )
+
+
+def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
+    """Raise BadFileError if a scheduler cannot be made of its config; that takes no memory to speak of."""
+    from diffusers import SchedulerMixin
+
+    if not issubclass(kind, SchedulerMixin):
+        return
+    made: Any = kind
+    try:
+        with quiet(), no_warnings:  # they are given when it is made for the pipeline
+            made.from_config(dict(values))
+    except Exception as error:  # whatever a constructor says to values that nobody has written it for
+        raise BadFileError(
+            f"Cannot load {path}",
+            f"what is in it does not fit {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
+            "Get the scheduler from its source again",
+        ) from error
 
 
 def _heir(name: str) -> str:

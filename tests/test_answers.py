@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import sdquant
 from sdquant.cli import main
 from sdquant.errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
-from sdquant.formats import config_sizes
+from sdquant.formats import config_sizes, safetensors
 from sdquant.models import bounds, class_names
 
 from .answers import answers, copied, one_answer
@@ -85,6 +85,9 @@ CASES: dict[str, tuple[Change, type[SdquantError], tuple[str, ...]]] = {
     "endless steps": (
         _edit("scheduler/scheduler_config.json", num_train_timesteps=10**12), BadFileError, ("num_train_timesteps",)
     ),
+    "no config of the scheduler": (
+        _remove("scheduler/scheduler_config.json"), MissingComponentError, ("scheduler_config.json",)
+    ),
     "weights of no tensors": (
         lambda folder: save_file({}, folder / UNET), BadFileError, ("unet", "no tensors")
     ),
@@ -111,6 +114,37 @@ def test_one_answer(name: str, sd: Path, tmp_path: Path) -> None:
     text = str(said["load_model"])
     assert str(folder) in text and all(word in text for word in words), text
     assert "\n" not in text and "source again" not in text.replace("Get the file from its source again", "")
+
+
+# What only the classes themselves can tell, which detect does not import while all else is sound.
+LATER: dict[str, tuple[Change, type[SdquantError], tuple[str, ...]]] = {
+    "a text for a number of steps": (
+        _edit("scheduler/scheduler_config.json", num_train_timesteps="many"), BadFileError, ("scheduler_config.json",)
+    ),
+    "a component that the class needs": (
+        lambda folder: (folder / "model_index.json").write_text(
+            json.dumps({k: v for k, v in json.loads((folder / "model_index.json").read_text()).items() if k != "vae"})
+        ),
+        MissingComponentError, ("vae", "StableDiffusionPipeline"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_before_weights_are_read(name: str, sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was found when all weights had been loaded."""
+
+    def get(self: Any, key: str) -> Any:
+        raise AssertionError(f"{key} was read")
+
+    change, kind, words = LATER[name]
+    folder = copied(sd, tmp_path / "pipe")
+    change(folder)
+    monkeypatch.setattr(safetensors.SafetensorsFile, "get", get)
+    said = answers(folder)
+    texts = {str(error) for way, error in said.items() if way != "detect"}
+    assert len(texts) == 1 and {type(error) for way, error in said.items() if way != "detect"} == {kind}, said
+    assert str(folder) in min(texts) and all(word in min(texts) for word in words), texts
 
 
 def test_the_pipeline_itself(sd: Path, tmp_path: Path) -> None:

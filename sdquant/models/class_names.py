@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..formats import config_sizes
+from ..formats import folder as folders
 from ..formats.folder import read_json
 
 if TYPE_CHECKING:
@@ -78,9 +79,16 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
             "Get its config.json from where the weights are from",
         )
     same = all(_agrees(index[name], src.config) for name, src in sources.items())
-    schedulers = [path for path in folder.glob("*/scheduler_config.json") if path.is_file()]
-    for path in schedulers:
+    for path in folder.glob("*/scheduler_config.json"):
         config_sizes.refuse_endless(f"{path.parent.name} of {folder}", read_json(path))
+    for name, row in folders.named_parts(index).items():
+        there = (folder / name).is_dir()  # some pipelines make their scheduler themselves
+        if row.endswith("Scheduler") and there and not (folder / name / "scheduler_config.json").is_file():
+            raise MissingComponentError(
+                f"Cannot load {folder}",
+                f"its {name} ({row}) has no scheduler_config.json",
+                f"Put that of the same model into {folder / name}",
+            )
     pipeline = str(index.get("_class_name")).endswith("Pipeline")
     if same and pipeline and all(is_surely_there(library, name) for library, name in names):
         return
