@@ -7,6 +7,8 @@ then the weight is decoded for that operation. What would write into it is refus
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,7 +24,21 @@ if TYPE_CHECKING:
 
 # What LoRAs are fused by, and taken out again; other writes set new values: a new token's, those of an initialization.
 _TO_FUSE = ("aten.add", "aten.sub", "aten.addmm", "aten.baddbmm", "aten.addcmul")
+log = logging.getLogger(__name__)
+
 _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+_JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # of which models are made a new weight
+
+
+@cache
+def _say_floats(func: Any) -> None:
+    log.warning(
+        "Quantized weights were joined (%s, as fuse_qkv_projections does): the result is a float weight, which takes "
+        "the memory of one. Leave them apart to keep them quantized.",
+        func,
+    )
 
 
 class PackedTensor(Tensor):
@@ -76,6 +92,8 @@ class PackedTensor(Tensor):
                 value = {**values, **kwargs}.get(argument.name)
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, PackedTensor):
                     raise value.refusal(str(func))
+        if func in _JOINING:
+            _say_floats(func)
         args, kwargs = tree_map_only(PackedTensor, decoded, (args, kwargs))
         return func(*args, **kwargs)
 
