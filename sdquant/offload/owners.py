@@ -34,7 +34,7 @@ class Owners:
             return self._known
         parts: dict[str, nn.Module] = {}
         for pipe in pipes:
-            for name, part in components_of(pipe).items():
+            for name, part in _networks(pipe).items():
                 if any(part is one for one in parts.values()):
                     continue
                 if part.__dict__.get(HANDLE, self._handle) is self._handle:
@@ -78,6 +78,14 @@ class Owners:
 
     def _used(self) -> frozenset[str]:
         return frozenset().union(*(used_by(type(pipe), ("__call__",)) for pipe in self._pipes()))
+
+
+def _networks(pipe: Any) -> dict[str, nn.Module]:
+    """A pipeline's components; those that there are already, where it is still being made."""
+    try:
+        return components_of(pipe)
+    except ValueError:  # diffusers': not all that the class has are set
+        return {name: value for name, value in vars(pipe).items() if isinstance(value, nn.Module)}
 
 
 def _free(name: str, taken: dict[str, nn.Module]) -> str:

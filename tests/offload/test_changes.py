@@ -93,7 +93,7 @@ def drawn(pipe: Any, more: dict[str, Any]) -> torch.Tensor:
 
 
 # What the model itself does not take, offloaded or not.
-RAISES = {"lora_fused"}
+RAISES = {"lora_fused", "another_weight"}
 
 
 def outcome(pipe: Any, name: str) -> Any:
