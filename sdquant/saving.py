@@ -34,7 +34,6 @@ from .library_config import library_config, said_rules
 from .models.names import Mapped, converted, to_file
 from .planning.arguments import answered
 from .portable import decoded
-from .rules.sites import is_range
 from .weights import plain, quantized, weight_bytes
 from .writing import place_of, whole_folder
 
@@ -221,6 +220,8 @@ def keys_of(model: nn.Module) -> dict[str, str]:
 
 
 def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
+    from .rules.sites import is_range
+
     ranges = [name for name in floats if is_range(name)]  # which no library knows
     mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())
     return replace(mapped, names={**mapped.names, **{name: name for name in ranges}})

@@ -63,11 +63,18 @@ def test_floats_again(tmp_path: Path) -> None:
     )
     tokens = torch.tensor([[3, 4, 5, 1]])
     wanted = model(tokens).last_hidden_state
+    weights = {
+        path: module.dequantize(torch.bfloat16)
+        for path, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    }
     floats = model.dequantize()
     assert not any(isinstance(module, QuantizedLayer) for module in floats.modules())
     assert floats.shared.weight is floats.encoder.embed_tokens.weight
     floats.save_pretrained(tmp_path)
-    assert torch.equal(floats(tokens).last_hidden_state, wanted)
+    assert weights and all(torch.equal(floats.get_submodule(path).weight, weights[path]) for path in weights)
+    # Where a CPU has no 16-bit instructions, kernels for packed weights sum in another order than torch's products.
+    torch.testing.assert_close(floats(tokens).last_hidden_state, wanted, rtol=0.05, atol=0.05)
     again = dict(T5EncoderModel.from_pretrained(tmp_path, dtype=torch.bfloat16).named_parameters())
     assert again and all(torch.equal(again[name], tensor) for name, tensor in floats.named_parameters())
 

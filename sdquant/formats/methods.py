@@ -90,12 +90,14 @@ def refuse_unread(
     found: Mapping[str, Found],
     configs: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
+    home: Mapping[str, Path],
 ) -> None:
     """Raise if a component is quantized in a way that is not read here, in whole or in part.
 
     Args:
         path: of the component. found: the quantized weights that are read.
         configs: the JSON files that may name a method, by name without suffix. metadata: of the file.
+        home: the file of each tensor.
 
     Raises:
         UnsupportedFileError: a method that is not read here, by name.
@@ -111,7 +113,7 @@ def refuse_unread(
     if sign is not None:
         title = f"{_title(said[0][1])} ({said[0][0]} says so)" if said else sign[0]
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
-    _refuse_missing_parts(path, found)  # sdquant's own files are held against their metadata
+    _refuse_missing_parts(found, home)  # sdquant's own files are held against their metadata
     stray = stray_of(plain)
     if stray is not None:
         raise BadFileError(
@@ -147,12 +149,12 @@ def _title(word: str) -> str:
     return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
 
 
-def _refuse_missing_parts(path: Path, found: Mapping[str, Found]) -> None:
+def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) -> None:
     for row in found.values():
         key = backends.of_scheme(row.scheme).missing(row)
         if key is not None:
             raise BadFileError(
-                f"Cannot load {path}",
+                f"Cannot load {home[next(iter(row.keys.values()))]}",
                 f"it has no {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
                 "Download the file again, or quantize the model again",
             )

@@ -260,7 +260,7 @@ def _source(
         found = found_in(files[0], own, specs, tensors)
     else:
         found = _foreign(path, tensors, {**side, "comfy": comfy.formats(tensors, home, metadata)})
-    methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata)
+    methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(

@@ -14,7 +14,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..components import model_name
 from ..library_config import is_of_transformers
 
 if TYPE_CHECKING:
@@ -155,6 +154,8 @@ def _of_diffusers(model: nn.Module, keys: Collection[str], known: frozenset[str]
 
 def _placed(rows: Iterable[tuple[str, str]], known: frozenset[str], used: tuple[Any, ...] = ()) -> Mapped:
     """Of (name, key): the first of several counts."""
+    from ..components import model_name
+
     names: dict[str, str] = {}
     strays = []
     for name, key in rows:
