@@ -104,8 +104,11 @@ class _Contents:
     def _plain(self, key: str, tensor: Tensor) -> None:
         from .install import misfit
 
-        self._finite(key, tensor)
         wanted = self._parameter(key)
+        if wanted is not None or key not in self.names:
+            self._finite(key, tensor)
+        elif bool(tensor.isnan().any()):  # a buffer may be infinite on purpose, as Gemma 4's clipping limits are
+            raise self._bad(key, NOT_FINITE)
         why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted) if wanted is not None else None
         if why is not None:
             raise self._bad(key, why)

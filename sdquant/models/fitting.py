@@ -7,6 +7,7 @@ not fit is refused in the words in which loading would refuse it.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ class Shell:
 
 
 _shells: OrderedDict[str, Shell] = OrderedDict()
+_lock = threading.Lock()  # several threads may plan and load at once
 
 
 def shell(src: Source) -> Shell | None:
@@ -65,16 +67,21 @@ def shell(src: Source) -> Shell | None:
     if src.class_name is None or not src.config or (row is not None and row.foreign):
         return None
     key = json.dumps([src.library, src.class_name, src.config], sort_keys=True, default=str)
-    if key not in _shells:
-        from .. import components
+    with _lock:
+        known = _shells.get(key)
+        if known is not None:
+            _shells.move_to_end(key)
+            return known
+    from .. import components
 
-        model = components.empty(src.library, src.class_name, src.config)
-        ties = components.tied(model)
-        _shells[key] = Shell(model, frozenset(model.state_dict(keep_vars=True)) | frozenset(ties), ties)
+    model = components.empty(src.library, src.class_name, src.config)
+    ties = components.tied(model)
+    known = Shell(model, frozenset(model.state_dict(keep_vars=True)) | frozenset(ties), ties)
+    with _lock:
+        _shells[key] = known
         while len(_shells) > _MODELS:
             _shells.popitem(last=False)
-    _shells.move_to_end(key)
-    return _shells[key]
+    return known
 
 
 def fitted(src: Source) -> Source:

@@ -50,7 +50,9 @@ ANSWERS: Mapping[str, Answer] = {
     "low_cpu_mem_usage": Answer("weights are always read one at a time", "Leave it out"),
     "max_memory": _renamed("budget", 'Use offload="balanced" with budget="6GB", say'),
     "offload_mode": _renamed("offload"),
-    "offload_folder": Answer("offloaded weights stay in the model's own files", 'Use offload="balanced"', "offload"),
+    "offload_folder": Answer(
+        "sdquant chooses where weights wait: in RAM, or in temporary files", 'Use offload="balanced"', "offload"
+    ),
     "offload_state_dict": Answer("weights are always read one at a time", "Leave it out"),
     "enable_model_cpu_offload": _renamed("offload", 'Use offload="model"'),
     "enable_sequential_cpu_offload": _renamed("offload", 'Use offload="sequential"'),
