@@ -18,6 +18,7 @@ from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen
 from . import attention, states
+from .casts import warn_of_cast
 from .fit import require_fit
 from .gradients import Computed, Decoded, convolve
 from .packed_tensor import LayerWeight
@@ -166,6 +167,7 @@ class QuantizedLayer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves follow `fn`; changes of dtype leave the packed parts alone (a scale cast to half is a wrong scale)."""
+        before = self.compute_dtype
         kept = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, part in kept.items():
@@ -174,6 +176,8 @@ class QuantizedLayer(nn.Module):
             if moved.dtype != part.dtype:
                 moved = part.data.to(moved.device)
             self._parameters[name] = nn.Parameter(moved, requires_grad=False)
+        if self.compute_dtype != before:
+            warn_of_cast(before, self.compute_dtype)
         return self
 
     def set_part(self, name: str, value: Tensor) -> None:

@@ -1,0 +1,31 @@
+"""Casts of quantized models, which reach only what is not packed."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def warn_of_cast(before: torch.dtype, after: torch.dtype) -> None:
+    """Log what a cast of a quantized layer from one dtype to another means, once per process for each pair.
+
+    diffusers refuses `to(dtype)` on models of its own quantizers. Here it works, since layers compute in any dtype; but
+    all that is not packed changes, and a pipeline's VAE and float layers may take twice the memory.
+    """
+    old, new = (str(dtype).removeprefix("torch.") for dtype in (before, after))
+    if after.itemsize > before.itemsize:
+        effect = "takes more memory"
+    else:
+        effect = "is less exact" if after.itemsize < before.itemsize else "has another range"
+    log.warning(
+        "A quantized model was cast from %s to %s: its packed weights stay as they are, and what is not packed "
+        "(biases, norms, layers left as floats) %s. To have it in %s from the start, load it with dtype=%r",
+        old, new, effect, new, new,
+    )  # fmt: skip
