@@ -110,7 +110,7 @@ def apply(
     Raises:
         UnknownOffloadError: no such mode.
         SettingsError: a budget or folder that cannot be used, or a model that is offloaded already.
-        IncompatibleError: OpenVINO runs a part of the model.
+        IncompatibleError: OpenVINO runs a part of the model, or another tool casts or moves its weights.
         BudgetError: the model cannot run within the budget.
     """
     names = [row.name for row in MODES]
@@ -185,6 +185,9 @@ def _engage(
     handle.components.clear()
     offloaded = handle.mode != "none"
     if offloaded:
+        from .others import refuse_hooked
+
+        refuse_hooked(handle.mode, parts)
         make_ordinary(*parts.values())
     importlib.import_module(f"{__name__}.{handle.mode}").apply(parts, handle, target, **options)
     for part in parts.values():

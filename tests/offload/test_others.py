@@ -1,0 +1,59 @@
+"""Hooks of diffusers and accelerate that move or cast weights, and a mode of sdquant's, do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from diffusers import UNet2DConditionModel
+from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
+
+import sdquant
+from sdquant import offload
+from sdquant.offload import MODES
+
+CPU = torch.device("cpu")
+
+
+def _cast(unet: Any) -> None:
+    apply_layerwise_casting(unet, torch.float8_e4m3fn, torch.float32)
+
+
+def _group(unet: Any) -> None:
+    apply_group_offloading(unet, CPU, CPU, offload_type="leaf_level")
+
+
+def _sequential(unet: Any) -> None:
+    cpu_offload(unet, CPU)
+
+
+@pytest.mark.parametrize("mode", [row.name for row in MODES if row.name != "none"])
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        (_cast, "layerwise casting makes other weights"),
+        (_group, "group offloading moves"),
+        (_sequential, "accelerate moves"),
+    ],
+)
+def test_a_component_that_another_tool_moves(hook: Callable[[Any], None], why: str, mode: str, sd: Path) -> None:
+    unet = UNet2DConditionModel.from_pretrained(sd / "unet")
+    hook(unet)
+    with pytest.raises(sdquant.IncompatibleError) as caught:
+        offload.apply(unet, mode, device="cpu")
+    assert why in caught.value.why and mode in caught.value.what
+    assert not any(name.startswith("_sdquant_offload") for name in unet.__dict__)
+
+
+@pytest.mark.parametrize("mode", ["model", "balanced", "group"])
+def test_layerwise_casting_of_an_offloaded_model(mode: str, sd: Path) -> None:
+    """By diffusers' free function, which no guard of the model sees: it is refused before the model computes."""
+    unet = sdquant.load_model(
+        sd / "unet", offload=mode, progress=False, **({"budget": "2MB"} if mode == "balanced" else {})
+    )
+    with pytest.raises(sdquant.IncompatibleError, match="layerwise casting"), unet.sdquant.offload.suspended():
+        _cast(unet)
