@@ -72,13 +72,16 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         raise SettingsError(
             f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
         )
-    for name, part in (components.weight_parts(model) if whole else {"model": model}).items():
+    parts = components.weight_parts(model) if whole else {"model": model}
+    for name, part in parts.items():
         refuse_adapted(name, part, "saved")
     if portable:
         if target.suffix == ".safetensors":
             refuse_portable_file(target)
         plainly.refuse(model)
     with offload_suspended(model):
+        for name, part in parts.items():
+            _refuse_empty(name, part)
         if target.suffix == ".safetensors":
             _write_weights(model, target)
             return target
@@ -93,6 +96,19 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             else:
                 _write_component(model, folder, floats.get("model", frozenset()))
     return target
+
+
+def _refuse_empty(name: str, model: nn.Module) -> None:
+    """Raise SettingsError if weights of a model whose offload mode rests are on the meta device."""
+    from . import components
+
+    empty = components.missing(model)
+    if empty:
+        raise SettingsError(
+            f"Cannot save the {name}",
+            f"{len(empty)} of its weights are on the meta device, where they have no values, the first is {empty[0]!r}",
+            "Load its weights first, or take off the hooks of another tool that keeps them elsewhere",
+        )
 
 
 def refuse_portable_file(target: Path) -> None:

@@ -416,6 +416,15 @@ class TestConflicts:
             assert ".weight'" in caught.value.why
             assert "load_model" in caught.value.fix
 
+    @pytest.mark.parametrize("quant", [None, "int8"])
+    def test_saving_what_has_no_values(self, quant: str | None, sd: Path, tmp_path: Path) -> None:
+        pipe = sdquant.load_model(sd, quant, progress=False)
+        pipe.unet.to("meta")
+        for target in (pipe, pipe.unet):
+            with pytest.raises(SettingsError, match="meta device"):
+                sdquant.save(target, tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+
 
 @pytest.fixture(scope="module")
 def floats(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
