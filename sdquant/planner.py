@@ -28,8 +28,9 @@ __all__ = [
     "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "refuse_computing", "select",
 ]  # fmt: skip
 
-# Components that are quantized unless the caller says otherwise; the VAE never is.
-QUANTIZED_BY_DEFAULT = re.compile(r"^(unet|transformer|prior|decoder|text_encoder)(_\d+)?$")
+# Components that are quantized unless the caller says otherwise; the VAE never is. diffusers has names of two words:
+# Ideogram 4's `unconditional_transformer`, Versatile Diffusion's `text_unet`, Stable Cascade's `prior_prior`.
+QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ class Role:
 
 
 ROLES = (
-    Role(name="model", label="UNet / transformer", pattern=r"(model|unet|transformer|prior|decoder)(_\d+)?"),
-    Role(name="text_encoder", label="Text encoders", pattern=r"text_encoder(_\d+)?"),
+    Role(name="model", label="UNet / transformer", pattern=r"(model|(\w+_)?(unet|transformer|prior)|decoder)(_\d+)?"),
+    Role(name="text_encoder", label="Text encoders", pattern=r"(\w+_)?text_encoder(_\d+)?"),
     Role(name="vae", label="VAE", pattern=r"vae|vqgan|movq|vae_.*"),
 )
 

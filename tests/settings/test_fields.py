@@ -8,6 +8,7 @@ import pytest
 
 import sdquant
 from sdquant import backends
+from sdquant.planner import QUANTIZED_BY_DEFAULT
 from sdquant.request import Request
 from sdquant.settings import ROLES, Field, Settings, field_named, fields, role_of
 
@@ -64,11 +65,17 @@ def test_what_no_widget_holds(name: str, shown: object) -> None:
         ("unet", "model"), ("transformer", "model"), ("transformer_2", "model"), ("model", "model"),
         ("text_encoder", "text_encoder"), ("text_encoder_3", "text_encoder"), ("vae", "vae"),
         ("safety_checker", None), ("image_encoder", None),
+        # diffusers' names of two words: Ideogram 4, Versatile Diffusion, Stable Cascade.
+        ("unconditional_transformer", "model"), ("text_unet", "model"), ("prior_prior", "model"),
+        ("prior_text_encoder", "text_encoder"), ("prior_image_encoder", None), ("vae_decoder", "vae"),
+        ("diffusion_decoder", None),
     ],
 )  # fmt: skip
 def test_roles(component: str, role: str | None) -> None:
     found = role_of(component)
     assert (found.name if found else None) == role
+    # What the page offers a scheme for is what is quantized by default, but for the VAE.
+    assert component == "model" or (role in ("model", "text_encoder")) == bool(QUANTIZED_BY_DEFAULT.match(component))
 
 
 class TestSettings:
