@@ -215,14 +215,14 @@ def _check(scheme: Scheme, query: Query, allow: bool) -> None:
         _refuse(row, query, allow)
     if row.verdict == "untested":
         text = f"{_asked(query)}: untested, as {row.why}. {row.fix or 'If it fails, please report it'}."
-        warnings.warn(text, UntestedWarning, stacklevel=3)
+        warnings.warn(text, UntestedWarning, stacklevel=4)
 
 
 def _refuse(row: Row, query: Query, allow: bool) -> None:
     error = ERRORS[row.refuses](_asked(query), row.why, row.fix)
     if not allow:
         raise error
-    warnings.warn(f"Allowed although the matrix refuses it: {error}", IncompatibleWarning, stacklevel=4)
+    warnings.warn(f"Allowed although the matrix refuses it: {error}", IncompatibleWarning, stacklevel=5)
 
 
 def _asked(query: Query) -> str:
