@@ -16,6 +16,7 @@ from sdquant import backends
 from sdquant.components import main_part, weight_parts
 from sdquant.errors import MissingComponentError, UnsupportedFileError
 from sdquant.formats import families
+from sdquant.planning.references import Reference
 from sdquant.weights import plain, quantized, weight_bytes
 
 from . import layouts
@@ -204,11 +205,11 @@ def test_configs_come_from_the_hub(ldm: Path, sd: Path, shell: Path, monkeypatch
     """What the hub would give is stood in for: this machine cannot reach it."""
     asked = []
 
-    def hub_folder(name: str, *, progress: bool, weights: bool = True) -> Path:
-        asked.append((name, weights))
+    def fetch(what: Reference, *, progress: bool, weights: bool = True, token: str | bool | None = None) -> Path:
+        asked.append((what.repository, weights))
         return shell
 
-    monkeypatch.setattr("sdquant.hub.hub_folder", hub_folder)
+    monkeypatch.setattr("sdquant.hub.fetch", fetch)
     pipe = sdquant.load_model(ldm, "int8", progress=False)
     assert asked == [("stable-diffusion-v1-5/stable-diffusion-v1-5", False)]
     same_bits(pipe, sdquant.load_model(sd, "int8", progress=False))
