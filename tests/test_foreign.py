@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,11 +16,13 @@ from sdquant import backends
 from sdquant.components import main_part, weight_parts
 from sdquant.errors import MissingComponentError, UnsupportedFileError
 from sdquant.formats import families
-from sdquant.planning.references import Reference
 from sdquant.weights import plain, quantized, weight_bytes
 
 from . import layouts
 from .test_three_ways import images, same_bits
+
+if TYPE_CHECKING:
+    from sdquant.planning.references import Reference
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 

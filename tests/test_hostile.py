@@ -86,7 +86,7 @@ def _folder(name: str, content: Callable[[], bytes]) -> Make:
 
     def make(path: Path) -> int:
         path.mkdir()
-        _safetensors(lambda: {"a.weight": _row([4])}, 4)(path / "model.safetensors")
+        _safetensors(lambda: {"a.mask": _row([4])}, 4)(path / "model.safetensors")
         return (path / f"{name}.json").write_bytes(content())
 
     return make
@@ -109,7 +109,7 @@ def _value(name: str, text: bytes) -> bytes:
 
 # By name with suffix.
 SOUND: dict[str, Make] = {
-    "sparse.safetensors": _safetensors(lambda: {"a.weight": _row([_BIG])}, _BIG),
+    "sparse.safetensors": _safetensors(lambda: {"a.mask": _row([_BIG])}, _BIG),
     "many tensors.safetensors": _safetensors(lambda: _rows(20_000), 20_000),
     "large text.safetensors": _safetensors(lambda: {"__metadata__": {"a": "x" * (12 << 20)}, "a": _row([4])}, 4),
     "a wide text.safetensors": _safetensors(
@@ -128,8 +128,8 @@ HOSTILE: dict[str, Make] = {
     "length of 2^64 - 1.safetensors": _safetensors(lambda: b"{}", 100, 2**64 - 1),
     "length of 4 GB.safetensors": _safetensors(lambda: b"{", _BIG, 4 << 30),
     "length of 100 MB.safetensors": _safetensors(lambda: b"{", _BIG, 100_000_000),
-    "data of 8 GB short.safetensors": _safetensors(lambda: {"a.weight": _row([8 << 30])}, 4),
-    "data of 2^60 bytes.safetensors": _safetensors(lambda: {"a.weight": _row([2**60])}, 4),
+    "data of 8 GB short.safetensors": _safetensors(lambda: {"a.mask": _row([8 << 30])}, 4),
+    "data of 2^60 bytes.safetensors": _safetensors(lambda: {"a.mask": _row([2**60])}, 4),
     "overlaps.safetensors": _safetensors(lambda: {f"{n:x}": _row([1 << 20]) for n in range(10_000)}, 1 << 20),
     "open lists.safetensors": _safetensors(lambda: b"[" * (12 << 20)),
     "open tables.safetensors": _safetensors(lambda: b'{"a":' * (2 << 20)),
@@ -213,7 +213,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     """looked(name): what `looked_into` says of the file of that name. All are looked into by one process."""
     folder = tmp_path_factory.mktemp("hostile")
     sound = folder / "sound.safetensors"
-    _safetensors(lambda: {"a.weight": _row([4])}, 4)(sound)
+    _safetensors(lambda: {"a.mask": _row([4])}, 4)(sound)
     words = [sys.executable, looked_into.__file__, str(sound)]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
