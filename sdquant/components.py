@@ -12,6 +12,7 @@ import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -46,7 +47,7 @@ def model_class(library: str | None, name: str) -> Any:
     places = (
         [known[str(library)][0]] if library in known else [_pipelines_module(library), *(p for p, _ in known.values())]
     )
-    for package in (*places, _home(name)):
+    for package in chain(places, map(_home, [name])):  # the last imports all pipelines
         cls = _public(package, name) if package is not None and name.isidentifier() else None
         if isinstance(cls, type) and issubclass(cls, bases):
             return cls
