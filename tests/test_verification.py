@@ -17,7 +17,7 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
-from sdquant.errors import BadFileError, SdquantError
+from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats import own
 
 from .foreign import ROWS as FOREIGN
@@ -335,11 +335,14 @@ def test_the_command_says_what_was_found(sd: Path, tmp_path: Path, capsys: Any) 
     assert "'conv_in.bias'" in said and str(unet / WEIGHTS) in said and "Traceback" not in said
 
 
-def test_what_no_class_knows_is_no_fault(foreign: Callable[[str], Path], tmp_path: Path) -> None:
-    """A model class of a later diffusers: the file is believed, as it would be without a config."""
+def test_a_class_that_nobody_has(foreign: Callable[[str], Path], tmp_path: Path) -> None:
+    """A model class of a later diffusers: the sentence is that of loading, which could not go on either."""
     folder = Path(shutil.copytree(foreign("diffusers nf4"), tmp_path / "transformer"))
     config = json.loads((folder / "config.json").read_text()) | {"_class_name": "TransformerOfTomorrow"}
     (folder / "config.json").write_text(json.dumps(config))
-    assert sdquant.verify(folder).quant == "nf4"
-    with pytest.raises(SdquantError):
-        sdquant.load_model(folder, progress=False)
+    texts = set()
+    for call in (sdquant.detect, sdquant.verify, sdquant.load_model):
+        with pytest.raises(UnsupportedFileError, match="TransformerOfTomorrow") as caught:
+            call(folder)
+        texts.add(str(caught.value))
+    assert len(texts) == 1
