@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConflictError, IncompatibleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
@@ -39,27 +39,29 @@ def refuse_adapted(name: str, model: nn.Module, what: str) -> None:
         )
 
 
-def prepare(model: Any) -> None:
+def prepare(model: Any, layers: Iterable[str] | None = None) -> None:
     """Let a component with quantized layers take LoRAs, and give its state dicts, or those of modules in it, to modules
-    of floats. Again is as good as once; copies of it are prepared too."""
-    from .layers import into_floats
+    of floats. Again is as good as once; copies of it are prepared too.
+
+    Args:
+        layers: paths of those quantized layers that are new; None: of all, which takes a walk through the model.
+    """
+    from .layers import into_floats, packed_of
 
     into_floats.watch()
-    for module in _with_layers(model):
+    if layers is None:
+        layers = [path for path, module in model.named_modules() if packed_of(module) is not None]
+    for module in _around(model, layers):
         if not any(hook is _with_packed for hook in module._state_dict_hooks.values()):
             module._register_state_dict_hook(_with_packed)  # type: ignore[no-untyped-call]
     prepare_pipeline(model)
 
 
-def _with_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, its quantized layers, and the modules that have some inside."""
-    from .layers import packed_of
-
+def _around(model: nn.Module, layers: Iterable[str]) -> Iterator[nn.Module]:
+    """The model, these layers, and the modules that they are in."""
     paths = {""}
-    for path, module in model.named_modules():
-        if packed_of(module) is not None:
-            names = path.split(".")
-            paths.update(".".join(names[:end]) for end in range(1, len(names) + 1))
+    for names in (path.split(".") for path in layers):
+        paths.update(".".join(names[:end]) for end in range(1, len(names) + 1))
     yield from (model.get_submodule(path) for path in sorted(paths))
 
 

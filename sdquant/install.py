@@ -260,4 +260,4 @@ def install_packed(
         layer.lay_out(device or str(packed.device))
     for path in paths:
         components.set_module(model, path, made)
-    adapters.prepare(model)
+    adapters.prepare(model, paths)
