@@ -25,6 +25,7 @@ from .errors import BadFileError, MissingComponentError, UnsupportedFileError
 from .formats import families
 from .formats.config_sizes import refuse_endless
 from .formats.folder import is_named, no_folder, read_json
+from .models import libraries
 from .models.bounds import refuse_oversized
 from .quieting import Shared, errors_only, no_warnings
 
@@ -61,10 +62,8 @@ def model_class(library: str | None, name: str) -> Any:
 @cache
 def _model_libraries() -> dict[str, tuple[Any, Any]]:
     """diffusers and transformers, each with the base of its model classes."""
-    import diffusers
-    import transformers
-
     with quiet():
+        diffusers, transformers = libraries.diffusers(), libraries.transformers()
         return {
             "diffusers": (diffusers, diffusers.ModelMixin),
             "transformers": (transformers, transformers.PreTrainedModel),
@@ -94,9 +93,8 @@ def _home(name: str) -> Any:
 def single_file() -> tuple[Mapping[str, Any], Any]:
     """diffusers' converters of single files: by class, {"checkpoint_mapping_fn": ...}, and the module they are in."""
     with quiet():
-        from diffusers.loaders import single_file_model, single_file_utils
-
-    return single_file_model.SINGLE_FILE_LOADABLE_CLASSES, single_file_utils
+        models = libraries.module("diffusers.loaders.single_file_model")
+        return models.SINGLE_FILE_LOADABLE_CLASSES, libraries.module("diffusers.loaders.single_file_utils")
 
 
 def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -139,14 +137,11 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
 def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
     """The class that diffusers loads instead of one of its old ones, by the config: PixArt's and DiT's folders name
     `Transformer2DModel`."""
-    import diffusers
-
-    if not issubclass(cls, diffusers.ModelMixin) or "LegacyModelMixin" not in {base.__name__ for base in cls.__mro__}:
+    if not issubclass(cls, libraries.diffusers().ModelMixin) or "LegacyModelMixin" not in {base.__name__ for base in cls.__mro__}:
         return cls
     with quiet():
-        from diffusers.models.model_loading_utils import _fetch_remapped_cls_from_config
-
-        return _fetch_remapped_cls_from_config({"norm_type": None, **config}, cls)
+        loading = libraries.module("diffusers.models.model_loading_utils")
+        return loading._fetch_remapped_cls_from_config({"norm_type": None, **config}, cls)
 
 
 # Who says what while classes are imported, models made and pipelines put together, and why nobody needs to hear it:
@@ -164,8 +159,7 @@ def quiet() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _bars_off() -> Iterator[None]:
-    from diffusers.utils import logging as theirs
-
+    theirs = libraries.module("diffusers.utils.logging")
     shown = theirs.is_progress_bar_enabled()
     theirs.disable_progress_bar()
     try:
@@ -326,9 +320,7 @@ def check_pipeline(folder: Path) -> None:
 
 def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
     """Raise BadFileError if a scheduler cannot be made of its config; that takes no memory to speak of."""
-    from diffusers import SchedulerMixin
-
-    if not issubclass(kind, SchedulerMixin):
+    if not issubclass(kind, libraries.diffusers().SchedulerMixin):
         return
     made: Any = kind
     try:
@@ -344,9 +336,7 @@ def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
 
 def _heir(name: str) -> str:
     """The name that a class of transformers has today, where diffusers knows that it had another once."""
-    from diffusers.utils import deprecation_utils
-
-    row = getattr(deprecation_utils, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
+    row = getattr(libraries.module("diffusers.utils.deprecation_utils"), "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
     return str(row.get("new_class", name))
 
 
@@ -381,8 +371,7 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
 @cache
 def _pipelines() -> Any:
     with quiet():
-        from diffusers import pipelines
-    return pipelines
+        return libraries.module("diffusers.pipelines")
 
 
 def _public(package: Any, name: Any) -> Any:
@@ -441,8 +430,7 @@ def pipeline_class(folder: Path) -> Any:
     Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
     (Wan's transformer) and loads that from the folder again.
     """
-    import diffusers
-
+    diffusers = libraries.diffusers()
     name = str(read_json(folder / "model_index.json").get("_class_name"))
     cls = getattr(diffusers, name, None) if name.isidentifier() and not name.startswith("_") else None
     whole = isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)

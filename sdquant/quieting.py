@@ -48,30 +48,43 @@ def _warnings_ignored() -> Iterator[None]:
 
 no_warnings = Shared(_warnings_ignored)
 
+class _Quieted:
+    """A context manager that keeps all but the errors of one logger down, for any number of threads."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._level: int | None = None  # of the logger, while it is raised
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            # Each time, as a library that is imported meanwhile sets the level of its logger (transformers does).
+            if self._logger.level < logging.ERROR:  # setting a level empties the caches of all loggers there are
+                self._level = self._logger.level
+                self._logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside or self._level is None:
+                return
+            if self._logger.level == logging.ERROR:  # not what its library or somebody else has set since
+                self._logger.setLevel(self._level)
+            self._level = None
+
+
 _lock = threading.Lock()
-_loggers: dict[str, Shared] = {}
+_loggers: dict[str, _Quieted] = {}
 
 
 @contextmanager
 def errors_only(*names: str) -> Iterator[None]:
     """Keep all but errors of these loggers down; their levels are as before afterwards."""
     with _lock:
-        shared = [_loggers.setdefault(name, Shared(lambda name=name: _raised(name))) for name in names]  # type: ignore[misc]
+        shared = [_loggers.setdefault(name, _Quieted(name)) for name in names]
     with ExitStack() as stack:
         for one in shared:
             stack.enter_context(one)
         yield
-
-
-@contextmanager
-def _raised(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    if level >= logging.ERROR:
-        yield  # setting a level empties the caches of all loggers there are
-        return
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -99,10 +99,8 @@ def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_quantize(tmp_path: Path) -> None:
-    """A LoRA's or an embedding's file, say, or weights that are whole numbers."""
-    save_file(
-        {"a.bias": torch.ones(64), "b.weight": torch.ones(64, 64, dtype=torch.int32)}, tmp_path / "in.safetensors"
-    )
+    """A LoRA's or an embedding's file, say; whole numbers that are called a weight are codes (test_answers.py)."""
+    save_file({"a.bias": torch.ones(64), "position_ids": torch.arange(64)[None]}, tmp_path / "in.safetensors")
     for write, scheme in ((single_files.quantize_file, "nf4"), (quantize_file, "q8_0"), (quantize_file, "q4_k_m")):
         with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
             write(

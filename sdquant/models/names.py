@@ -171,7 +171,7 @@ def _of_transformers(model: Any, keys: Collection[str], known: frozenset[str]) -
     if not hasattr(model, "base_model_prefix"):
         return _placed(((key, key) for key in keys), known)
     try:
-        from transformers import core_model_loading as loading
+        import transformers.core_model_loading as loading
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
         return _placed(((_before_5(model, key, known), key) for key in _in_order(keys)), known)
@@ -222,7 +222,7 @@ def _backwards(
     transforms = _transforms(model)
     if transforms is None:
         return lambda name: (_to_file_before_5(model, name), None), lambda key, members: None
-    from transformers import core_model_loading as loading
+    import transformers.core_model_loading as loading
 
     every = [one.reverse_transform() for one in transforms[::-1]]
     renamings = [one for one in every if isinstance(one, loading.WeightRenaming)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..models import libraries
 from .actions import Kind, kind, methods, used_by
 from .changes import guarded
 from .handle import HANDLE
@@ -147,9 +148,8 @@ def _refuse_pickle(self: Any, protocol: Any) -> Any:
 @functools.cache
 def _notice_new_ones() -> None:
     """Have diffusers' pipelines look at the components that are set on them; once for all."""
-    from diffusers import DiffusionPipeline
-
-    set_attribute = DiffusionPipeline.__setattr__
+    pipelines = libraries.diffusers().DiffusionPipeline
+    set_attribute = pipelines.__setattr__
 
     @functools.wraps(set_attribute)
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -158,4 +158,4 @@ def _notice_new_ones() -> None:
         if handle is not None and handle.works:
             handle.owners.adopt(self)
 
-    DiffusionPipeline.__setattr__ = __setattr__
+    pipelines.__setattr__ = __setattr__

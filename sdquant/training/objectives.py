@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
+from ..models import libraries
 
 if TYPE_CHECKING:
     from .encoded import Batch
@@ -78,9 +79,8 @@ def of(pipe: Any, family: Family, teacher: Any = None) -> Objective:
     target = config.get("prediction_type")
     if target not in TARGETS:
         raise _unknown(name, f"its prediction_type is {target!r}, none of {', '.join(TARGETS)}")
-    from diffusers import DDPMScheduler
-
-    return Objective(family=family, scheduler=DDPMScheduler.from_config(config), target=str(target), teacher=teacher)
+    scheduler = libraries.diffusers().DDPMScheduler.from_config(config)
+    return Objective(family=family, scheduler=scheduler, target=str(target), teacher=teacher)
 
 
 def _unknown(name: str, why: str) -> SettingsError:
