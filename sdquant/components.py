@@ -137,7 +137,8 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
 def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
     """The class that diffusers loads instead of one of its old ones, by the config: PixArt's and DiT's folders name
     `Transformer2DModel`."""
-    if not issubclass(cls, libraries.diffusers().ModelMixin) or "LegacyModelMixin" not in {base.__name__ for base in cls.__mro__}:
+    names = {base.__name__ for base in cls.__mro__}
+    if not issubclass(cls, libraries.diffusers().ModelMixin) or "LegacyModelMixin" not in names:
         return cls
     with quiet():
         loading = libraries.module("diffusers.models.model_loading_utils")
@@ -336,7 +337,8 @@ def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
 
 def _heir(name: str) -> str:
     """The name that a class of transformers has today, where diffusers knows that it had another once."""
-    row = getattr(libraries.module("diffusers.utils.deprecation_utils"), "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
+    theirs = libraries.module("diffusers.utils.deprecation_utils")
+    row = getattr(theirs, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
     return str(row.get("new_class", name))
 
 

@@ -48,6 +48,7 @@ def _warnings_ignored() -> Iterator[None]:
 
 no_warnings = Shared(_warnings_ignored)
 
+
 class _Quieted:
     """A context manager that keeps all but the errors of one logger down, for any number of threads."""
 
