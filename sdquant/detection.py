@@ -13,7 +13,7 @@ from typing import Any
 from . import backends
 from .backends._gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
-from .formats import adapters, families, folder, source
+from .formats import adapters, families, folder, source, text
 from .formats.shards import MERGE, refuse_shard
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
@@ -97,60 +97,96 @@ def detect(
 ) -> Detected:
     """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
+    A folder is refused where `load_model` would refuse it: its tensors are held against the model of its config, for
+    which that is built without weights. A lone file that says no class imports neither torch nor diffusers.
+
     Args:
-        complete: also check that the files are as long as their headers say.
+        complete: also check that the files are as long as their headers say, and that folders fit their models.
         allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
         variant: which of a folder's variants to look at, where it is there; see `formats.folder.weights`.
 
     Raises:
         MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
     """
-    return _seen(path, complete, allow_pickle, variant, partial=False)
+    how = _How(complete=complete, pickles=allow_pickle, variant=variant)
+    seen = _seen(path, how)
+    if complete:
+        from .models.fitting import fitted
+
+        for src in seen.sources.values():
+            if src.path.is_dir():  # a lone file may be some of a model
+                fitted(text.tidied(src))
+    return seen
+
+
+def headers(
+    path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
+) -> Detected:
+    """The same for those that hold the tensors against their models themselves."""
+    return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant))
 
 
 def detect_base(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
     """The same for a pipeline that lends its parts: components may have a config and no weights."""
-    return _seen(path, complete, allow_pickle, variant, partial=True)
+    return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant, partial=True))
 
 
 def detect_part(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
     """The same for a file or folder of one component of a pipeline: what is refused is told so."""
-    return _seen(path, complete, allow_pickle, None, partial=False, is_part=True)
+    return _seen(path, _How(complete=complete, pickles=allow_pickle, is_part=True))
 
 
-def _seen(
-    path: str | Path, complete: bool, pickles: bool, variant: str | None, *, partial: bool, is_part: bool = False
-) -> Detected:
+def detect_elsewhere(path: str | Path) -> Detected:
+    """The same for a program that has models of its own, and not diffusers' (ComfyUI): no class is looked up."""
+    return _seen(path, _How(models=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """How something is looked at.
+
+    Attributes:
+        complete, variant: see `detect`. pickles: its `allow_pickle`. partial: see `detect_base`.
+        is_part: see `detect_part`. models: see `detect_elsewhere`.
+    """
+
+    complete: bool = True
+    pickles: bool = False
+    variant: str | None = None
+    partial: bool = False
+    is_part: bool = False
+    models: bool = True
+
+
+def _seen(path: str | Path, how: _How) -> Detected:
     try:
-        seen = _look(Path(os.path.expanduser(path)), str(path), complete, pickles, partial, variant, is_part)
+        seen = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
     folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
     there = {name for src in folders for name in (src.variant, *src.variants)}
-    if variant is not None and variant not in there:
-        raise folder.no_variant(str(path), variant, there)
+    if how.variant is not None and how.variant not in there:
+        raise folder.no_variant(str(path), how.variant, there)
     return seen
 
 
-def _look(
-    place: Path, path: str, complete: bool, pickles: bool, partial: bool, variant: str | None, is_part: bool
-) -> Detected:
+def _look(place: Path, path: str, how: _How) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
-        return _component(source.single_file(place, complete=complete, allow_pickle=pickles), path, is_part=is_part)
+        return _component(source.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
     index = place / "model_index.json"
     if not index.exists():
-        return _component(_part(place, complete, pickles, False, variant), path, variant, is_part=is_part)
+        return _component(_part(place, replace(how, partial=False)), path, how)
     said = folder.read_json(folder.inside(index, place))
     each = {
-        name: source.as_named(_part(sub, complete, pickles, partial, variant), said[name])
-        for name, sub in folder.pipeline_parts(place, said).items()
+        name: source.as_named(_part(sub, how), said[name]) for name, sub in folder.pipeline_parts(place, said).items()
     }
-    class_names.check_pipeline(place, said, each)
-    parts = {name: _component(src, str(src.path), variant) for name, src in each.items()}
+    if how.models:
+        class_names.check_pipeline(place, said, each)
+    parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
     if not parts:
         raise MissingComponentError(
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
@@ -189,10 +225,10 @@ def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, S
     )
 
 
-def _part(folder_: Path, complete: bool, pickles: bool, partial: bool, variant: str | None) -> Source:
-    if partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
+def _part(folder_: Path, how: _How) -> Source:
+    if how.partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
         return source.without_weights(folder_)
-    return source.component_folder(folder_, complete=complete, allow_pickle=pickles, variant=variant)
+    return source.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -220,13 +256,14 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
     )
 
 
-def _component(src: Source, path: str, variant: str | None = None, *, is_part: bool = False) -> Detected:
+def _component(src: Source, path: str, how: _How) -> Detected:
     gguf = src.container == "gguf"
-    class_names.check_component(src)
+    if how.models:
+        class_names.check_component(src)
     row = families.recognise(src.names)
     refuse_shard(src, is_known=row is not None)
     if gguf:
-        _refuse_unless_diffusion(src, is_part=is_part)
+        _refuse_unless_diffusion(src, is_part=how.is_part)
     quant, evidence = _quantization(src)
     if src.variant or src.variants:
         evidence.append(_variant(src))
@@ -240,7 +277,7 @@ def _component(src: Source, path: str, variant: str | None = None, *, is_part: b
     # A folder's own name says more than the names that its library gives to all weight files.
     named = next((name for name in (path, *(file.name for file in src.files[:1])) if suffix_hint(name)), path)
     hint = suffix_hint(named)
-    beside = [_variant(src)] if src.variant and src.variants and src.variant != variant else []
+    beside = [_variant(src)] if src.variant and src.variants and src.variant != how.variant else []
     return Detected(
         path=path,
         container="component" if src.path.is_dir() else src.container,

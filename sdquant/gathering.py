@@ -53,7 +53,7 @@ def with_base(asked: Request) -> Request:
 
 def look(asked: Request, *, complete: bool) -> detection.Detected:
     """What the path itself holds. A pipeline that gets parts may lack the weights of some."""
-    see = detection.detect_base if asked.parts else detection.detect
+    see = detection.detect_base if asked.parts else detection.headers
     return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle, variant=asked.variant)
 
 

@@ -65,10 +65,6 @@ def prepare(asked: Request) -> planner.Plan:
     planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
     whole = whole_of(asked, complete=True)
     made = planner.make(asked, whole, device=device, versions=here.versions, marked=marked_in_file)
-    if made.detected.container == "pipeline":
-        from .components import check_pipeline
-
-        check_pipeline(Path(made.base or made.path))
     for part in made.components:
         if isinstance(part.spec, RulesSpec):
             shapes = made.detected.sources["." if part.name == "model" else part.name].tensors

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import backends
@@ -19,6 +17,8 @@ from .planning.arguments import answered
 from .reading import NOT_FINITE, read_weight, require_sound
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from .formats.base import TensorFile
@@ -39,10 +39,6 @@ def verify(path: str | Path, *, progress: bool = False, allow_pickle: bool = Fal
     from tqdm import tqdm
 
     seen = detect(path, allow_pickle=allow_pickle)
-    if seen.container == "pipeline":
-        from .components import check_pipeline
-
-        check_pipeline(Path(os.path.expanduser(path)))
     total = sum(len(src.tensors) for src in seen.sources.values())
     notes: dict[str, list[str]] = {}
     with tqdm(total=total, desc="Verifying", disable=not progress, delay=2, leave=False, unit="tensor") as bar:

@@ -1,4 +1,4 @@
-"""Numbers in configs: those that no model has, and those that are not plainly ordinary. JSON values only, no torch."""
+"""Numbers in configs that no model has. JSON values only, no torch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ _ITEMS = 10_000  # of a list
 _INT = (1 << 62) - 1  # of a whole number: torch counts in 64 bits
 _COUNT = re.compile(r"(^|[._])n(um)?_\w*(layers?|blocks|heads)$")
 _DEEPEST = 16  # tables in tables
-# What needs no second look, by the first word that fits. Squares of n_positions and of sizes of images are in tables;
-# of max_position_embeddings there are angles, one row each.
-_ORDINARY: tuple[tuple[re.Pattern[str], float], ...] = (
-    (re.compile(r"theta|token|_ids?$|seed|version|scale|freq|base|period|window"), math.inf),
-    (re.compile(r"n_positions|n_ctx|sample|image|max_size|pos_embed|patch"), 1 << 13),
-    (re.compile(r"position|max_seq|max_len"), 1 << 18),
-    (re.compile(r"vocab"), 1 << 19),
-    (re.compile(r"dim|size|channel|head|feature|width|rank|expert"), 1 << 17),
-)
-_OTHERS = 1 << 20
 
 
 def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
@@ -53,15 +43,6 @@ def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
                 f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",
                 "Get the config.json that belongs to the weights",
             )
-
-
-def is_ordinary(config: Mapping[str, Any]) -> bool:
-    """Whether no number in a config could make a table of gigabytes. If not, the model's constructor has to be asked,
-    which takes the seconds that importing it takes."""
-    return all(
-        number <= next((limit for words, limit in _ORDINARY if words.search(key)), _OTHERS)
-        for key, number in numbers(config)
-    )
 
 
 def numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -107,9 +107,9 @@ class Inspect(_OfFile):
 
     def inspect(self, model_name: str) -> dict[str, Any]:
         """The text, for ComfyUI to show and for the next node."""
-        from ..detection import detect
+        from ..detection import detect_elsewhere
 
-        seen = detect(_path(model_name))
+        seen = detect_elsewhere(_path(model_name))
         lines = [
             model_name,
             f"{seen.family or 'unknown'} {seen.component or ''}, {seen.container}".strip(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import authors, backends, planner, single_files
 from ..backends.base import Packed, QuantSpec, TensorInfo, Unfit
-from ..detection import detect
+from ..detection import detect_elsewhere
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import gguf_conventions, reference
 from ..selection import FLOATS
@@ -45,9 +45,9 @@ def source(path: Path) -> Source:
     """The diffusion model of a file, out of a checkpoint of several models, too.
 
     Raises:
-        SdquantError: see `detect`. UnsupportedFileError: it is a LoRA or a folder.
+        SdquantError: see `detect_elsewhere`. UnsupportedFileError: it is a LoRA or a folder.
     """
-    seen = detect(path)
+    seen = detect_elsewhere(path)
     if set(seen.sources) != {"."} or path.is_dir():
         raise UnsupportedFileError(f"{path} was to be loaded", "it is a folder", "Pick one .safetensors or .gguf file")
     authors.chosen(seen, None, single=True)  # refuses a LoRA

@@ -59,13 +59,13 @@ def device() -> str | None:
 
 def begin(status: Status, path: str | None) -> None:
     """A load of the file or folder at `path` begins: look what its headers say."""
-    from ..detection import detect
+    from ..detection import detect_elsewhere
 
     name = os.path.basename(os.path.normpath(path)) if path else None
     found = None
     if path and os.path.exists(path):
         try:
-            seen = detect(path)
+            seen = detect_elsewhere(path)
         except SdquantError as error:  # the host may know a kind of file that sdquant does not
             log.info("%s", error)
         else:

@@ -230,7 +230,8 @@ def refuse_misfits(src: Source, model: Shell) -> None:
         wanted = tuple(model.tensor(name).shape)
         if spec.shape != wanted:
             why = f"it is {list(spec.shape)}, and the model wants {list(wanted)}"
-            raise _together(src, src.keys.get(name, name), why)
+            home = src.home[next(iter(src.found[name].keys.values()))]
+            raise _together(src, src.keys.get(name, name), why, home=home)
 
 
 def refuse_missing(src: Source, model: Shell) -> None:
