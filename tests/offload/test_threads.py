@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import PNDMScheduler, StableDiffusionPipeline
 
+import sdquant
 from sdquant import offload
 
 from .test_balanced import REST, Net, Pipe, run
@@ -93,3 +95,45 @@ def test_a_call_that_fails_lets_the_next_thread_in(mode: str, tmp_path: Path) ->
     started(lambda: found.append(run(net))).join(60)
     assert torch.equal(found[0], expected)
     handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mode", "runtime"),
+    [("int8", "none", None), *(("int8", mode, None) for mode in MOVING), ("nf4", "model", "library")],
+)
+def test_requests_of_a_server(scheme: str, mode: str, runtime: str | None) -> None:
+    """A thread for each request. An offloaded pipeline is one request's from its beginning to its end, so that they may
+    share its scheduler, too, which counts steps; without offload each needs its own, as with diffusers alone."""
+    room = {"budget": "2MB"} if mode == "balanced" else {}
+    pipe = sdquant.load_model(
+        sdquant.demo.path("digits-sd"), scheme, mode, runtime=runtime, progress=False, **room
+    )  # fmt: skip
+    pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
+    pipe.set_progress_bar_config(disable=True)
+
+    def draw(seed: int) -> torch.Tensor:
+        used = pipe
+        if mode == "none":
+            parts = pipe.components | {
+                "scheduler": PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
+            }
+            used = StableDiffusionPipeline(**parts, requires_safety_checker=False)
+            used.set_progress_bar_config(disable=True)
+        made = used(
+            f"a handwritten {seed}", num_inference_steps=3, generator=torch.Generator().manual_seed(seed),
+            output_type="pt",
+        ).images  # fmt: skip
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    alone = [draw(seed) for seed in range(3)]
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    threads = [
+        started(lambda seed=seed, turn=turn: found.update({(seed, turn): draw(seed)}))
+        for turn in range(2)
+        for seed in range(3)
+    ]
+    for thread in threads:
+        thread.join(120)
+    assert len(found) == 6  # none ended with an error
+    assert all(torch.equal(image, alone[seed]) for (seed, _), image in found.items())
