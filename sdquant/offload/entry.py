@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # The methods through which pipelines use a component. A VAE is never called, only its encode and decode are.
 ENTRIES = ("forward", "encode", "decode", "get_text_features", "get_image_features", "generate")
 
+_WHY = (
+    "Cannot compile an offloaded model as one graph: its weights are fetched while it runs. "
+    "Leave fullgraph=True out, compile its blocks (compile_repeated_blocks), or load it with offload='none'."
+)
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
@@ -92,6 +96,10 @@ def _wrapper(
     active: list[bool],
     buried: set[str],
 ) -> Callable[..., Any]:
+    # The compiler breaks its graph here, compiles what the method calls, and looks at nothing of the mode's.
+    before, after, around = _not_compiled(before), _not_compiled(after), _not_compiled(around)
+    outcome = None if outcome is None else _not_compiled(outcome)
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if name in buried:
@@ -110,7 +118,22 @@ def _wrapper(
         # While this thread waited, another one took the mode off, or put it on anew.
         return getattr(module, name)(*args, **kwargs)
 
-    return call
+    # functools.wraps copies the marks of a method that is such a wrapper itself.
+    call.__dict__.pop("_torchdynamo_orig_callable", None)
+    broken: Callable[..., Any] = functools.wraps(method)(_not_compiled(call, recursive=False))
+    return broken
+
+
+def _not_compiled(function: Callable[..., Any], recursive: bool = True) -> Callable[..., Any]:
+    """The function, at which graphs of torch's compiler break. `recursive`: so do they at all that it calls."""
+    import torch
+
+    disable: Any = torch.compiler.disable
+    try:
+        made: Callable[..., Any] = disable(function, recursive, reason=_WHY)
+    except TypeError:  # torch 2.6 takes no reason
+        made = disable(function, recursive)
+    return made
 
 
 def announce(module: nn.Module, device: torch.device) -> Callable[[], None]:

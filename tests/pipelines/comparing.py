@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
-import transformers
 from torch import Tensor, nn
 
 import sdquant
@@ -19,7 +17,7 @@ from sdquant import backends
 from sdquant.errors import BudgetError
 from sdquant.weights import plain, quantized
 
-from .building import class_named, pipeline_class, rows, silent
+from .building import pipeline_class, rows, silent
 
 LEAST_SNR = 40.0  # dB: layers on packed weights add up in another order than torch's on decoded ones
 
@@ -27,22 +25,9 @@ LEAST_SNR = 40.0  # dB: layers on packed weights add up in another order than to
 def reference(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
     """What diffusers makes of the folder."""
     index = json.loads((folder / "model_index.json").read_text())
-    given: dict[str, Any] = {}
-    for part, row in index.items():
-        if row == [None, None]:
-            given[part] = None  # which diffusers wants to be told again
-        elif isinstance(row, list) and (folder / part / "config.json").exists() and not _found(*row):
-            with silent():  # of a deprecated pipeline, say: diffusers does not find again what it has saved
-                given[part] = class_named(row[1]).from_pretrained(folder / part, torch_dtype=dtype)
+    left_out = {part: None for part, row in index.items() if row == [None, None]}  # diffusers wants it said again
     with silent():
-        return pipeline_class(name).from_pretrained(str(folder), torch_dtype=dtype, local_files_only=True, **given)
-
-
-def _found(library: str, class_name: str) -> bool:
-    """Whether diffusers finds the class that a row of model_index.json names."""
-    places = {"diffusers": diffusers, "transformers": transformers}
-    place = places.get(library) or getattr(diffusers.pipelines, library, None)
-    return hasattr(place, class_name)
+        return pipeline_class(name).from_pretrained(str(folder), torch_dtype=dtype, local_files_only=True, **left_out)
 
 
 def modules(pipe: Any) -> dict[str, nn.Module]:

@@ -1,0 +1,95 @@
+"""Every pipeline class of diffusers, tiny: whole, and in nf4 and int8 with balanced offload, as diffusers loads it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sdquant
+from sdquant.errors import UnsupportedFileError
+
+from . import comparing
+from .building import build, names, silent
+from .rows import FAST, LOST, MISSING
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every pipeline class, where slow tests are asked for: to list them imports all of diffusers."""
+    if "pipeline" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("markexpr") != "not slow"
+        listed = [name for name in names() if name not in MISSING and name not in LOST] if asked else []
+        metafunc.parametrize("pipeline", listed)
+
+
+@pytest.mark.slow
+def test_the_rows_name_pipeline_classes_of_diffusers() -> None:
+    """A class that diffusers adds has a slow test from then on, which fails until it can be built, or has a row."""
+    assert set(FAST) | set(MISSING) | set(LOST) <= set(names())
+
+
+def check(name: str, folder: Path, quants: Sequence[str]) -> None:
+    """See the module."""
+    with silent():
+        build(name).save_pretrained(folder)
+    known = comparing.reference(folder, name)
+    check_whole(folder, known)
+    for quant in quants:
+        check_quantized(folder, quant, copy.deepcopy(known))
+
+
+def check_whole(folder: Path, known: Any) -> None:
+    """What `load_model` makes of the folder is what diffusers makes of it, and the other readers take it for that."""
+    loaded = sdquant.load_model(folder, progress=False)
+    comparing.same_pipeline(loaded, known)
+    for part, module in comparing.modules(known).items():
+        comparing.same_config(comparing.modules(loaded)[part], module)
+        comparing.same_tensors(comparing.modules(loaded)[part], module)
+    assert not sdquant.detect(folder).prequantized
+    assert not sdquant.verify(folder).prequantized
+
+
+def check_quantized(folder: Path, quant: str, known: Any) -> None:
+    """Each quantized weight is diffusers' own one packed, the rest is as it was, and every component computes so."""
+    plan = sdquant.plan(folder, quant, "balanced")
+    loaded = comparing.streamed(folder, quant, plan)
+    results = {}
+    for name, part in comparing.modules(loaded).items():
+        given = comparing.inputs(part)
+        if given is not None:
+            results[name] = given, comparing.outputs(part, given)
+    loaded.sdquant.offload.remove()
+    count = comparing.quantize_known(loaded, known)
+    assert count == sum(len(part.weights) for part in plan.components)
+    assert count
+    for name, (given, mine) in results.items():
+        theirs = comparing.outputs(comparing.modules(known)[name], given)
+        assert [(t.shape, t.dtype) for t in mine] == [(t.shape, t.dtype) for t in theirs], name
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.isfinite(other).all(), name
+            assert comparing.snr(one, other) > comparing.LEAST_SNR, name
+
+
+@pytest.mark.parametrize(("name", "quant"), FAST.items())
+def test_a_pipeline_of_today(name: str, quant: str, tmp_path: Path) -> None:
+    check(name, tmp_path / name, (quant,))
+
+
+@pytest.mark.slow
+def test_a_pipeline(pipeline: str, disk: Path) -> None:
+    check(pipeline, disk / pipeline, ("nf4", "int8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOST)
+def test_a_pipeline_that_diffusers_cannot_find_again_is_refused(name: str, disk: Path) -> None:
+    with silent():
+        build(name).save_pretrained(disk / name)
+    with pytest.raises((AttributeError, ValueError)):
+        comparing.reference(disk / name, name)
+    with pytest.raises(UnsupportedFileError, match="not one of diffusers' or transformers'"):
+        sdquant.load_model(disk / name, progress=False)
