@@ -130,9 +130,8 @@ class FourBit(Codec):
         state, block = _state(packed), packed.spec.details["block_size"]
         nested = state.nested
         exact = columns % block == 0 and block <= _KERNEL_BLOCK
-        cls = library().nn.Linear4bit if exact else _linear4bit_of_any_width()
         dtype = _COMPUTE.get(spec["compute_dtype"]) if spec is not None else None
-        made: Any = cls(
+        made: Any = _linear4bit()(
             columns,
             rows,
             bias=False,
@@ -153,6 +152,7 @@ class FourBit(Codec):
             bnb_quantized=True,
         )
         made.quant_state = state
+        made.is_exact = exact
         made.bias = module._parameters.get("bias")
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
@@ -303,34 +303,37 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
 
 
 @lru_cache(maxsize=1)
-def _linear4bit_of_any_width() -> type[nn.Module]:
-    """`Linear4bit` for rows that are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
+def _linear4bit() -> type[nn.Module]:
+    """`Linear4bit` that takes its input by torch's name for it, too, and also rows that are not whole blocks, which
+    bitsandbytes computes wrongly on CPUs (see above)."""
     base: Any = library().nn.Linear4bit
 
     class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
-        def forward(self, x: Tensor) -> Tensor:
-            if x.device.type != "cpu":
-                out: Tensor = super().forward(x)
+        is_exact = False  # whether bitsandbytes computes it rightly on CPUs
+
+        def forward(self, input: Tensor) -> Tensor:
+            if self.is_exact or input.device.type != "cpu":
+                out: Tensor = super().forward(input)
                 return out
-            codec, dtype = FourBit(), self.compute_dtype or x.dtype
+            codec, dtype = FourBit(), self.compute_dtype or input.dtype
             packed = codec.from_library(self)
             assert packed is not None
             weight = torch.empty(packed.spec.shape, dtype=dtype)
             codec.decode_into(packed, weight)
             bias = None if self.bias is None else self.bias.to(dtype)
-            return F.linear(x.to(dtype), weight, bias).to(x.dtype)
+            return F.linear(input.to(dtype), weight, bias).to(input.dtype)
 
-    Linear4bit.__qualname__ = _ANY_WIDTH
+    Linear4bit.__qualname__ = _OURS
     return Linear4bit
 
 
-_ANY_WIDTH = "Linear4bit"
+_OURS = "Linear4bit"
 
 
 def __getattr__(name: str) -> Any:
     """The class that is made when bitsandbytes is there, by its name: so pickle finds it."""
-    if name == _ANY_WIDTH:
-        return _linear4bit_of_any_width()
+    if name == _OURS:
+        return _linear4bit()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

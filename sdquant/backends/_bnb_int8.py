@@ -132,7 +132,8 @@ class Int8(Codec):
 
 @lru_cache(maxsize=1)
 def _linear8bit() -> type[nn.Module]:
-    """`Linear8bitLt` whose codes and scales follow when a model that contains it is moved.
+    """`Linear8bitLt` that takes its input by torch's name for it, too, and whose codes and scales follow when a model
+    that contains it is moved.
 
     bitsandbytes keeps them as attributes and moves those in `Linear8bitLt.to`, which is not called when a parent is
     moved. The name stays: other tools look for it.
@@ -150,6 +151,10 @@ def _linear8bit() -> type[nn.Module]:
             owner.CB = self.weight.data
             owner.SCB = scb.to(self.weight.device)
             return self
+
+        def forward(self, input: Tensor) -> Tensor:
+            out: Tensor = super().forward(input)
+            return out
 
     Linear8bitLt.__qualname__ = _OURS
     return Linear8bitLt

@@ -210,8 +210,8 @@ class QuantizedLayer(nn.Module):
 class QuantizedLinear(QuantizedLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        watched = seen(x)
+    def forward(self, input: Tensor) -> Tensor:  # torch's name: AnimateDiff's motion modules use it as a keyword
+        x, watched = input, seen(input)
         if not watched:
             prepared = self._prepared
             if prepared is not None:
@@ -256,22 +256,22 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
 class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
     """[b, in, l] -> [b, out, l']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     """[b, in, h, w] -> [b, out, h', w']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
     """[b, in, d, h, w] -> [b, out, d', h', w']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
@@ -280,11 +280,11 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
     def lay_out(self, device: str) -> None:
         """It stays as it is: a row that is looked up would lie in as many places as it has fields."""
 
-    def forward(self, indices: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         dtype = self.compute_dtype
-        if seen(indices):
-            return cast("Tensor", ops.embedding(indices, self._part_tensors(), self._text, dtype))
-        return choice.embedding(self._backend, self.packed, self._form, indices, dtype)
+        if seen(input):
+            return cast("Tensor", ops.embedding(input, self._part_tensors(), self._text, dtype))
+        return choice.embedding(self._backend, self.packed, self._form, input, dtype)
 
 
 def _autocast(x: Tensor) -> Tensor:

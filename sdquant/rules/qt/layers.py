@@ -114,9 +114,9 @@ class QtLayer(nn.Module):
 class QtLinear(QtLayer, nn.Linear):
     """[..., in] -> [..., out]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_fit(x, self.weight.shape)
-        x, weight, bias = self._operands(x)
+    def forward(self, input: Tensor) -> Tensor:
+        require_fit(input, self.weight.shape)
+        x, weight, bias = self._operands(input)
         with torch.autocast(x.device.type, enabled=False):
             of_x, of_weight = self._activations(x, conv=False), self._weights(weight)
             return qt_linear(x, weight, bias, self.rule, of_x, of_weight, self.generator)
@@ -125,22 +125,22 @@ class QtLinear(QtLayer, nn.Linear):
 class QtConv1d(QtLayer, nn.Conv1d):
     """[b, in, l] or [in, l] -> [b, out, l'] or [out, l']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 class QtConv2d(QtLayer, nn.Conv2d):
     """[b, in, h, w] or [in, h, w] -> [b, out, h', w'] or [out, h', w']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 class QtConv3d(QtLayer, nn.Conv3d):
     """[b, in, d, h, w] or [in, d, h, w] -> [b, out, d', h', w'] or [out, d', h', w']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _convolved(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input)
 
 
 LAYERS: dict[type[nn.Module], type[QtLayer]] = {
