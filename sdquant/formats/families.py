@@ -104,6 +104,8 @@ _DIFFUSERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
      ("time_caption_embed.caption_embedder.0.weight", "layers.0.norm1.linear.weight")),
     ("auraflow", "transformer", "AuraFlowTransformer2DModel",
      ("time_step_proj.linear_1.weight", "joint_transformer_blocks.0.norm1.linear.weight")),
+    ("sana-wm", "transformer", "SanaWMTransformer3DModel",  # other names of it are those of Sana's own layout
+     ("plucker_embedder.proj.weight", "blocks.0.cross_attn.q_linear.weight")),
     ("sana", "transformer", "SanaTransformer2DModel",
      ("caption_norm.weight", "patch_embed.proj.weight", "transformer_blocks.0.ff.conv_inverted.weight")),
     ("qwen-image-2.1", "transformer", "QwenImage21Transformer2DModel",

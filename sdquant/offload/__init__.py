@@ -188,6 +188,7 @@ def _engage(
         from .others import refuse_hooked
 
         refuse_hooked(handle.mode, parts)
+        _refuse_without_values(handle.mode, parts)
         make_ordinary(*parts.values())
     importlib.import_module(f"{__name__}.{handle.mode}").apply(parts, handle, target, **options)
     for part in parts.values():
@@ -221,6 +222,19 @@ def refuse_training(*parts: nn.Module) -> None:
         handle: OffloadHandle | None = part.__dict__.get(HANDLE)
         if handle is not None and handle.mode not in backward.TRAINS:
             raise backward.unable(handle, type(part).__name__)
+
+
+def _refuse_without_values(mode: str, parts: Mapping[str, nn.Module]) -> None:
+    """Raise IncompatibleError if a parameter is on the meta device: nothing is left of it that could wait anywhere."""
+    for name, part in parts.items():
+        lost = next((key for key, parameter in part.named_parameters() if parameter.is_meta), None)
+        if lost is not None:
+            raise IncompatibleError(
+                f"Cannot run the {name} with offload={mode!r}: its {lost!r} is on the meta device, without values",
+                "a tool moved it to where its layer is, and the layer's weights were waiting elsewhere",
+                "Load the model again, and do that within `with model.sdquant.offload.suspended():`, or by the model's "
+                "own methods (load_lora_weights, add_adapter), which do so by themselves",
+            )
 
 
 def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:

@@ -258,7 +258,7 @@ def find_blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
     """The blocks of a network, by dotted name: members of the outermost module lists, and a `mid_block`."""
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
-            yield from ((f"{prefix}{name}.{i}", block) for i, block in enumerate(child))
+            yield from ((f"{prefix}{name}.{i}", block) for i, block in child._modules.items() if block is not None)
         elif name == "mid_block":
             yield f"{prefix}{name}", child
         else:

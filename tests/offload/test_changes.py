@@ -43,6 +43,10 @@ REFUSED = {
 }  # fmt: skip
 
 
+# What one mode cannot do: PEFT's function moves an adapter to the device of its layer, whose weights are on meta there.
+REFUSED_BY = {("adapter_by_peft", "sequential"): "meta"}
+
+
 @functools.cache
 def loaded(scheme: str, runtime: str) -> Any:
     """digits-sd in float32, its UNet and text encoder in the scheme, and with a method of somebody's own."""
@@ -94,8 +98,12 @@ def drawn(pipe: Any, more: dict[str, Any]) -> torch.Tensor:
     return image
 
 
-# What the model itself does not take, offloaded or not.
-RAISES = {"lora_fused", "another_weight"}
+# What the model itself does not take, offloaded or not: sdquant's layers writes, bitsandbytes' modules what their
+# library gives as an error, as they do in diffusers (joined projections, weights out of a state dict of their own).
+RAISES = {
+    "plain": {"lora_fused", "another_weight"},
+    "library": {"lora_fused", "another_weight", "fused_projections", "unfused_projections", "other_weights"},
+}
 
 
 def outcome(pipe: Any, name: str) -> Any:
@@ -159,6 +167,10 @@ def frozen() -> Iterator[None]:
 def test_an_action(scheme: str, runtime: str, name: str, mode: str) -> None:
     pipe = pipeline(scheme, runtime, mode, own=name == "an_own_method")
     handle, found = pipe.handle, outcome(pipe, name)
+    if (name, mode) in REFUSED_BY:
+        assert isinstance(found, SdquantError) and REFUSED_BY[name, mode] in found.what, found
+        assert mode in found.what and "suspended()" in found.fix
+        return
     if name in REFUSED:
         assert isinstance(found, SdquantError) and REFUSED[name] in found.what, found
         assert mode in found.what and "remove()" in found.fix
@@ -167,7 +179,7 @@ def test_an_action(scheme: str, runtime: str, name: str, mode: str) -> None:
     else:
         wanted = expected(scheme, runtime, name)
     if isinstance(wanted, Exception):
-        assert name in RAISES, wanted
+        assert name in RAISES[runtime], wanted
         assert type(found) is type(wanted) and str(found) == str(wanted), (found, wanted)
     else:
         if isinstance(found, Exception):

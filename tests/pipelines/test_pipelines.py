@@ -11,6 +11,7 @@ import torch
 
 import sdquant
 from sdquant.errors import UnsupportedFileError
+from sdquant.formats import families
 
 from . import comparing
 from .building import build, names, silent
@@ -48,7 +49,10 @@ def check_whole(folder: Path, known: Any) -> None:
     for part, module in comparing.modules(known).items():
         comparing.same_config(comparing.modules(loaded)[part], module)
         comparing.same_tensors(comparing.modules(loaded)[part], module)
-    assert not sdquant.detect(folder).prequantized
+    seen = sdquant.detect(folder)
+    assert not seen.prequantized
+    rows = {name: families.recognise(src.names) for name, src in seen.sources.items()}
+    assert not [name for name, row in rows.items() if row is not None and row.foreign]
     assert not sdquant.verify(folder).prequantized
 
 
