@@ -81,7 +81,7 @@ class Installer:
     def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
         """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
         name = components.model_name(key, self.known)
-        kind = common_kind(self.model, self._names(name)) if name is not None else None
+        kind = kind_to_quantize(self.model, self._names(name)) if name is not None else None
         if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
             # Planned from the name and shape alone; the model says that it is another kind of layer.
             layer = type(self._module(name)).__name__ if name is not None else "none"
@@ -220,6 +220,19 @@ def common_kind(model: nn.Module, names: tuple[str, ...]) -> str | None:
         return None
     kinds = {kind_of(model.get_submodule(name.rpartition(".")[0])) for name in names}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def kind_to_quantize(model: nn.Module, names: tuple[str, ...]) -> str | None:
+    """The same for a weight that nobody has quantized yet.
+
+    The output of `nn.MultiheadAttention` is not: that reads the weight itself, which no library's module allows, so
+    that transformers leaves such layers floats and cannot read a file of theirs that is quantized.
+    """
+    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+    owners = (model.get_submodule(name.rpartition(".")[0]) for name in names)
+    read = any(isinstance(one, NonDynamicallyQuantizableLinear) for one in owners)
+    return None if read else common_kind(model, names)
 
 
 def install_packed(

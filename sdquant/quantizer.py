@@ -175,14 +175,14 @@ def weights_to_quantize(
     """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
     them but shapes and dtypes."""
     from .components import tied
-    from .install import common_kind
+    from .install import kind_to_quantize
 
     ties = tied(model)
     kinds = ("linear", "conv", "embedding") if spec.embeddings else ("linear", "conv")
     shapes = {
         names[0]: (tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
         for names, parameter in ((ties[name], row) for name, row in model.named_parameters())
-        if names[0].endswith(".weight") and common_kind(model, names) in kinds
+        if names[0].endswith(".weight") and kind_to_quantize(model, names) in kinds
     }
     weights, kept = planner.select(shapes, spec, runtime, skip, type(model).__name__)
     return {weight.name for weight in weights}, kept

@@ -63,9 +63,15 @@ def shell(src: Source) -> Shell | None:
     Raises:
         BadFileError, UnsupportedFileError: see `components.empty`.
     """
-    row = families.recognise(src.names)
-    if src.class_name is None or not src.config or (row is not None and row.foreign):
+    if src.class_name is None or not src.config:
         return None
+    known = _shell(src)
+    row = families.recognise(src.names)
+    # Some classes of diffusers have names that are those of an original layout as well (Z-Image's ControlNet).
+    return None if row is not None and row.foreign and not known.known.issuperset(row.names) else known
+
+
+def _shell(src: Source) -> Shell:
     key = json.dumps([src.library, src.class_name, src.config], sort_keys=True, default=str)
     with _lock:
         known = _shells.get(key)
@@ -74,6 +80,7 @@ def shell(src: Source) -> Shell | None:
             return known
     from .. import components
 
+    assert src.class_name is not None
     model = components.empty(src.library, src.class_name, src.config)
     ties = components.tied(model)
     known = Shell(model, frozenset(model.state_dict(keep_vars=True)) | frozenset(ties), ties)
@@ -252,12 +259,12 @@ def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileEr
 
 def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
     """See `Source.layers`."""
-    from ..install import common_kind
+    from ..install import kind_to_quantize
 
     made: dict[str, tuple[str | None, str]] = {}
     for name, names in model.ties.items():
         if name.endswith(".weight"):
-            kind = common_kind(model.model, names)
+            kind = kind_to_quantize(model.model, names)
             made[name] = (kind, "" if kind is not None else _why_not(model, names))
     return made
 

@@ -299,14 +299,14 @@ def test_sdnq_runs_a_transformer_that_we_write(sdnq: Any, scheme: str, tmp_path:
 def test_sdnq_draws_the_same(sdnq: Any, model: str, tmp_path: Path) -> None:
     pipe = sdquant.load_model(sdquant.demo.path(model), "sdnq-uint4", dtype="bfloat16", progress=False)
     sdquant.save(pipe, tmp_path / "saved")
-    theirs = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    theirs = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
     images = []
     for one in (pipe, theirs):
         one.set_progress_bar_config(disable=True)
         generator = torch.Generator().manual_seed(0)
         made = one("a handwritten seven", generator=generator, num_inference_steps=4, output_type="np").images
         images.append(torch.from_numpy(made))
-    torch.testing.assert_close(*images, rtol=0, atol=0.05)
+    assert snr(*images) > 35  # both in bfloat16, by kernels of their own
 
 
 def _header(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, TensorInfo]:

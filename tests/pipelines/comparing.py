@@ -95,14 +95,18 @@ def quantize_known(loaded: Any, known: Any) -> int:
     and everything else against diffusers' bits; put the decoded weights into `known`. Returns how many there were.
     """
     specs = {part.name: part.spec for part in loaded.sdquant.plan.components}
-    count = 0
+    quant = next(spec for spec in specs.values() if spec is not None)
+    there: set[int] = set()
     for name, part in modules(known).items():
         mine = modules(loaded)[name]
         packed, floats = dict(quantized(mine)), plain(mine)
         state = dict(part.state_dict())
         for key, weight in packed.items():
-            spec = specs[name]
-            assert spec is not None
+            layer = id(mine.get_submodule(key.rpartition(".")[0]))
+            if layer in there:
+                continue
+            there.add(layer)
+            spec = specs[name] or quant  # Z-Image's ControlNet has layers that are its transformer's
             backend = backends.of_scheme(weight.spec.scheme)
             original = part.get_parameter(key)
             expected = backend.encode(original.data, spec)
@@ -117,8 +121,7 @@ def quantize_known(loaded: Any, known: Any) -> int:
         buffers = dict(mine.named_buffers())
         for key, tensor in part.named_buffers():
             same_tensor(f"{name}.{key}", buffers[key], tensor)
-        count += len(packed)
-    return count
+    return len(there)
 
 
 def streamed(folder: Path, quant: str, plan: Any) -> Any:
@@ -144,7 +147,8 @@ def inputs(part: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Any
     if kind == "input_ids" and not type(part).__name__.endswith(_NO_TEXT):
         ids = torch.randint(10, 30, (1, 8))
         ids[:, -1] = 2  # CLIP pools where the text ends
-        return {"input_ids": ids}
+        masks = {"attention_mask": torch.ones_like(ids)} if type(part).__name__ == "MultilingualCLIP" else {}
+        return {"input_ids": ids, **masks}
     if kind == "pixel_values" and isinstance(size, int):
         return {"pixel_values": torch.randn(1, 3, size, size, dtype=dtype)}
     return None

@@ -124,6 +124,9 @@ LOST = (
     "WuerstchenPriorPipeline",
 )
 
+# Those of a VAE and what works on its latents, none of which is quantized unless `components=` names it.
+FLOATS = ("LTX2LatentUpsamplePipeline", "LTX2VideoDiffusionDecodePipeline", "LTXLatentUpsamplePipeline")
+
 # Pipelines that cannot be made here, or that diffusers cannot load again itself, by what they need: mostly a package
 # that the pinned environment has not.
 MISSING = {
