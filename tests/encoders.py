@@ -148,7 +148,7 @@ ROWS: Mapping[str, Row] = {
     "SiglipVisionModel": Row(_VISION),
     "SmolLM3ForCausalLM": Row(_LANGUAGE),
     "SpeechT5HifiGan": Row(
-        {"model_in_dim": 64, "upsample_initial_channel": 128, "upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]},
+        {"model_in_dim": 64, "upsample_initial_channel": 128, "upsample_rates": [2, 2], "upsample_kernel_sizes": [4] * 2}
     ),
     "StableDiffusionSafetyChecker": Row(apart=_OURS),
     "T5EncoderModel": Row(_T5, usual=("",)),
