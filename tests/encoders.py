@@ -66,6 +66,8 @@ class Row:
     apart: str = ""
 
 
+_UPSAMPLED = {"upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]}
+
 ROWS: Mapping[str, Row] = {
     "BertModel": Row(_TEXT),
     "Blip2QFormerModel": Row(apart=_OURS),
@@ -147,9 +149,7 @@ ROWS: Mapping[str, Row] = {
     "SiglipModel": Row({"text_config": {**_TEXT, "max_position_embeddings": 16}, "vision_config": _VISION}),
     "SiglipVisionModel": Row(_VISION),
     "SmolLM3ForCausalLM": Row(_LANGUAGE),
-    "SpeechT5HifiGan": Row(
-        {"model_in_dim": 64, "upsample_initial_channel": 128, "upsample_rates": [2, 2], "upsample_kernel_sizes": [4] * 2}
-    ),
+    "SpeechT5HifiGan": Row({"model_in_dim": 64, "upsample_initial_channel": 64, **_UPSAMPLED}),
     "StableDiffusionSafetyChecker": Row(apart=_OURS),
     "T5EncoderModel": Row(_T5, usual=("",)),
     "T5Gemma2Encoder": Row({"text_config": {**_GEMMA, "dropout_rate": 0.0}, "vision_config": _VISION}),
