@@ -22,6 +22,7 @@ from ..inference import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
 from .entry import ENTRIES, wrap
 from .handle import HANDLE
+from .others import refuse_taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -41,7 +42,7 @@ def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozense
     """
     _hook_registrations()
     for part in parts.values():
-        handle.undo.callback(wrap(part, partial(_count, handle, 1), partial(_count, handle, -1), lock=handle.lock))
+        handle.undo.callback(wrap(part, partial(_begin, handle, part), partial(_end, handle), lock=handle.lock))
     _guard(parts.values(), handle, used)
 
 
@@ -55,8 +56,13 @@ def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset
     _guard(parts.values(), handle, used)
 
 
-def _count(handle: OffloadHandle, change: int, name: str) -> None:
-    handle.computing += change
+def _begin(handle: OffloadHandle, part: nn.Module, name: str) -> None:
+    refuse_taken(handle.mode, part)
+    handle.computing += 1
+
+
+def _end(handle: OffloadHandle, name: str) -> None:
+    handle.computing -= 1
 
 
 def _waking(part: nn.Module, name: str, handle: OffloadHandle) -> Callable[..., Any]:

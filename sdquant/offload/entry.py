@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ _WHY = (
     "Cannot compile an offloaded model as one graph: its weights are fetched while it runs. "
     "Leave fullgraph=True out, compile its blocks (compile_repeated_blocks), or load it with offload='none'."
 )
+_OUTERMOST = "_sdquant_outermost"  # of a module: by name of a method, the wrapper that is called first now
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
@@ -49,6 +51,8 @@ def wrap(
     """
     done: list[tuple[str, Any, Any]] = []
     active, buried = [True], set[str]()
+    outermost: dict[str, Any] = module.__dict__.setdefault(_OUTERMOST, {})
+    inner: dict[str, Any] = {}  # what was the outermost before
     for name in names:
         method = getattr(module, name, None)
         if method is None:
@@ -58,10 +62,15 @@ def wrap(
         wrapper = _wrapper(module, name, method, before, after, lock, around, outcome, active, buried)
         module.__dict__[name] = wrapper
         done.append((name, earlier, wrapper))
+        inner[name] = outermost.get(name)
+        outermost[name] = wrapper
 
     def undo() -> None:
         active[0] = False
         for name, earlier, wrapper in reversed(done):
+            outermost[name] = inner[name]
+            if not any(outermost.values()):
+                module.__dict__.pop(_OUTERMOST, None)
             if module.__dict__.get(name) is not wrapper:
                 buried.add(name)  # another tool has wrapped it since, and calls what is left inside
                 continue
@@ -99,6 +108,7 @@ def _wrapper(
     # The compiler breaks its graph here, compiles what the method calls, and looks at nothing of the mode's.
     before, after, around = _not_compiled(before), _not_compiled(after), _not_compiled(around)
     outcome = None if outcome is None else _not_compiled(outcome)
+    passing: set[int] = set()  # threads that look for what is there now
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -115,8 +125,19 @@ def _wrapper(
                     return result
                 finally:
                     after(name)
-        # While this thread waited, another one took the mode off, or put it on anew.
-        return getattr(module, name)(*args, **kwargs)
+        # The mode was taken off, or put on anew: while this thread waited, or since another tool took hold of this
+        # method, to call it inside its own (accelerate does, between a move of the module and its next call).
+        now = module.__dict__.get(_OUTERMOST, {}).get(name)
+        if now is not None:
+            return now(*args, **kwargs)
+        me = threading.get_ident()
+        if me in passing:  # what is there now is that tool's, and calls this
+            return getattr(type(module), name)(module, *args, **kwargs)
+        passing.add(me)
+        try:
+            return getattr(module, name)(*args, **kwargs)
+        finally:
+            passing.discard(me)
 
     # functools.wraps copies the marks of a method that is such a wrapper itself.
     call.__dict__.pop("_torchdynamo_orig_callable", None)

@@ -41,6 +41,17 @@ def refuse_hooked(mode: str, parts: Mapping[str, nn.Module]) -> None:
                 raise IncompatibleError(f"Cannot offload the {name} with offload={mode!r}", *reason)
 
 
+def refuse_taken(mode: str, part: nn.Module) -> None:
+    """Refuse to compute with a component whose weights accelerate has taken while the mode was on.
+
+    Raises:
+        IncompatibleError: it has, and they are not where the mode looks for them.
+    """
+    hook: Any = part.__dict__.get("_hf_hook")
+    if hook is not None and mode in ("model", "balanced") and _takes(hook):
+        raise IncompatibleError(f"Cannot run the {type(part).__name__} with offload={mode!r}", *_ACCELERATE)
+
+
 def _reason(module: nn.Module) -> tuple[str, str] | None:
     """Why no mode can move a module's weights, and the way out; None if one can."""
     registry: Any = module.__dict__.get("_diffusers_hook")
@@ -49,6 +60,15 @@ def _reason(module: nn.Module) -> tuple[str, str] | None:
             return reason
     hook: Any = module.__dict__.get("_hf_hook")
     return _ACCELERATE if hook is not None and _moves(hook) else None
+
+
+def _takes(hook: Any) -> bool:
+    """Whether a hook of accelerate's, that of a whole model, goes with others that have put weights elsewhere."""
+    from accelerate.hooks import AlignDevicesHook, SequentialHook
+
+    if isinstance(hook, SequentialHook):
+        return any(_takes(one) for one in hook.hooks)
+    return isinstance(hook, AlignDevicesHook)
 
 
 def _moves(hook: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload
+from accelerate import cpu_offload, cpu_offload_with_hook
 from diffusers import UNet2DConditionModel
 from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
 
@@ -57,3 +57,47 @@ def test_layerwise_casting_of_an_offloaded_model(mode: str, sd: Path) -> None:
     )
     with pytest.raises(sdquant.IncompatibleError, match="layerwise casting"), unet.sdquant.offload.suspended():
         _cast(unet)
+
+
+def drawn(unet: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = unet(torch.ones(1, 4, 8, 8), 3, torch.ones(1, 4, 128)).sample
+    return out
+
+
+def offloaded(mode: str, sd: Path) -> Any:
+    return sdquant.load_model(
+        sd / "unet", "int8", mode, dtype="float32", progress=False, **({"budget": "1MB"} if mode == "balanced" else {})
+    )
+
+
+MOVING = [row.name for row in MODES if row.name != "none"]
+
+
+@pytest.mark.parametrize("mode", MOVING)
+@pytest.mark.parametrize("how", [cpu_offload, cpu_offload_with_hook])
+def test_accelerate_after_a_mode(how: Callable[..., Any], mode: str, sd: Path) -> None:
+    """It took the weights away (a tensor on meta was copied), or called itself without end."""
+    expected = drawn(offloaded("none", sd))
+    unet = offloaded(mode, sd)
+    assert torch.equal(drawn(unet), expected)
+    how(unet, execution_device="cpu")
+    if how is cpu_offload and mode in ("model", "balanced"):
+        with pytest.raises(sdquant.IncompatibleError, match="accelerate moves its weights already"):
+            drawn(unet)
+    else:
+        assert torch.equal(drawn(unet), expected)
+
+
+@pytest.mark.parametrize("mode", MOVING)
+def test_a_method_that_somebody_took_before_the_mode_was_put_on_anew(mode: str, sd: Path) -> None:
+    unet = offloaded(mode, sd)
+    expected = drawn(unet)
+    taken = unet.forward
+    unet.to(torch.float32)
+    unet.forward = lambda *args, **kwargs: taken(*args, **kwargs)
+    assert torch.equal(drawn(unet), expected)
+    handle = unet.sdquant.offload
+    assert handle.active
+    handle.remove()
+    assert torch.equal(drawn(unet), expected)
