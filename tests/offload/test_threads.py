@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def test_a_call_that_fails_lets_the_next_thread_in(mode: str, tmp_path: Path) ->
 )
 def test_requests_of_a_server(scheme: str, mode: str, runtime: str | None) -> None:
     """A thread for each request. An offloaded pipeline is one request's from its beginning to its end, so that they may
-    share its scheduler, too, which counts steps; without offload each needs its own, as with diffusers alone."""
+    share its scheduler, too, which counts steps, and its tokenizer, which has its padding set at each call; without
+    offload each needs its own, as with diffusers alone."""
     room = {"budget": "2MB"} if mode == "balanced" else {}
     pipe = sdquant.load_model(
         sdquant.demo.path("digits-sd"), scheme, mode, runtime=runtime, progress=False, **room
@@ -114,9 +116,8 @@ def test_requests_of_a_server(scheme: str, mode: str, runtime: str | None) -> No
     def draw(seed: int) -> torch.Tensor:
         used = pipe
         if mode == "none":
-            parts = pipe.components | {
-                "scheduler": PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-            }
+            scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
+            parts = pipe.components | {"scheduler": scheduler, "tokenizer": copy.deepcopy(pipe.tokenizer)}
             used = StableDiffusionPipeline(**parts, requires_safety_checker=False)
             used.set_progress_bar_config(disable=True)
         made = used(
