@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cache import cache_of
-from .errors import BadFileError, MissingComponentError
-from .formats import families
+from .errors import BadFileError
 from .formats.readahead import Readahead
 from .inference import ordinary
+from .models.class_names import class_of
 from .planning.arguments import answered
 from .preparation import prepare
 from .request import Request, request
@@ -149,6 +149,9 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
         on_bytes: called with the bytes read so far and those in all. What it raises ends the load and passes through.
     """
     begin = time.perf_counter()
+    lone = made.detected.sources.get(".")
+    if lone is not None:
+        class_of(lone)
     if made.detected.container == "pipeline":
         from . import components
 
@@ -173,7 +176,7 @@ def import_classes(made: planner.Plan) -> None:
     from . import components
 
     for part in made.components:
-        components.model_class(*_class_of(source_of(made, part)))
+        components.model_class(*class_of(source_of(made, part)))
     if [part.name for part in made.components] != ["model"]:
         with components.quiet():
             components.pipeline_class(folder_of(made))
@@ -260,7 +263,7 @@ def empty(src: Source) -> nn.Module:
     """
     from . import components
 
-    return components.empty(*_class_of(src), src.config)
+    return components.empty(*class_of(src), src.config)
 
 
 def fill(
@@ -310,24 +313,6 @@ def fill(
 def source_of(made: planner.Plan, part: planner.ComponentPlan) -> Source:
     """Where a component is read from."""
     return made.detected.sources["." if part.name == "model" else part.name]
-
-
-def _class_of(src: Source) -> tuple[str | None, str]:
-    if src.class_name is None or not src.config:
-        row = families.recognise(src.names)
-        what = (
-            f"a {' '.join(dict.fromkeys((row.family, row.component)))}"
-            if row
-            else "of a model that its tensor names do not tell"
-        )
-        if row is not None and row.foreign:
-            what += f" in the {row.layout} layout"
-        raise MissingComponentError(
-            f"{src.path} was to be loaded",
-            f"it is {what}, without a config that gives its sizes",
-            "Give base=<pipeline folder> of the same model, or put its config.json beside the weights",
-        )
-    return src.library, src.class_name
 
 
 def assemble(made: planner.Plan, parts: Mapping[str, nn.Module]) -> Any:

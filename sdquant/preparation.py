@@ -10,8 +10,9 @@ from typing import Any
 
 from . import compat, detection, machine, planner
 from .backends.gguf import READ_DTYPE
-from .errors import BackendUnavailableError
+from .errors import BackendUnavailableError, MissingComponentError
 from .gathering import lender, look, whole_of, with_base
+from .models.class_names import class_of
 from .planning.places import CHECKPOINT
 from .request import Request, request
 from .rules.planning import marked_in_file
@@ -69,7 +70,18 @@ def prepare(asked: Request) -> planner.Plan:
         if isinstance(part.spec, RulesSpec):
             shapes = made.detected.sources["." if part.name == "model" else part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
-    return dataclasses.replace(made, why=why, foreseen=foreseen)
+    return dataclasses.replace(made, why=why, foreseen=foreseen, warnings=(*made.warnings, *_needs(made)))
+
+
+def _needs(made: planner.Plan) -> list[str]:
+    """What loading will ask for beside a lone file, whose weights can be planned without it."""
+    lone = made.detected.sources.get(".")
+    try:
+        if lone is not None:
+            class_of(lone)
+    except MissingComponentError as error:
+        return [f"load_model cannot load it alone: {error.why}. {error.fix}"]
+    return []
 
 
 def device_of(asked: Request, here: machine.Machine) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,16 @@ def test_a_class_that_transformers_had_once(sd: Path, tmp_path: Path) -> None:
     (folder / "feature_extractor").mkdir()
     (folder / "feature_extractor" / "preprocessor_config.json").write_text("{}")
     assert set(answers(folder).values()) == {None}
+
+
+def test_a_lone_file_without_a_config(sd: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its weights can be planned; the plan says what loading will want, once, and in the same words."""
+    file = Path(shutil.copy(sd / UNET, tmp_path / "unet.safetensors"))
+    (warning,) = sdquant.plan(file, "int8").warnings
+    with pytest.raises(MissingComponentError) as caught:
+        sdquant.load_model(file, "int8", progress=False)
+    assert caught.value.why in warning and caught.value.fix in warning and "base=" in warning
+    assert not caplog.messages
 
 
 class TestBounds:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
+from ..formats import families
 from ..formats import folder as folders
 
 if TYPE_CHECKING:
@@ -65,3 +66,26 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
     from ..components import check_pipeline as check
 
     check(folder)
+
+
+def class_of(src: Source) -> tuple[str | None, str]:
+    """Return the library and the class of a component.
+
+    Raises:
+        MissingComponentError: a lone file that says neither, nor its sizes.
+    """
+    if src.class_name is None or not src.config:
+        row = families.recognise(src.names)
+        what = (
+            f"a {' '.join(dict.fromkeys((row.family, row.component)))}"
+            if row
+            else "of a model that its tensor names do not tell"
+        )
+        if row is not None and row.foreign:
+            what += f" in the {row.layout} layout"
+        raise MissingComponentError(
+            f"{src.path} was to be loaded",
+            f"it is {what}, without a config that gives its sizes",
+            "Give base=<pipeline folder> of the same model, or put its config.json beside the weights",
+        )
+    return src.library, src.class_name
