@@ -184,13 +184,13 @@ def _look(place: Path, path: str, how: _How) -> Detected:
     each = {
         name: source.as_named(_part(sub, how), said[name]) for name, sub in folder.pipeline_parts(place, said).items()
     }
-    if how.models:
-        class_names.check_pipeline(place, said, each)
-    parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
-    if not parts:
+    if not each:
         raise MissingComponentError(
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
+    if how.models:
+        class_names.check_pipeline(place, said, each)
+    parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
     return _pipeline(path, parts)
 
 
