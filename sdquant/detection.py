@@ -17,7 +17,7 @@ from .formats import adapters, families, folder, source, text
 from .formats.shards import MERGE, refuse_shard
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
-from .models import class_names
+from .models import classes
 from .planning.arguments import answered
 from .planning.references import reference
 from .suffixes import suffix_hint
@@ -189,7 +189,7 @@ def _look(place: Path, path: str, how: _How) -> Detected:
             f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
         )
     if how.models:
-        class_names.check_pipeline(place, said, each)
+        classes.check_pipeline(place, said, each)
     parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
     return _pipeline(path, parts)
 
@@ -259,7 +259,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
 def _component(src: Source, path: str, how: _How) -> Detected:
     gguf = src.container == "gguf"
     if how.models:
-        class_names.check_component(src)
+        classes.check_component(src)
     row = families.recognise(src.names)
     refuse_shard(src, is_known=row is not None)
     if gguf:

@@ -14,7 +14,7 @@ from .cache import cache_of
 from .errors import BadFileError
 from .formats.readahead import Readahead
 from .inference import ordinary
-from .models.class_names import class_of
+from .models.classes import class_of
 from .planning.arguments import answered
 from .preparation import prepare
 from .request import Request, request

@@ -12,7 +12,7 @@ from . import compat, detection, machine, planner
 from .backends.gguf import READ_DTYPE
 from .errors import BackendUnavailableError, MissingComponentError
 from .gathering import lender, look, whole_of, with_base
-from .models.class_names import class_of
+from .models.classes import class_of
 from .planning.places import CHECKPOINT
 from .request import Request, request
 from .rules.planning import marked_in_file

@@ -22,7 +22,7 @@ from ..inference import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
 from .entry import ENTRIES, wrap
 from .handle import HANDLE
-from .others import refuse_taken
+from .others import hook_of, refuse_taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -42,7 +42,8 @@ def follow(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozense
     """
     _hook_registrations()
     for part in parts.values():
-        handle.undo.callback(wrap(part, partial(_begin, handle, part), partial(_end, handle), lock=handle.lock))
+        begin = partial(_begin, handle, part, hook_of(part))
+        handle.undo.callback(wrap(part, begin, partial(_end, handle), lock=handle.lock))
     _guard(parts.values(), handle, used)
 
 
@@ -56,8 +57,8 @@ def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset
     _guard(parts.values(), handle, used)
 
 
-def _begin(handle: OffloadHandle, part: nn.Module, name: str) -> None:
-    refuse_taken(handle.mode, part)
+def _begin(handle: OffloadHandle, part: nn.Module, hook: Any, name: str) -> None:
+    refuse_taken(handle.mode, part, hook)
     handle.computing += 1
 
 

@@ -36,45 +36,45 @@ def refuse_hooked(mode: str, parts: Mapping[str, nn.Module]) -> None:
     """
     for name, part in parts.items():
         for module in part.modules():
-            reason = _reason(module)
+            reason = _reason(module, mode)
             if reason is not None:
                 raise IncompatibleError(f"Cannot offload the {name} with offload={mode!r}", *reason)
 
 
-def refuse_taken(mode: str, part: nn.Module) -> None:
-    """Refuse to compute with a component whose weights accelerate has taken while the mode was on.
+def hook_of(part: nn.Module) -> Any:
+    """Return accelerate's hook of a whole component, None if there is none."""
+    return part.__dict__.get("_hf_hook")
+
+
+def refuse_taken(mode: str, part: nn.Module, hook: Any) -> None:
+    """Refuse to compute with a component whose weights accelerate has taken to meta while a mode was on that moves
+    them itself (`cpu_offload`, `dispatch_model`); group and sequential fetch them by hooks that go on working.
+
+    Args:
+        hook: `hook_of` the component when the mode was put on.
 
     Raises:
         IncompatibleError: it has, and they are not where the mode looks for them.
     """
-    hook: Any = part.__dict__.get("_hf_hook")
-    if hook is not None and mode in ("model", "balanced") and _takes(hook):
+    if mode in ("model", "balanced") and hook_of(part) is not hook and any(one.is_meta for one in part.parameters()):
         raise IncompatibleError(f"Cannot run the {type(part).__name__} with offload={mode!r}", *_ACCELERATE)
 
 
-def _reason(module: nn.Module) -> tuple[str, str] | None:
+def _reason(module: nn.Module, mode: str) -> tuple[str, str] | None:
     """Why no mode can move a module's weights, and the way out; None if one can."""
     registry: Any = module.__dict__.get("_diffusers_hook")
     for name, reason in _DIFFUSERS.items():
         if registry is not None and registry.get_hook(name) is not None:
             return reason
-    hook: Any = module.__dict__.get("_hf_hook")
-    return _ACCELERATE if hook is not None and _moves(hook) else None
+    hook = hook_of(module)
+    return _ACCELERATE if hook is not None and _moves(hook, placed=mode == "group") else None
 
 
-def _takes(hook: Any) -> bool:
-    """Whether a hook of accelerate's, that of a whole model, goes with others that have put weights elsewhere."""
-    from accelerate.hooks import AlignDevicesHook, SequentialHook
-
-    if isinstance(hook, SequentialHook):
-        return any(_takes(one) for one in hook.hooks)
-    return isinstance(hook, AlignDevicesHook)
-
-
-def _moves(hook: Any) -> bool:
-    """Whether a hook of accelerate's is one that moves weights; one that only says where to compute is not."""
+def _moves(hook: Any, *, placed: bool) -> bool:
+    """Whether a hook of accelerate's is one that moves weights. One that only says where to compute is not, but for
+    diffusers' group offloading, which takes no such hook either (`placed`)."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload, SequentialHook
 
     if isinstance(hook, SequentialHook):
-        return any(_moves(one) for one in hook.hooks)
-    return isinstance(hook, CpuOffload) or (isinstance(hook, AlignDevicesHook) and bool(hook.offload))
+        return any(_moves(one, placed=placed) for one in hook.hooks)
+    return isinstance(hook, CpuOffload) or (isinstance(hook, AlignDevicesHook) and (placed or bool(hook.offload)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload, cpu_offload_with_hook
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from diffusers import UNet2DConditionModel
 from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
 
@@ -101,3 +102,22 @@ def test_a_method_that_somebody_took_before_the_mode_was_put_on_anew(mode: str, 
     assert handle.active
     handle.remove()
     assert torch.equal(drawn(unet), expected)
+
+
+@pytest.mark.parametrize("mode", MOVING)
+def test_a_hook_that_only_says_where_to_compute(mode: str, sd: Path) -> None:
+    expected = drawn(offloaded("none", sd))
+    for early in (True, False):
+        unet = offloaded("none" if early else mode, sd)
+        hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
+        if early:
+            unet.sdquant.offload.remove()
+        add_hook_to_module(unet, hook)
+        if early:
+            room = {"budget": 1_000_000} if mode == "balanced" else {}
+            if mode == "group":  # diffusers' own offload takes none
+                with pytest.raises(sdquant.IncompatibleError, match="accelerate moves its weights already"):
+                    offload.apply(unet, mode, device="cpu")
+                continue
+            offload.apply(unet, mode, device="cpu", **room)
+        assert torch.equal(drawn(unet), expected)

@@ -1,4 +1,4 @@
-"""Whether a folder's classes are there and take its configs, before a weight is read."""
+"""The classes of a folder's components: that they are there and take its configs, before a weight is read."""
 
 from __future__ import annotations
 
