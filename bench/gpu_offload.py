@@ -27,7 +27,7 @@ import torch
 
 from bench._cards import present
 from bench._results import write
-from bench.gpu_flux import DOUBLE, HEAD, IMAGE, SINGLE, TEXT, WIDTH, inputs, made
+from bench.gpu_flux import DOUBLE, HEAD, IMAGE, SINGLE, TEXT, WIDTH, Replace, inputs, made
 from bench.linear_peers import packed
 from sdquant import offload
 from sdquant.errors import BudgetError
@@ -65,9 +65,13 @@ def rate(device: torch.device) -> float:
     return size / seconds(lambda: there.copy_(host, non_blocking=True), device, 5)
 
 
-def rows(scheme: str | None, args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
-    """One format: a row for each budget."""
-    replace = None if scheme is None else lambda layer: quantized_layer(layer, packed(layer, scheme))
+def rows(
+    scheme: str | None, args: argparse.Namespace, device: torch.device, *, replace: Replace | None = None,
+    shares: tuple[float, ...] = SHARES,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """One format: a row for each budget. replace: what puts a layer in a linear one's place, else it is encoded."""
+    if scheme is not None and replace is None:
+        replace = lambda layer: quantized_layer(layer, packed(layer, scheme))  # noqa: E731
     model = made(replace, args.size, args.double, args.single, device)
     given = inputs(model, args.image, args.text, device)
 
@@ -76,7 +80,7 @@ def rows(scheme: str | None, args: argparse.Namespace, device: torch.device) -> 
 
     size, come = offload.weight_bytes(model), rate(device)
     before = seconds(step, device, args.rounds)
-    for share in SHARES:
+    for share in shares:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 handle = offload.apply(model, "balanced", device=device, budget=int(share * size), folder=folder)

@@ -186,11 +186,11 @@ def test_what_the_backends_encode_on_a_card() -> None:
 NOT_READ = ("weight_qtype=mxfp8", "weight_qtype=mxfp4", "weight_qtype=nvfp4")
 
 
-def of_backends(device: str) -> Iterator[str]:
+def of_backends(device: str, index: int = 0, count: int = 1) -> Iterator[str]:
     """A line for every weight that is not read or decodes to other bits than its backend's, or is read and was not
-    expected to be, and a last one with the number of the others."""
+    expected to be, and a last one with the number of the others; of part `index` of `count` of the formats."""
     seen, reader = 0, TritonReader()
-    for text in (*SPECS, *GGUF):
+    for text in (*SPECS, *GGUF)[index::count]:
         spec = backends.parse(text)
         backend = backends.get(spec.scheme.backend)
         for shape in SHAPES[:3]:

@@ -7,8 +7,9 @@ to be chosen before triton is imported, and in their own process on a card. It p
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -357,38 +358,45 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     return ""
 
 
-def faults(device: str, *, thorough: bool) -> Iterator[str]:
-    """A line for everything that is wrong, and a last one that says how much was looked at."""
-    seen, reader = 0, TritonReader()
-    looked: list[tuple[str, str]] = []
+Look = tuple[str, Callable[[], str]]
+
+
+def looks(device: str, *, thorough: bool) -> Iterator[Look]:
+    """Each thing to look at: its name, and what says what is wrong with it."""
+    reader = TritonReader()
     for number, case in enumerate(cases()):
         one = torch.float32 if case.form.fused else list(DTYPES)[number % 3]  # where one rounding or two shows
         dtypes = list(DTYPES) if thorough else [one]
         for dtype in dtypes:
-            looked.append((f"{case.name} as {dtype}", wrong_weight(case, dtype, device)))
+            yield f"{case.name} as {dtype}", partial(wrong_weight, case, dtype, device)
         if not reader.few(case.form, case.parts, torch.bfloat16):
             continue
         if number % 4 == 0 or thorough:
-            looked.append((f"{case.name} again", wrong_again(case, device)))
+            yield f"{case.name} again", partial(wrong_again, case, device)
         for dtype in dtypes:
             for m in (1, 2, 17, 70) if thorough else (1, 17):
-                looked.append((f"{case.name} times {m} rows of {dtype}", wrong_product(case, m, dtype, device)))
+                yield f"{case.name} times {m} rows of {dtype}", partial(wrong_product, case, m, dtype, device)
     for dtype in DTYPES:
         for codes in (torch.int8, torch.float8_e4m3fn):
-            looked.append((f"{dtype} as {codes}", wrong_activations(dtype, codes, device)))
+            yield f"{dtype} as {codes}", partial(wrong_activations, dtype, codes, device)
         for biased, added in ((False, ""), (True, ""), (True, "number"), (False, "each")):
-            looked.append((f"finished as {dtype} {added}", wrong_finish(dtype, biased, added, device)))
-        looked.append((f"by runs as {dtype}", wrong_runs(dtype, dtype != torch.float32, device)))
+            yield f"finished as {dtype} {added}", partial(wrong_finish, dtype, biased, added, device)
+        yield f"by runs as {dtype}", partial(wrong_runs, dtype, dtype != torch.float32, device)
     integers = [("int8", 128), ("int4", 128), ("q4_k", 256), ("q8_0", 512), ("sdnq-int8", 512)]
     fields = [("q8_0", 512), ("q6_k", 256)]
     for text, columns in integers if thorough else integers[:2]:  # the others take seconds each in the interpreter
-        looked.append((f"{text} in integers", wrong_integers(text, columns, device)))
+        yield f"{text} in integers", partial(wrong_integers, text, columns, device)
     for text, columns in fields if thorough else fields[:1]:
-        looked.append((f"{text} apart in integers", wrong_integers(text, columns, device, apart=True)))
-    looked.append(("a layer", wrong_layer(device, compile=thorough)))
-    for name, why in looked:
+        yield f"{text} apart in integers", partial(wrong_integers, text, columns, device, apart=True)
+    yield "a layer", partial(wrong_layer, device, compile=thorough)
+
+
+def faults(device: str, *, thorough: bool) -> Iterator[str]:
+    """A line for everything that is wrong, and a last one that says how much was looked at."""
+    seen = 0
+    for name, look in looks(device, thorough=thorough):
         seen += 1
-        if why:
+        if why := look():
             yield f"{name}: {why}"
     yield f"{seen} looked at"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
 from functools import lru_cache
@@ -16,6 +17,9 @@ from sdquant.offload import components_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Where the slow tables and the training compute: SDQUANT_TEST_DEVICE=cuda runs them on a card.
+DEVICE = os.environ.get("SDQUANT_TEST_DEVICE", "cpu")
 
 # Attributes that hooks leave on module instances.
 HOOKED = {

@@ -25,7 +25,7 @@ from sdquant.offload import actions
 from sdquant.offload.changes import is_move
 from tests.offload.changing import ACTIONS, PROMPT
 
-from .conftest import hooked
+from .conftest import DEVICE, hooked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ REFUSED_BY = {("adapter_by_peft", "sequential"): "meta"}
 def loaded(scheme: str, runtime: str) -> Any:
     """digits-sd in float32, its UNet and text encoder in the scheme, and with a method of somebody's own."""
     path = sdquant.demo.path("digits-sd")
-    pipe = sdquant.load_model(path, scheme, runtime=runtime, device="cpu", dtype="float32", progress=False)
+    pipe = sdquant.load_model(path, scheme, runtime=runtime, device=DEVICE, dtype="float32", progress=False)
     pipe.sdquant.offload.remove()
     pipe.sdquant = None
     pipe.__class__ = _with_a_method(type(pipe))
@@ -67,7 +67,7 @@ def pipeline(scheme: str, runtime: str, mode: str, *, own: bool = False) -> Any:
     pipe.set_progress_bar_config(disable=True)
     largest = max(offload.weight_bytes(part) for part in offload.components_of(pipe).values())
     budget = int(0.95 * largest) if mode == "balanced" else None
-    pipe.handle = offload.apply(pipe, mode, device="cpu", budget=budget)
+    pipe.handle = offload.apply(pipe, mode, device=DEVICE, budget=budget)
     return pipe
 
 
@@ -95,7 +95,7 @@ def drawn(pipe: Any, more: dict[str, Any]) -> torch.Tensor:
     if "image" not in given:
         given |= {"height": 32, "width": 32}
     image: torch.Tensor = pipe(**given).images
-    return image
+    return image.cpu()
 
 
 # What the model itself does not take, offloaded or not: sdquant's layers writes, bitsandbytes' modules what their
@@ -119,7 +119,7 @@ def outcome(pipe: Any, name: str) -> Any:
     except Exception as error:
         return error
     states = [
-        {f"{path}.{key}": value for path, part in sorted(offload.components_of(one).items())
+        {f"{path}.{key}": value.cpu() for path, part in sorted(offload.components_of(one).items())
          for key, value in part.state_dict().items()} for one in pipes
     ]  # fmt: skip
     with pipe.handle.suspended():
@@ -136,7 +136,7 @@ def expected(scheme: str, runtime: str, name: str) -> Any:
 
 def refused_by_the_matrix(scheme: str, runtime: str, mode: str) -> bool:
     try:
-        check(scheme, mode, runtime=runtime, device="cpu")
+        check(scheme, mode, runtime=runtime, device=DEVICE)
     except SdquantError:
         return True
     return False

@@ -14,6 +14,7 @@ from diffusers import PNDMScheduler, StableDiffusionPipeline
 import sdquant
 from sdquant import offload
 
+from .conftest import DEVICE
 from .test_balanced import REST, Net, Pipe, run
 
 MOVING = [mode.name for mode in offload.MODES if mode.name != "none"]
@@ -108,7 +109,7 @@ def test_requests_of_a_server(scheme: str, mode: str, runtime: str | None) -> No
     offload each needs its own, as with diffusers alone."""
     room = {"budget": "2MB"} if mode == "balanced" else {}
     pipe = sdquant.load_model(
-        sdquant.demo.path("digits-sd"), scheme, mode, runtime=runtime, progress=False, **room
+        sdquant.demo.path("digits-sd"), scheme, mode, runtime=runtime, progress=False, device=DEVICE, **room
     )  # fmt: skip
     pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
     pipe.set_progress_bar_config(disable=True)
