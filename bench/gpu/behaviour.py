@@ -2,65 +2,98 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bench.gpu import reports
 
 if TYPE_CHECKING:
     import torch
 
-# Names, paths and marks of each run. The tables' slow cells are in the second.
-RUNS = {
-    "marked gpu": (
-        "gpu", "tests/kernels/test_on_card.py", "tests/offload/test_gpu.py", "tests/kernels/test_fp8.py",
-        "tests/kernels/test_fields.py", "tests/rules/test_float8.py", "tests/hosts/test_forge.py",
+
+@dataclass(frozen=True)
+class Run:
+    """Tests of some files with some marks, and the seconds they may take."""
+
+    name: str
+    seconds: float
+    marks: str
+    paths: tuple[str, ...]
+
+
+RUNS = (
+    Run(
+        "marked gpu", 100, "gpu",
+        ("tests/kernels/test_on_card.py", "tests/offload/test_gpu.py", "tests/kernels/test_fp8.py",
+         "tests/kernels/test_fields.py", "tests/rules/test_float8.py", "tests/hosts/test_forge.py"),
     ),
-    "offload": (
-        "slow or not slow", "tests/offload/test_changes.py", "tests/offload/test_training.py",
-        "tests/offload/test_threads.py",
+    Run(
+        "offload", 150, "slow or not slow",
+        ("tests/offload/test_changes.py", "tests/offload/test_training.py", "tests/offload/test_threads.py"),
     ),
-}  # fmt: skip
-SMALL = {
-    "marked gpu": ("gpu", "tests/kernels/test_fields.py"),
-    "offload": ("not slow", "tests/offload/test_threads.py"),
-}
-MOST_PROCESSES = 14
-_LEFT_OUT = ("skipped",)
+)  # fmt: skip
+SMALL = (
+    Run("marked gpu", 100, "gpu", ("tests/kernels/test_fields.py",)),
+    Run("offload", 300, "not slow", ("tests/offload/test_threads.py",)),
+)
+MOST_PROCESSES = 15
 
 
 def measure(device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
     """A row for each run with its counts, and one for each test of it that failed."""
-    for name, (marks, *paths) in (SMALL if small else RUNS).items():
+    for run in SMALL if small else RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.xml"
-            processes = min(MOST_PROCESSES, os.cpu_count() or 1)
-            command = [
-                sys.executable, "-m", "pytest", "-m", marks, "-n", str(1 if small else processes), "-p",
-                "no:cacheprovider", "-o", "filterwarnings=", "--dist", "load", f"--junit-xml={report}", *paths,
-            ]  # fmt: skip
-            environment = {**os.environ, "SDQUANT_TEST_DEVICE": device.type, "OMP_NUM_THREADS": "2"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if not report.exists():
-                yield {"name": name, "case": "tests", "error": (done.stdout + done.stderr)[-2000:]}
-                continue
-            yield from _rows(name, report)
+            path = Path(folder) / "reports.jsonl"
+            status, printed = _ran(run, device, path, 1 if small else min(MOST_PROCESSES, os.cpu_count() or 1))
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        yield from _rows(run, [json.loads(line) for line in lines], status, printed)
 
 
-def _rows(name: str, report: Path) -> Iterator[dict[str, Any]]:
-    suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
-    counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
-    bad = [case for case in suite.iter("testcase") if any(child.tag in ("failure", "error") for child in case)]
-    row: dict[str, Any] = {"name": name, "case": "tests", **counts, "seconds": float(suite.attrib["time"])}
-    yield row | ({"error": f"{len(bad)} of {counts['tests']} tests failed"} if bad else {})
-    for case in bad:
-        child = next(child for child in case if child.tag in ("failure", "error"))
-        what = f"{case.attrib['classname']}::{case.attrib['name']}"
-        yield {"name": what, "case": name, "error": child.attrib.get("message", "")[:600], "text": child.text[-2500:]}
-    reasons = [child.attrib.get("message", "") for case in suite.iter("testcase") for child in case.iter("skipped")]
-    for reason in sorted(set(reasons)):
-        yield {"name": f"skipped: {reason}"[:200], "case": name, "tests": reasons.count(reason)}
+def _ran(run: Run, device: torch.device, path: Path, processes: int) -> tuple[int | None, str]:
+    """Run pytest; its status, None if it was ended at its deadline, and what it printed."""
+    command = [
+        sys.executable, "-m", "pytest", "-m", run.marks, "-n", str(processes), "--dist", "load", "-p",
+        "bench.gpu.reports", "-p", "no:cacheprovider", "-o", "filterwarnings=", *run.paths,
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "SDQUANT_TEST_DEVICE": device.type, "OMP_NUM_THREADS": "1", reports.PATH: str(path),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        printed, _ = process.communicate(timeout=run.seconds)
+        return process.returncode, printed
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _rows(run: Run, found: list[dict[str, Any]], status: int | None, printed: str) -> Iterator[dict[str, Any]]:
+    counts = Counter(row["outcome"] for row in found)
+    whole: dict[str, Any] = {"name": run.name, "case": "tests", **counts}
+    if status is None:
+        whole["error"] = f"it was ended after {run.seconds:.0f} s"
+    elif status not in (0, 1):
+        whole["error"] = f"pytest ended with status {status}: {printed[-1500:]}"
+    elif counts["failed"]:
+        whole["error"] = f"{counts['failed']} of {len(found)} tests failed"
+    yield whole
+    for row in found:
+        if row["outcome"] == "failed":
+            yield {"name": row["test"], "case": run.name, "error": row["error"], "text": row["text"]}
+    reasons = Counter(row["error"] for row in found if row["outcome"] == "skipped")
+    for reason, number in sorted(reasons.items()):
+        yield {"name": reason, "case": f"{run.name}, skipped", "tests": number}

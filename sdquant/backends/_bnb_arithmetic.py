@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from ..constants import constant
 from ..memory import empty
 from ._bnb_tables import fourbit_code
 
@@ -33,7 +33,7 @@ class _Cells:
     border: Tensor
 
 
-@cache
+@constant
 def _cells(kind: str, device: torch.device) -> _Cells:
     cpu = torch.device("cpu")
     values, order = torch.sort(fourbit_code(kind, cpu), stable=True)
@@ -137,7 +137,7 @@ def decode_fourbit(codes: Tensor, absmax: Tensor, kind: str, block: int, out: Te
         out[whole:].copy_(fourbit_code(kind, device)[rest] * absmax[whole // block])
 
 
-@cache
+@constant
 def _pairs(kind: str, device: torch.device) -> Tensor:
     """Both values of each byte, two float32 seen as one int64: [256]."""
     byte = torch.arange(256, device=device)

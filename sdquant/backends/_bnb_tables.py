@@ -5,10 +5,10 @@ All tables are scaled to [-1, 1]: a weight is its code's value times its block's
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
+
+from ..constants import constant
 
 # Quantiles of the normal distribution: table 1 of "QLoRA", https://arxiv.org/abs/2305.14314, appendix E.
 NF4 = (
@@ -20,7 +20,7 @@ NF4 = (
 _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 
-@cache
+@constant
 def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
     """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
     values = NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
@@ -28,7 +28,7 @@ def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
     return (table / table.abs().max()).to(device)
 
 
-@cache
+@constant
 def dynamic_code(device: torch.device) -> Tensor:
     """The 256 values in which double quantization stores scales: float32 [256] in [-1, 1], sorted.
 
@@ -43,7 +43,7 @@ def dynamic_code(device: torch.device) -> Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32, device=device)
 
 
-@cache
+@constant
 def e4m3_code(device: torch.device) -> Tensor:
     """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
     values = [mantissa / 8 * 2.0**-8 for mantissa in range(8)]

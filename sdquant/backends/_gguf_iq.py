@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..constants import constant
 from ._gguf_bits import copied, half
 
 if TYPE_CHECKING:
@@ -40,25 +41,25 @@ def grid(kind: str) -> Tensor:
     return table.contiguous()
 
 
-@cache
+@constant
 def _grid(kind: str, device: torch.device) -> Tensor:
     """The same as float32."""
     return grid(kind).float().to(device)
 
 
-@cache
-def _values(values: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)
+@constant
+def _values(values: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
-@cache
+@constant
 def _signs(device: torch.device) -> Tensor:
     """For each byte, -1 where a bit is set and 1 where not, the lowest first: float32 [256, 8]."""
     byte = torch.arange(256, device=device)[:, None]
     return 1.0 - 2.0 * (byte >> torch.arange(8, device=device) & 1)
 
 
-@cache
+@constant
 def _even_signs(device: torch.device) -> Tensor:
     """The same for 7 bits, the eighth such that an even number of signs is negative: float32 [128, 8]."""
     seven = _signs(device)[:128].clone()
@@ -176,7 +177,7 @@ def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
 def _tq1_0(blocks: Tensor, out: Tensor) -> None:
     parts = []
     for start, stop, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        threes = torch.tensor(_THREES[:count], dtype=torch.uint8, device=out.device)[:, None]
+        threes = _values(_THREES[:count], out.device, torch.uint8)[:, None]
         parts.append((blocks[:, start:stop].unsqueeze(1) * threes).flatten(1))  # modulo 256
     codes = torch.cat(parts, dim=1).to(torch.int16).mul_(3).bitwise_right_shift_(8).sub_(1)
     torch.mul(half(blocks, 52), codes, out=out)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from ..backends import _bnb_tables
+from ..constants import constant
 from ..rules.rounding import E2M1_LEVELS
 
 
-@cache
+@constant
 def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """float32 [16 or 256], by code: numbers of the dtype `arithmetic`."""
     if name == "e4m3":

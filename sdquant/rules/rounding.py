@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backends._bnb_tables import NF4
+from ..constants import constant
 
 if TYPE_CHECKING:
     from .qtypes import QType
@@ -54,11 +55,15 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
 def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:
     """What the codes stand for, in units of the scale, as `dtype`."""
     if row.kind == "nf4":
-        return torch.tensor(NF4, dtype=torch.float32, device=codes.device)[codes.long()].to(dtype)
+        return _levels(NF4, codes.device, torch.float32)[codes.long()].to(dtype)
     if row.kind == "e2m1":
-        levels = torch.tensor((*E2M1_LEVELS, *(-one for one in E2M1_LEVELS)), dtype=dtype, device=codes.device)
-        return levels[codes.long()]
+        return _levels((*E2M1_LEVELS, *(-one for one in E2M1_LEVELS)), codes.device, dtype)[codes.long()]
     return codes.to(dtype)
+
+
+@constant
+def _levels(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _nearest(x: Tensor, levels: tuple[float, ...]) -> Tensor:

@@ -88,6 +88,7 @@ def test_forges_swap_leaves_what_does_not_fit(host: Start, sd: Path, share: floa
 @pytest.mark.parametrize("share", [0.3, 0.8, 2.0])
 @pytest.mark.parametrize("scheme", ["nf4", "int8", "qint4"])
 def test_forges_swap_on_a_gpu(host: Start, sd: Path, scheme: str, share: float) -> None:
+    pytest.importorskip("gradio", reason="the extension's settings are gradio's")
     running = host("forge")
     running.start({"sdquant_quant_model": scheme})
     unet = _reload(running, sd).forge_objects.unet.model.diffusion_model

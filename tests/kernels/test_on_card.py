@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends, offload
+from sdquant.backends._bnb_tables import dynamic_code, e4m3_code, fourbit_code
+from sdquant.kernels.tables import table
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import set_compute
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = os.environ.get("SDQUANT_TEST_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +35,10 @@ on_card = pytest.mark.skipif(DEVICE != "cuda", reason="a CPU has no streams and 
 SCHEMES = (
     "nf4", "nf4,double_quant", "fp4", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "qfloat8", "int8", "int8_sym",
     "int4", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "iq4_xs", "sdnq-int8", "sdnq-uint4", "sdnq-uint3",
+)  # fmt: skip
+COMPILED = (
+    ("nf4", None), ("nf4", "int8"), ("nf4", "fp8"), ("fp4,double_quant", None), ("q4_k", None), ("iq4_xs", None),
+    ("iq3_s", None), ("int8_sym", "int8"), ("fp8", "fp8"), ("sdnq-uint4", None), ("qint4", "int8"),
 )  # fmt: skip
 ROWS = (0, 1, 2, 16, 63, 64, 65, 300)
 
@@ -154,19 +161,22 @@ class Block(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["default", "reduce-overhead"])
-@pytest.mark.parametrize(
-    ("scheme", "compute"), [("nf4", None), ("nf4", "int8"), ("q4_k", None), ("int8_sym", "int8"), ("fp8", "fp8")]
-)
+@pytest.mark.parametrize(("scheme", "compute"), COMPILED)
 def test_compiled(scheme: str, compute: str | None, how: str) -> None:
     """One graph, before anything ran eagerly: the kernels' tables and scratch are nobody else's then."""
     torch._dynamo.reset()
+    from sdquant.kernels.triton.plans import table_of
+
+    for function in (fourbit_code, dynamic_code, e4m3_code, table, table_of):
+        function.cache_clear()
     block = Block(scheme, compute)
     fast: Any = torch.compile(block, mode=how, fullgraph=True)
     xs = [inputs(rows, seed=rows) for rows in (1, 300, 1, 300)]
     with torch.no_grad():
         found = [fast(x).clone() for x in xs for _ in range(3)]
         wanted = [block(x) for x in xs for _ in range(3)]
-    assert min(decibels(a, b) for a, b in zip(found, wanted, strict=True)) > 40
+    least = 40 if compute is None else 30  # activations that differ in a last bit may get another code
+    assert min(decibels(a, b) for a, b in zip(found, wanted, strict=True)) > least
 
 
 class Stack(nn.Module):

@@ -350,7 +350,7 @@ def wrong_layer(device: str, *, compile: bool) -> str:
         x = torch.randn(m, 64, generator=torch.Generator().manual_seed(m)).to(torch.bfloat16)
         with torch.no_grad():
             found, again = layer(x.to(device)), compiled(x.to(device))
-            wanted = torch.nn.functional.linear(x, layer.dequantize().cpu(), linear.bias)
+            wanted = torch.nn.functional.linear(x, layer.dequantize().cpu(), linear.bias.cpu())
         if not torch.equal(found, again):
             return "it computes other numbers compiled"
         if not torch.allclose(found.cpu().float(), wanted.float(), rtol=2**-7, atol=2**-7):

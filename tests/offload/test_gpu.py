@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench import offload as bench
 from sdquant import offload
 from sdquant.offload.pinning import ByTorch, Registered, pinning
 from sdquant.offload.store import PinnedStore
@@ -108,33 +107,3 @@ def test_an_error_of_pinning_is_no_later_kernels() -> None:
     with pytest.raises(RuntimeError, match="cudaHostRegister of 1048576 bytes: error"):
         Registered(Twice(), device).make(1 << 20)
     assert float(torch.ones(3, device=device).sum()) == 3
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6])
-def test_g22_a_step_takes_the_larger_of_computing_and_copying(share: float) -> None:
-    """Goal G22: at most 1.15 x max(compute, bytes / rate), the rate of pinned memory measured here."""
-    net, other = bench.build().cuda(), bench.build()
-    resident = bench.step(net, "cuda")
-    pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
-    into = torch.empty_like(pinned, device="cuda")
-    rate = pinned.numel() / seconds(lambda: into.copy_(pinned, non_blocking=True))
-    compute = seconds(resident)
-    handle = offload.apply(other, "balanced", device="cuda", budget=int(share * offload.weight_bytes(other)))
-    away = bench.step(other, "cuda")
-    streamed = bench.streamed(handle, away)
-    assert seconds(away) <= 1.15 * max(compute, streamed / rate)
-    handle.remove()
-
-
-def seconds(call: Any, times: int = 9) -> float:
-    """Median of a call on the GPU."""
-    call()
-    found = []
-    for _ in range(times):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1000)
-    return sorted(found)[times // 2]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...backends import _bnb_tables
 from ...backends._gguf_iq import _NON_LINEAR
+from ...constants import constant
 from ...formats.gguf_fields import places
 from ..tables import table
 from .blocks import Block, block_of
@@ -103,7 +104,7 @@ def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str,
     }
 
 
-@cache
+@constant
 def table_of(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """What the codes of a table stand for, float32."""
     if name == "iq4":
