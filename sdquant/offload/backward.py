@@ -2,9 +2,10 @@
 
 Autograd keeps the weights that backward will read, as the tensors that they were during the forward: in memory which
 the next block has taken by then. So what it keeps of a component's weights is where they wait (`keeping`), and backward
-reads them there. Where a mode has no such place, or a library keeps its weights where autograd does not look, backward
-is refused before it starts (`refuse_backward`), and so is training weights that are read from a store, into which no
-optimizer writes (`refuse_training`). A LoRA that is trained belongs to no mode: see `units.cut`.
+reads them there; what it runs once more has its weights brought (`recompute`). Where a mode has no such place, or a
+library keeps its weights where autograd does not look, backward is refused before it starts (`refuse_backward`), and so
+is training weights that are read from a store, into which no optimizer writes (`refuse_training`). A LoRA that is
+trained belongs to no mode: see `units.cut`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
 from ..errors import IncompatibleError
+from .recompute import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..errors import SdquantError
     from .handle import OffloadHandle
+    from .recompute import Recompute
     from .units import Component, Unit
 
 TRAINS = ("none", "model", "balanced")  # modes in which a LoRA can be trained
@@ -95,7 +97,7 @@ def _found(tensor: Tensor, units: Sequence[Unit]) -> _Weight | None:
     return None
 
 
-def gradient_hooks(component: Component, handle: OffloadHandle) -> dict[str, Any]:
+def gradient_hooks(component: Component, handle: OffloadHandle, recompute: Recompute) -> dict[str, Any]:
     """Arguments of `wrap` for a component's methods."""
     units = component.units
     hiding = [unit for unit in units if unit.hides]
@@ -112,6 +114,7 @@ def gradient_hooks(component: Component, handle: OffloadHandle) -> dict[str, Any
         if hiding:
             gone = moved(handle, component.name)
             refuse_backward(result, lambda: None if before == sum(unit.drops for unit in hiding) else gone)
+        recompute.watch(result)
 
     return {"lock": handle.lock, "around": around, "outcome": outcome}
 
@@ -126,9 +129,8 @@ def refuse_backward(output: Any, reason: Callable[[], SdquantError | None]) -> N
         if error is not None:
             raise error
 
-    values = [vars(output)] if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict) else output
-    for tensor in tree_leaves(values):
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+    for tensor in tensors_of(output):
+        if tensor.requires_grad:
             tensor.register_hook(check)  # type: ignore[no-untyped-call]
 
 

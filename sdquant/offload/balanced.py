@@ -17,6 +17,7 @@ from . import none
 from .backward import gradient_hooks, keeping
 from .entry import announce, wrap
 from .plans import least
+from .recompute import Recompute
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes, with_number
 from .stream import Streamer
@@ -114,7 +115,18 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
             if streamer is not None:
                 streamer.end()
 
-    handle.undo.callback(wrap(component.module, enter, leave, **gradient_hooks(component, handle)))
+    again: list[Unit] = []  # streamed blocks that backward has brought
+
+    def bring(unit: Unit) -> None:
+        if streamer is not None:
+            streamer.release()  # nothing is streamed now, and its room is needed
+            residency.evict(again)
+            again[:] = [unit] if unit in streamer.plan.streamed else []
+        residency.make_room(unit.nbytes, component)
+        residency.fetch([unit])
+
+    recompute = Recompute(component, handle, bring, lambda: residency.evict(again))
+    handle.undo.callback(wrap(component.module, enter, leave, **gradient_hooks(component, handle, recompute)))
 
 
 def _facts(streamer: Streamer) -> dict[str, int]:

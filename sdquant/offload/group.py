@@ -16,7 +16,7 @@ from ..machine import ram
 from .backward import refusing
 from .entry import serialize, tidy
 from .pinning import ByTorch
-from .slots import slots, tensor_bytes, weight_bytes
+from .slots import bring, slots, tensor_bytes, weight_bytes
 from .store import DiskStore, pinned_limit
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def apply(
             **({"why not on disk": reason} if reason else {}),
         }
         handle.undo.callback(_remove, part)
+        # bitsandbytes keeps scales and tables beside its parameters, where diffusers does not see them: they stay.
+        hidden = [slot for slot in slots(part) if "." in slot.places[0].name]
+        if device.type != "cpu" and bring(hidden, device):
+            handle.counters.hold(sum(tensor_bytes(t) for slot in hidden if (t := slot.get()) is not None))
         _hook(part, by, device, path)
         _register_outermost(part)
         handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
@@ -187,9 +191,17 @@ def _count(group: Any, counters: Counters) -> None:
 
 
 def _remove(part: nn.Module) -> None:
-    """Bring all groups back and take the hooks off, and what diffusers leaves behind when it does that."""
+    """Have all weights in ordinary memory and take the hooks off, and what diffusers leaves behind when it does that.
+
+    Groups that wait in RAM are put there, and not fetched: all of them together need not fit on the device, and the
+    last of them would be on its way on diffusers' own stream when it is read. What it has pinned is copied, since
+    pinned memory stays taken from everybody else.
+    """
     for group in _groups(part):
-        group.onload_()
+        if group.offload_to_disk_path is None:
+            group.offload_()
+        else:
+            group.onload_()
     for module in part.modules():
         registry = module.__dict__.get("_diffusers_hook")
         if registry is None:
@@ -203,3 +215,5 @@ def _remove(part: nn.Module) -> None:
         tensor = slot.get()
         if tensor is not None and tensor.device.type != "cpu":
             slot.put(tensor.to("cpu"))
+        elif tensor is not None and tensor.is_pinned():
+            slot.put(tensor.clone())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backward import gradient_hooks
 from .entry import announce, wrap
+from .recompute import Recompute
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes
 from .units import Component, cut
@@ -53,7 +54,12 @@ def apply(
     def leave(component: Component) -> None:
         component.depth -= 1
 
+    def again(component: Component) -> None:
+        enter(component)
+        leave(component)
+
     for component in components:
+        recompute = Recompute(component, handle, lambda _, c=component: again(c), lambda: None)  # type: ignore[misc]
         handle.components[component.name] = {"bytes": component.nbytes, "kept": "on the device while it is in use"}
         handle.undo.callback(announce(component.module, device))
         handle.undo.callback(
@@ -61,6 +67,6 @@ def apply(
                 component.module,
                 lambda _, c=component: enter(c),  # type: ignore[misc]
                 lambda _, c=component: leave(c),  # type: ignore[misc]
-                **gradient_hooks(component, handle),
+                **gradient_hooks(component, handle, recompute),
             )
         )

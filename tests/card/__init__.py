@@ -113,6 +113,9 @@ def _module(card: Card) -> ModuleType:
         "empty_cache": lambda: None,
         "_is_in_bad_fork": lambda: False,
         "manual_seed_all": lambda seed: None,
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],  # checkpoints ask for it
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
     }
     vars(module).update(contents)
     return module

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bench import offload as bench
 from sdquant import backends, memory, offload
@@ -25,6 +26,7 @@ from sdquant.offload.pinning import Registered, proves
 from sdquant.offload.transfer import StreamTransfer, _StreamTicket
 
 from ..offload.conftest import draw, hooked, made
+from ..offload.test_balanced import Pipe
 from ..offload.test_modes import quantize
 from . import Card, build
 
@@ -302,6 +304,69 @@ def ram_of(mode: str) -> dict[str, Any]:
     return {"mode": mode, "weights": size, "on": on, "off": off}
 
 
+class Inner(nn.Module):
+    """A block of which a part is run once more in backward, or all of it, or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(64), nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU())
+        self.out = nn.Linear(128, 64)
+
+    def forward(self, x: Tensor, kind: bool | None) -> Tensor:
+        y = self.norm(x)
+        y = self.inner(y) if kind is None else checkpoint(self.inner, y, use_reentrant=kind)
+        return x + self.out(y)
+
+
+class Checkpointed(nn.Module):
+    """Blocks like that; `kind` is `use_reentrant` of the checkpoints, None for none."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head, self.blocks = nn.LayerNorm(64), nn.ModuleList(Inner() for _ in range(6))
+        self.kind: bool | None = None
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.head(x)
+        for block in self.blocks:
+            x = block(x, self.kind)
+        return x
+
+
+def trained(card: Card) -> Iterator[dict[str, Any]]:
+    """Gradients of inputs through two components that take turns, with blocks that backward runs once more."""
+    for kind in (None, False, True):
+        for mode in ("model", "balanced"):
+            one, two = Checkpointed(1), Checkpointed(2)
+            one.kind = two.kind = kind
+            pipe = Pipe(one=one, two=two)
+            x = torch.linspace(-1, 1, 64)[None]
+            with torch.enable_grad():
+                wanted = _gradient(one, two, x)
+                size = offload.weight_bytes(one)
+                room = {"budget": int(0.7 * size)} if mode == "balanced" else {}
+                handle = offload.apply(pipe, mode, device="card", **room)
+                found = [_gradient(one, two, x.to("card")).cpu() for _ in range(2)]
+            report = handle.report()
+            handle.remove()
+            yield {
+                "kind": kind,
+                "mode": mode,
+                "away": max(float((each - wanted).abs().max() / wanted.abs().max()) for each in found),
+                "evictions": report["evictions"],
+                "races": card.races(),
+            }
+
+
+def _gradient(one: nn.Module, two: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    two(one(x)).square().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
 def group(card: Card) -> str:
     """What torch says of group offload by diffusers to such devices."""
     pipe = made("flux")
@@ -324,6 +389,7 @@ CASES: dict[str, Callable[[Card], Any]] = {
     "group": group,
     "layers": lambda card: list(layers(card)),
     "streams": streams,
+    "trained": lambda card: list(trained(card)),
 }
 
 

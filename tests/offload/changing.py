@@ -24,6 +24,11 @@ def action(function: Action) -> Action:
     return function
 
 
+def beside(pipe: Any, module: Any) -> Any:
+    """A new module where the pipeline computes, as people have to put it."""
+    return module.to(pipe._execution_device)
+
+
 def seeded() -> torch.Generator:
     """The same random numbers for every mode."""
     return torch.Generator().manual_seed(7)
@@ -117,7 +122,7 @@ def with_a_controlnet(pipe: Any) -> Any:
     )
     for block in net.controlnet_down_blocks:
         nn.init.normal_(block.weight, std=0.1)
-    return StableDiffusionControlNetPipeline.from_pipe(pipe, controlnet=net, **ABSENT)
+    return StableDiffusionControlNetPipeline.from_pipe(pipe, controlnet=beside(pipe, net), **ABSENT)
 
 
 # What a text encoder knows.
@@ -137,15 +142,17 @@ def textual_inversion_unloaded(pipe: Any) -> None:
 
 @action
 def resized_embeddings(pipe: Any) -> None:
-    torch.manual_seed(7)
     pipe.text_encoder.resize_token_embeddings(600, mean_resizing=False)
+    with pipe.handle.suspended():  # the new rows are the device's random numbers
+        rows = pipe.text_encoder.get_input_embeddings().weight.data[512:]
+        rows.copy_(torch.randn(rows.shape, generator=seeded()))
 
 
 @action
 def other_embeddings(pipe: Any) -> None:
     table = nn.Embedding(600, 128)
     table.weight.data.normal_(generator=seeded())
-    pipe.text_encoder.set_input_embeddings(table)
+    pipe.text_encoder.set_input_embeddings(beside(pipe, table))
 
 
 # Adapters and attention.
@@ -295,10 +302,11 @@ def initialized(pipe: Any) -> None:
 @action
 def another_layer(pipe: Any) -> None:
     torch.manual_seed(7)
-    pipe.unet.conv_out = nn.Conv2d(32, 4, 3, padding=1)
-    pipe.vae.decoder.conv_norm_out.weight = nn.Parameter(torch.full_like(pipe.vae.decoder.conv_norm_out.weight, 0.5))
-    pipe.unet.register_buffer("extra", torch.ones(3))
-    pipe.unet.mid_block.register_parameter("more", nn.Parameter(torch.ones(2)))
+    pipe.unet.conv_out = beside(pipe, nn.Conv2d(32, 4, 3, padding=1))
+    norm = torch.full(pipe.vae.decoder.conv_norm_out.weight.shape, 0.5)
+    pipe.vae.decoder.conv_norm_out.weight = nn.Parameter(beside(pipe, norm))
+    pipe.unet.register_buffer("extra", beside(pipe, torch.ones(3)))
+    pipe.unet.mid_block.register_parameter("more", nn.Parameter(beside(pipe, torch.ones(2))))
 
 
 @action
@@ -320,8 +328,8 @@ def other_components(pipe: Any) -> None:
     for number, weight in enumerate(unet.parameters()):
         weight.data.normal_(0, 0.05, generator=torch.Generator().manual_seed(number))
     vae.decoder.conv_out.bias.data.add_(0.1)
-    pipe.unet = unet.eval()
-    pipe.register_modules(vae=vae)
+    pipe.unet = beside(pipe, unet.eval())
+    pipe.register_modules(vae=beside(pipe, vae))
     pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
 
 
@@ -332,7 +340,7 @@ def saved(pipe: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         pipe.vae.save_pretrained(folder)
         other = type(pipe.vae).from_pretrained(folder, torch_dtype=torch.float32)
-        return StableDiffusionPipeline(**{**pipe.components, "vae": other})
+        return StableDiffusionPipeline(**{**pipe.components, "vae": beside(pipe, other)})
 
 
 # What hands the weights to somebody else.

@@ -66,6 +66,13 @@ def test_two_streams_of_a_thread_do_not_decode_into_the_same_memory(library: Pat
     assert found(library, "streams") == {key: {"same": True, "races": []} for key in ("alike", "growing")}
 
 
+def test_what_backward_runs_once_more_has_its_weights_on_the_card(library: Path) -> None:
+    rows = found(library, "trained")
+    assert len(rows) == 6
+    for row in rows:
+        assert row["away"] < 1e-6 and not row["races"] and row["evictions"] > 0, row
+
+
 @pytest.mark.slow
 def test_every_mode_draws_the_same_and_leaves_nothing(library: Path) -> None:
     rows = found(library, "drawn")

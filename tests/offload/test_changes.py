@@ -43,6 +43,8 @@ REFUSED = {
 }  # fmt: skip
 
 
+# What computes on the CPU afterwards without offload, and where it did with a mode.
+ON_CPU = {"pipe_to_cpu"}
 # What one mode cannot do: PEFT's function moves an adapter to the device of its layer, whose weights are on meta there.
 REFUSED_BY = {("adapter_by_peft", "sequential"): "meta"}
 
@@ -185,7 +187,10 @@ def test_an_action(scheme: str, runtime: str, name: str, mode: str) -> None:
         if isinstance(found, Exception):
             raise found
         for images, others in zip(found[0], wanted[0], strict=True):
-            assert torch.equal(images, others)
+            if name in ON_CPU and DEVICE != "cpu":
+                assert torch.allclose(images, others, atol=0.02)
+            else:
+                assert torch.equal(images, others)
         for state, other in zip(found[1], wanted[1], strict=True):
             assert state.keys() == other.keys()
             assert [k for k in state if state[k].dtype != other[k].dtype or not torch.equal(state[k], other[k])] == []
@@ -254,6 +259,7 @@ def test_another_tool_s_wrapper_stays(mode: str) -> None:
         assert torch.equal(drawn(pipe, {}), wanted)
         pipe.unet.to(torch.float32)  # which suspends the mode
     pipe.handle.remove()
+    pipe.to(DEVICE)
     assert torch.equal(drawn(pipe, {}), wanted) and len(calls) == 6
     assert pipe.unet.forward is counted
 
@@ -308,7 +314,7 @@ def test_a_component_that_goes_is_free() -> None:
     pipe.vae = None
     gc.collect()
     assert gone() is None and "vae" not in offload.components_of(pipe)
-    unet, given = pipe.unet, (torch.zeros(1, 4, 8, 8), 1, torch.zeros(1, 77, 128))
+    unet, given = pipe.unet, (torch.zeros(1, 4, 8, 8, device=DEVICE), 1, torch.zeros(1, 77, 128, device=DEVICE))
     with torch.no_grad():
         wanted = unet(*given).sample
     handle = pipe.handle

@@ -11,7 +11,7 @@ from sdquant import offload
 from sdquant.offload.pinning import ByTorch, Registered, pinning
 from sdquant.offload.store import PinnedStore
 
-from .conftest import draw, hooked, made
+from .conftest import draw, hooked, made, same_state, state_of
 from .test_modes import quantize
 
 pytestmark = [
@@ -44,8 +44,8 @@ def test_same_image_as_everything_on_the_gpu(mode: str, scheme: str | None, pipe
     assert not hooked(pipeline)
 
 
-@pytest.mark.parametrize("mode", ["none", "model", "balanced"])
-@pytest.mark.parametrize("scheme", ["nf4", "bnb-int8"])
+@pytest.mark.parametrize("mode", ["none", "model", "balanced", "group"])
+@pytest.mark.parametrize("scheme", ["nf4", "nf4,double_quant", "bnb-int8"])
 def test_bitsandbytes_modules_move(mode: str, scheme: str) -> None:
     first = quantize(made("flux"), scheme, library=True)
     offload.apply(first, "none", device="cuda")
@@ -55,6 +55,26 @@ def test_bitsandbytes_modules_move(mode: str, scheme: str) -> None:
     for _ in range(2):
         assert (draw(pipe) == expected).all()
     handle.remove()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scheme", [None, "int8", "nf4"])
+def test_what_a_mode_leaves_is_what_was_there(mode: str, scheme: str | None, pipeline: Any) -> None:
+    """At once after a drawing, with copies on their way."""
+    if scheme:
+        quantize(pipeline, scheme)
+    before = state_of(pipeline)
+    handle = offload.apply(pipeline, mode, **settings(mode, pipeline))
+    expected = draw(pipeline)
+    with handle.suspended():
+        assert mode == "none" or same_state(pipeline, before)
+    assert (draw(pipeline) == expected).all()
+    handle.remove()
+    for part in offload.components_of(pipeline).values():
+        part.to("cpu")
+    assert same_state(pipeline, before)
+    parts = offload.components_of(pipeline).values()
+    assert not any(tensor.is_pinned() for part in parts for tensor in part.state_dict().values())
 
 
 def test_balanced_keeps_to_its_budget_on_the_device() -> None:

@@ -57,7 +57,7 @@ def trained(scheme: str | None, mode: str, runtime: str | None, use_reentrant: b
         optimizer.step()
     assert len({value for value in found if isinstance(value, float)}) == 3  # each step takes effect in the next
     saved = load_file(lora.save_lora(pipe.unet, file))
-    assert any(torch.equal(parameters[0], tensor) for tensor in saved.values())
+    assert any(torch.equal(parameters[0].cpu(), tensor) for tensor in saved.values())
     pipe.unet.to("cpu")
     handle = pipe.unet.__dict__["_sdquant_offload"]
     assert mode == "none" or handle.counters.evictions
@@ -197,15 +197,16 @@ def test_a_lora_is_not_added_where_it_cannot_be_trained(mode: str, sd: Path) -> 
 
 def test_a_lora_that_is_trained_is_never_moved(sd: Path) -> None:
     with quiet():
-        pipe = sdquant.load_model(sd, "int8", "balanced", budget="700KB", progress=False)
+        pipe = sdquant.load_model(sd, "int8", "balanced", budget="700KB", device=DEVICE, progress=False)
         parameters = lora.add_lora(pipe.unet, rank=4)
     assert {p.dtype for p in parameters} == {torch.float32} != {pipe.unet.dtype}
     with torch.no_grad():
-        before = pipe.unet(torch.ones(1, 4, 8, 8).bfloat16(), 500, torch.ones(1, 10, 128).bfloat16()).sample
+        given = [torch.ones(size, dtype=torch.bfloat16, device=DEVICE) for size in ((1, 4, 8, 8), (1, 10, 128))]
+        before = pipe.unet(given[0], 500, given[1]).sample
         where = [p.data_ptr() for p in parameters]
         for parameter in parameters:
             parameter.fill_(0.05)
-        after = pipe.unet(torch.ones(1, 4, 8, 8).bfloat16(), 500, torch.ones(1, 10, 128).bfloat16()).sample
+        after = pipe.unet(given[0], 500, given[1]).sample
     assert where == [p.data_ptr() for p in parameters] and not torch.equal(before, after)
     assert {id(p) for p in pipe.unet.parameters() if p.requires_grad} == {id(p) for p in parameters}
     pipe.unet.__dict__["_sdquant_offload"].remove()

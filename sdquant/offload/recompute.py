@@ -1,0 +1,98 @@
+"""Weights for what backward runs once more: the blocks of a model with gradient checkpointing.
+
+Backward calls such a block by itself, when the component that it belongs to is long over and its weights wait in the
+store: on a card torch would find them on the CPU. From the moment that backward reaches a component's outputs until it
+is over, every module of the component that is called has its unit brought to the device.
+
+A unit that is brought has memory of its own: autograd keeps the weights that the block's gradients need, and may need
+them when the next block has been brought.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from .handle import OffloadHandle
+    from .units import Component, Unit
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a component returns: in containers and in diffusers' and transformers' outputs."""
+    values = [vars(output)] if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict) else output
+    yield from (value for value in tree_leaves(values) if isinstance(value, Tensor))
+
+
+class Recompute:
+    """One component's share in backward.
+
+    Args:
+        bring: gets a unit that is not on the device and has it there afterwards, under the handle's lock.
+        end: called when backward is over, under the handle's lock.
+    """
+
+    def __init__(
+        self, component: Component, handle: OffloadHandle, bring: Callable[[Unit], None], end: Callable[[], None]
+    ) -> None:
+        self._component, self._handle, self._bring, self._end = component, handle, bring, end
+        self._units: dict[int, Unit] = {}
+        self._hook: Any = None
+        self._running = 0
+        handle.undo.callback(self._stop)
+
+    def watch(self, output: Any) -> None:
+        """Be ready when backward reaches these outputs."""
+        if torch.is_grad_enabled():
+            for tensor in tensors_of(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._start)  # type: ignore[no-untyped-call]
+
+    def _start(self, grad: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine
+        with self._handle.lock:
+            if not self._handle.active:
+                return
+            self._running += 1
+            if self._hook is None:
+                self._units = {id(module): unit for unit, module in _modules(self._component)}
+                self._hook = register_module_forward_pre_hook(self._called)
+        engine.queue_callback(self._over)
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        """Before any module's forward, in any thread, while backward runs."""
+        unit = self._units.get(id(module))
+        if unit is None or unit.resident:
+            return
+        with self._handle.lock:
+            # Within a call of the component the mode itself sees to its weights.
+            if self._hook is not None and not unit.resident and not self._component.depth:
+                self._bring(unit)
+
+    def _over(self) -> None:
+        with self._handle.lock:
+            self._running = max(0, self._running - 1)
+            if not self._running and self._hook is not None:
+                self._stop()
+                self._end()
+
+    def _stop(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook, self._units = None, {}
+
+
+def _modules(component: Component) -> Iterator[tuple[Unit, nn.Module]]:
+    """Yield the modules whose calls need a unit: all of a block's, and outside blocks those that own weights."""
+    yield from ((component.rest, module) for _, module in component.rest.owners)
+    for unit in component.blocks:
+        assert unit.module is not None
+        yield from ((unit, module) for module in unit.module.modules())
