@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..errors import SettingsError
+from ..errors import IncompatibleError, SettingsError
 from ..heap import trim
 from ..machine import ram
 from .backward import refusing
 from .entry import serialize, tidy
 from .pinning import ByTorch
-from .slots import bring, slots, tensor_bytes, weight_bytes
+from .slots import slots, tensor_bytes, weight_bytes
 from .store import DiskStore, pinned_limit
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ def apply(
             **({"why not on disk": reason} if reason else {}),
         }
         handle.undo.callback(_remove, part)
-        # bitsandbytes keeps scales and tables beside its parameters, where diffusers does not see them: they stay.
-        hidden = [slot for slot in slots(part) if "." in slot.places[0].name]
-        if device.type != "cpu" and bring(hidden, device):
-            handle.counters.hold(sum(tensor_bytes(t) for slot in hidden if (t := slot.get()) is not None))
+        if not on_disk:
+            _refuse_hidden(name, part)
         _hook(part, by, device, path)
         _register_outermost(part)
         handle.undo.callback(serialize(part, handle.lock, refusing(handle, name)))
@@ -73,6 +71,18 @@ def apply(
                 _own_after_onload(group)
             _count(group, handle.counters)
         trim()
+
+
+def _refuse_hidden(name: str, part: nn.Module) -> None:
+    """Raise IncompatibleError for weights that a library keeps in part where diffusers does not look: a card's kernels
+    would read the CPU's memory, which ends in "an illegal memory access" and a process that is of no use any more."""
+    for slot in slots(part):
+        if "." in slot.places[0].name or slot.opaque:
+            raise IncompatibleError(
+                f"Cannot put offload='group' on the {name}",
+                f"{slot.name} belongs to a library's own layer, of which diffusers' group offload moves a part only",
+                "Use offload='balanced' or 'model', or load the pipeline with runtime='plain'",
+            )
 
 
 def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) -> None:

@@ -44,7 +44,7 @@ def test_same_image_as_everything_on_the_gpu(mode: str, scheme: str | None, pipe
     assert not hooked(pipeline)
 
 
-@pytest.mark.parametrize("mode", ["none", "model", "balanced", "group"])
+@pytest.mark.parametrize("mode", ["none", "model", "balanced"])
 @pytest.mark.parametrize("scheme", ["nf4", "nf4,double_quant", "bnb-int8"])
 def test_bitsandbytes_modules_move(mode: str, scheme: str) -> None:
     first = quantize(made("flux"), scheme, library=True)

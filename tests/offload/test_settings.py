@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from sdquant import offload
-from sdquant.errors import SettingsError, UnknownOffloadError
+from sdquant import backends, offload
+from sdquant.compat import check
+from sdquant.errors import IncompatibleError, SettingsError, UnknownOffloadError
+from sdquant.offload import group
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,8 @@ def test_a_folder_that_cannot_be_used_is_said_and_leaves_the_model_alone(mode: s
 FULL_DISK = """
 import resource, sys, torch
 from tests.offload.test_settings import Blocks
-from sdquant import offload
+from sdquant import backends, offload
+from sdquant.compat import check
 from sdquant.errors import SettingsError
 model = Blocks()
 before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -138,3 +141,21 @@ def test_a_full_disk_is_said_and_leaves_the_model_alone(mode: str, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "bnb-int8", "qint8"])
+def test_group_offload_to_a_card_of_a_librarys_layers_is_refused(scheme: str) -> None:
+    """bitsandbytes' kernels would read the CPU's memory: seen on an H200."""
+    handle = offload.OffloadHandle("group", "cuda", 0)
+    spec, linear = backends.parse(scheme), nn.Linear(64, 64)
+    packed = backends.of_scheme(spec.scheme.name).encode(linear.weight.data, spec)
+    layer = backends.of_scheme(spec.scheme.name).to_library(linear, packed, spec)
+    with pytest.raises(IncompatibleError, match=r"^Cannot put offload='group' on the unet: 0.weight.* belongs to"):
+        group.apply({"unet": nn.Sequential(layer)}, handle, torch.device("cuda"))
+    handle.undo.close()
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "bnb-int8"])
+def test_the_matrix_says_so_before_weights_are_read(scheme: str) -> None:
+    with pytest.raises(IncompatibleError, match="illegal memory access"):
+        check(scheme, "group", runtime="library", device="cuda")
