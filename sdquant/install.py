@@ -269,7 +269,7 @@ def install_packed(
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
         made = backends.get(row.backend).to_library(modules[0], packed, spec)
     else:
-        made = layer = quantized_layer(modules[0], packed, dtype)
+        made = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
         layer.lay_out(device or str(packed.device))
     for path in paths:
         components.set_module(model, path, made)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from .. import backends
 from ..errors import IncompatibleError
 from ..kernels import choice
+from .read_only import AsTensor, ReadOnly
 
 if TYPE_CHECKING:
     from ..backends.base import Packed
@@ -41,16 +41,18 @@ def _say_floats(func: Any) -> None:
     )
 
 
-class PackedTensor(Tensor):
+class PackedTensor(ReadOnly):
     """The float weight, for whoever asks for its shape; see the module.
 
     Attributes:
         packed: the weight. Its parts are those of the layer, not copies.
+        path: of the layer that it is the weight of; "" where nobody has said it.
         way_out: the last sentence of the error for who would write other values; see `_TO_FUSE`, too.
         way_out_of_fusing: that for who would add to them.
     """
 
     packed: Packed
+    path: str
     way_out: ClassVar[str] = (
         "Load the model without quantizing this part of it (components=, skip=), change that, and call sdquant.quantize"
     )
@@ -59,7 +61,7 @@ class PackedTensor(Tensor):
     )
 
     @staticmethod
-    def __new__(cls, packed: Packed, dtype: torch.dtype | None = None) -> PackedTensor:
+    def __new__(cls, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> PackedTensor:
         made: PackedTensor = Tensor._make_wrapper_subclass(
             cls,
             packed.spec.shape,
@@ -69,76 +71,43 @@ class PackedTensor(Tensor):
         )
         return made
 
-    def __init__(self, packed: Packed, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> None:
         """`dtype`: that it shows; None is that of the weight that was encoded."""
-        self.packed = packed
+        self.packed, self.path = packed, path
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({list(self.shape)}, {self.packed.spec.scheme}, {self.device})"
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` on the decoded weight."""
-        if func in _KEPT:
-            return type(args[0])(args[0].packed, args[0].dtype)
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-            for argument in func._schema.arguments:
-                value = {**values, **kwargs}.get(argument.name)
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, PackedTensor):
-                    raise value.refusal(str(func))
+        if func in _KEPT and isinstance(args[0], PackedTensor):
+            return type(args[0])(args[0].packed, args[0].dtype, args[0].path)
         if func in _JOINING:
             _say_floats(func)
-        args, kwargs = tree_map_only(PackedTensor, decoded, (args, kwargs))
-        return func(*args, **kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def read(self) -> Tensor:
+        """Return the decoded weight."""
+        return decoded(self)
 
     def refusal(self, how: str) -> IncompatibleError:
         """The error for who would write into it."""
-        shape = list(self.packed.spec.shape)
+        which = f"the weight of {self.path!r}," if self.path else "a weight"
         return IncompatibleError(
-            f"Cannot write to a weight {shape} in {self.packed.spec.scheme} ({how})",
+            f"Cannot write to {which} {list(self.packed.spec.shape)} in {self.packed.spec.scheme} ({how})",
             "it stays packed, and what is written would be lost",
             self.way_out_of_fusing if how.split("_.")[0] in _TO_FUSE else self.way_out,
         )
 
 
-class LayerWeight(PackedTensor):
+class LayerWeight(AsTensor, PackedTensor):
     """What a quantized layer answers for its `weight`: as above, also for uses of a tensor that are no operations."""
 
     # transformers draws values for the weights of the layers that a module owns, but for those that say this.
     _is_hf_initialized: ClassVar[bool] = True
-
-    @property
-    def data(self) -> Tensor:
-        """The same weight; assigning another is refused."""
-        return self
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        raise self.refusal("weight.data = ...")
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Refused: torch writes into a view, which would be one of decoded values."""
-        raise self.refusal("weight[...] = ...")
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """The decoded values."""
-        return decoded(self).numpy(force=force)
-
-    def tolist(self) -> Any:
-        """The decoded values."""
-        return decoded(self).tolist()
-
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return decoded(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # pickled, it is the decoded values
-        return decoded(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def decoded(weight: PackedTensor) -> Tensor:

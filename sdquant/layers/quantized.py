@@ -63,6 +63,7 @@ class QuantizedLayer(nn.Module):
     _form: Form | None  # how the packed weight lies in memory, for the kernels
     _activations: Activations | None = None  # how they become integers, where the scheme says so itself
     _text: str  # all about it but its tensors, for compiled graphs
+    _path: str = ""  # in its model, for errors
     # "int8", "fp8": what products are in where that pays (`kernels.int8`, `kernels.fp8`); None: with the float weight.
     # See `set_compute`.
     compute: str | None = None
@@ -119,7 +120,7 @@ class QuantizedLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":  # see the class
-            return LayerWeight(self.packed, self.compute_dtype)
+            return LayerWeight(self.packed, self.compute_dtype, self._path)
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -358,19 +359,25 @@ _LAYERS: dict[type[nn.Module], type[QuantizedLayer]] = {
 
 
 def quantized_layer(
-    module: nn.Module, packed: Packed, dtype: torch.dtype | None = None, compute: str | None = None
+    module: nn.Module,
+    packed: Packed,
+    dtype: torch.dtype | None = None,
+    compute: str | None = None,
+    *,
+    path: str = "",
 ) -> QuantizedLayer:
     """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
 
     Args:
         dtype: see `QuantizedLayer.compute_dtype`; None is that of the weight that was encoded.
-        compute: see `set_compute`.
+        compute: see `set_compute`. path: the module's in its model, for errors.
     """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
             made: Any = layer.__new__(layer)
             nn.Module.__init__(made)
             made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
+            made._path = path
             assert isinstance(made, QuantizedLayer)
             set_compute(made, compute)
             return made

@@ -55,7 +55,8 @@ def put_weight(layer: QuantizedLayer, value: Any) -> None:
         IncompatibleError: the scheme cannot quantize floats as the layer is, or they are to get a gradient.
         SettingsError: no such weight.
     """
-    what = f"Cannot set the weight of a layer in {layer.spec.scheme}"
+    which = repr(layer._path) if layer._path else "a layer"
+    what = f"Cannot set the weight of {which} in {layer.spec.scheme}"
     if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
         given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise SettingsError(what, f"it is of {list(layer.spec.shape)}, and this is {given}", "Give such a tensor")

@@ -79,7 +79,7 @@ class PtqProvider:
             raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
         if not weight.is_meta:
             require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
-        made = quantized_layer(module, packed)
+        made = quantized_layer(module, packed, path=path)
         if weight.is_meta:
             for parameter in made.parameters():
                 parameter.how = how_of(made)  # type: ignore[attr-defined]
