@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import backends, jsonline
 from ..errors import BadFileError, UnsupportedFileError
 from .strays import stray_of
+from .transforms import left_to_do
 
 if TYPE_CHECKING:
     from ..backends.base import Found, TensorInfo
@@ -103,6 +104,10 @@ def refuse_unread(
         UnsupportedFileError: a method that is not read here, by name.
         BadFileError: parts of weights are missing, or a config says that floats are quantized, or makes no sense.
     """
+    for where, table in _everywhere(configs, metadata):
+        rest = left_to_do(table)
+        if rest is not None:
+            raise _unread(path, f"{where} says {rest}")
     said = tuple(_said(path, configs, metadata))
     for where, word in said:
         if word.lower() not in READ | (FLOAT8 if found else frozenset()):
@@ -178,15 +183,30 @@ def _said(
                 yield place, word
     if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
         yield "its metadata", "torchao"
+    said = _of_metadata(metadata)
+    word = None if said is None else said.get("quant_method", said.get("method"))
+    if isinstance(word, str):
+        yield "its metadata", word
+
+
+def _everywhere(
+    configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables about quantization, and where each stands."""
+    for name, values in configs.items():
+        yield from ((f"its {name}.json", table) for table in ((values,) if name in _TABLES else _tables(values)))
+    table = _of_metadata(metadata)
+    if table is not None:
+        yield "its metadata", table
+
+
+def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = metadata.get("quantization_config")
-    if isinstance(text, str):
-        try:
-            table = jsonline.parse(text)
-        except ValueError:
-            return  # of another program, which sdquant need not understand: the tensors decide
-        word = table.get("quant_method", table.get("method")) if isinstance(table, dict) else None
-        if isinstance(word, str):
-            yield "its metadata", word
+    try:
+        table = jsonline.parse(text) if isinstance(text, str) else None
+    except ValueError:
+        return None  # of another program, which sdquant need not understand: the tensors decide
+    return table if isinstance(table, dict) else None
 
 
 def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -178,16 +178,73 @@ class TestTensors:
 
     @pytest.mark.parametrize("method", ["compressed-tensors", "modelopt", "fbgemm_fp8", "bfl"])
     def test_float8_with_scales_is_read_whoever_wrote_it(self, method: str, floats: Path, tmp_path: Path) -> None:
-        folder = copied(floats, tmp_path / "model")
-        tensors = load_file(folder / FILE)
-        wide = tensors[NAME].float()
-        scale = wide.abs().amax(dim=1, keepdim=True) / 448
-        codes = (wide / scale).to(E4M3)
-        save_file(tensors | {NAME: codes, f"{STEM}weight_scale": scale}, folder / FILE)
+        folder, codes, scale = _float8(copied(floats, tmp_path / "model"))
         _configured(folder, {"quantization_config": {"quant_method": method}})
         assert set(answers(folder).values()) == {None}
         ((name, packed),) = quantized(sdquant.load_model(folder, runtime="plain", progress=False))
         assert name == NAME
+        assert torch.equal(backends.get("bnb").decode(packed, torch.float32), codes.float() * scale)
+
+
+def _float8(folder: Path) -> tuple[Path, Tensor, Tensor]:
+    """A folder with one weight in float8, the weight's codes, and the scales of its rows."""
+    tensors = load_file(folder / FILE)
+    wide = tensors[NAME].float()
+    scale = wide.abs().amax(dim=1, keepdim=True) / 448
+    codes = (wide / scale).to(E4M3)
+    save_file(tensors | {NAME: codes, f"{STEM}weight_scale": scale}, folder / FILE)
+    return folder, codes, scale
+
+
+def _rotated(*locations: str) -> dict[str, Any]:
+    """A transform_config as compressed-tensors writes it."""
+    rows = [{"targets": ["Linear"], "location": one, "inverse": i % 2 == 1} for i, one in enumerate(locations)]
+    return {"config_groups": {"u": {"type": "hadamard", "apply": rows, "randomize": False, "head_dim": 64}}}
+
+
+class TestTransforms:
+    """What compressed-tensors' configs want done with activations: whoever reads the weights alone draws noise."""
+
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            ({"transform_config": _rotated("weight_input", "input")}, ("hadamard at input", "transform_config")),
+            ({"transform_config": _rotated("output")}, ("hadamard at output",)),
+            ({"transform_config": _rotated("weight_output", "k_cache")}, ("k_cache",)),
+            ({"transform_config": {"config_groups": {"u": {"type": "of tomorrow"}}}}, ("unknown place",)),
+            ({"transform_config": ["hadamard"]}, ("unknown place",)),
+            ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ("sparse-24-bitmask", "sparsity_config")),
+        ],
+        ids=["input", "output", "keys", "another form", "no table", "sparse"],
+    )
+    @pytest.mark.parametrize("where", ["config", "text_config", "metadata"])
+    def test_those_of_activations_are_refused(
+        self, said: dict[str, Any], words: tuple[str, ...], where: str, floats: Path, tmp_path: Path
+    ) -> None:
+        folder = _float8(copied(floats, tmp_path / "model"))[0]
+        table = {"quant_method": "compressed-tensors", **said}
+        if where == "metadata":
+            save_file(load_file(folder / FILE), folder / FILE, metadata={"quantization_config": json.dumps(table)})
+        else:
+            values = {"quantization_config": table}
+            _configured(folder, values if where == "config" else {where: values})
+        one_answer(folder, UnsupportedFileError, "metadata" if where == "metadata" else "config.json", *words)
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"transform_config": _rotated("weight_input", "weight_output")},
+            {"transform_config": {"config_groups": {}}},
+            {"transform_config": {}},
+            {"transform_config": None, "sparsity_config": {"format": "dense"}},
+        ],
+        ids=["weights", "no groups", "empty", "none"],
+    )
+    def test_those_of_weights_are_in_the_weights(self, said: dict[str, Any], floats: Path, tmp_path: Path) -> None:
+        folder, codes, scale = _float8(copied(floats, tmp_path / "model"))
+        _configured(folder, {"quantization_config": {"quant_method": "compressed-tensors", **said}})
+        assert set(answers(folder).values()) == {None}
+        ((_, packed),) = quantized(sdquant.load_model(folder, runtime="plain", progress=False))
         assert torch.equal(backends.get("bnb").decode(packed, torch.float32), codes.float() * scale)
 
 

@@ -1,0 +1,40 @@
+"""Transforms that compressed-tensors' configs describe beside the quantization (`transform_config`). No torch.
+
+Rotations that were multiplied into the weights are in them, and nothing is left to do. Those of activations, which the
+layers would have to do at each call, are not: weights alone would draw noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_IN_THE_WEIGHTS = ("weight_input", "weight_output")
+
+
+def left_to_do(table: Mapping[str, Any]) -> str | None:
+    """Return what a `quantization_config` wants of whoever computes with its weights beyond decoding them, as the end
+    of a sentence; None if nothing."""
+    transforms = table.get("transform_config")
+    for kind, location in _applied(transforms) if transforms else ():
+        if location not in _IN_THE_WEIGHTS:
+            return f"that its layers transform what they compute with ({kind} at {location}, by transform_config)"
+    sparse = table.get("sparsity_config")
+    form = sparse.get("format") if isinstance(sparse, Mapping) else None
+    if form not in (None, "dense"):
+        return f"that its weights are stored sparse ({form!r:.40}, by sparsity_config)"
+    return None
+
+
+def _applied(transforms: Any) -> Iterator[tuple[str, str]]:
+    """The kind and location of each; "unknown" for what does not look as compressed-tensors writes it."""
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    if not isinstance(groups, Mapping):
+        yield "one", "an unknown place"
+        return
+    for group in groups.values():
+        kind = f"{group.get('type', 'one')!s:.40}" if isinstance(group, Mapping) else "one"
+        rows = group.get("apply") if isinstance(group, Mapping) else None
+        for row in rows if isinstance(rows, list) else [None]:
+            location = row.get("location") if isinstance(row, Mapping) else None
+            yield kind, f"{location:.40}" if isinstance(location, str) else "an unknown place"
