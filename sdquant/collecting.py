@@ -162,3 +162,6 @@ class Collector(Installer):
 
     def missing(self) -> list[str]:
         return [name for name in components.missing(self.model) if self.first(name) not in self.keys]
+
+    def leave_out(self, names: list[str]) -> None:
+        """Leave them out of the new files too."""

@@ -15,6 +15,7 @@ from .errors import BadFileError, UnsupportedFileError
 from .finite import finite
 from .heap import Trimmer
 from .layers import kind_of, quantized_layer
+from .models.left_out import initialize, may_lack
 from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .rows import cut
 
@@ -151,14 +152,16 @@ class Installer:
         return self.ties.get(name, (name,))
 
     def finish(self, src: Source) -> None:
-        """Raise if a parameter got no value; tell of tensors that nobody wanted."""
-        missing = self.missing()
+        """Raise if a parameter got no value, and its library gives it none; tell of tensors that nobody wanted."""
+        empty = self.missing()
+        missing = [name for name in empty if not may_lack(self.model, name)]
         if missing:
             raise BadFileError(
                 f"{src.path} was to be loaded",
                 f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
                 "Check that the weights and the config belong together",
             )
+        self.leave_out(empty)
         strays = [*src.strays, *self.unexpected]
         if strays:
             log.warning(
@@ -168,6 +171,17 @@ class Installer:
     def missing(self) -> list[str]:
         """The model's parameters that got no value."""
         return components.missing(self.model)
+
+    def leave_out(self, names: list[str]) -> None:
+        """Give values to parameters that the file may lack."""
+        if names:
+            initialize(self.model, [self._names(name) for name in names], self.dtype or _common_dtype(self.model))
+
+
+def _common_dtype(model: nn.Module) -> torch.dtype | None:
+    """The first dtype of floats that a model's parameters have."""
+    given = (one for one in model.parameters() if one.is_floating_point() and one.itemsize > 1 and not one.is_meta)
+    return next((one.dtype for one in given), None)
 
 
 def _asked(key: str, file: Path | None) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends.base import TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import families
+from .left_out import may_lack
 from .names import Group, Mapped, to_model
 
 if TYPE_CHECKING:
@@ -242,9 +243,10 @@ def refuse_misfits(src: Source, model: Shell) -> None:
 
 
 def refuse_missing(src: Source, model: Shell) -> None:
-    """Raise BadFileError if a tensor of the model is not in the source."""
+    """Raise BadFileError if a tensor of the model is not in the source, and has to be."""
     there = {one for name in src.names for one in model.ties.get(name, (name,))}
     missing = [name for name, _ in model.model.named_parameters() if name not in there]
+    missing = [name for name in missing if not may_lack(model.model, name)]
     if missing:
         raise BadFileError(
             f"{src.path} was to be loaded",

@@ -1,0 +1,65 @@
+"""Parameters that files of a model may lack: its library says so (`_keys_to_ignore_on_load_missing`), and gives them
+values itself, by the model's own initialization.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_GIVEN = "_is_hf_initialized"  # by which transformers' initialization knows what it must not touch
+
+
+def may_lack(model: nn.Module, name: str) -> bool:
+    """Return whether a file of the model need not have the parameter of that name."""
+    patterns: Any = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.dtype | None) -> None:
+    """Give values to parameters on the meta device as their library does, and to no others.
+
+    Args:
+        tied: all names of each. dtype: of them; None is the one that they would have in a new model.
+    """
+    from .. import components
+
+    names = [one[0] for one in tied]
+    for every in tied:
+        like = model.get_parameter(every[0])
+        # Zeros, and not whatever is in memory, where the library's initialization passes a parameter by.
+        components.set_tensor(model, every, torch.zeros(like.shape, dtype=dtype or like.dtype))
+    ours = {id(model.get_parameter(name)) for name in names}
+    others = [
+        one for one in (*model.parameters(), *model.buffers()) if id(one) not in ours and not hasattr(one, _GIVEN)
+    ]
+    for one in others:
+        setattr(one, _GIVEN, True)
+    try:
+        with torch.no_grad():
+            for owner, initializer in _owners(model, names):
+                initializer._init_weights(owner)
+    finally:
+        for one in others:
+            delattr(one, _GIVEN)
+
+
+def _owners(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, Any]]:
+    """The modules that these parameters are in, the innermost first, each with the model that initializes it: the one
+    nearest around it that says how."""
+    seen: set[int] = set()
+    for name in names:
+        words = name.split(".")[:-1]
+        around = [model.get_submodule(".".join(words[:count])) for count in range(len(words) + 1)]
+        for place in reversed(range(len(around))):
+            owner = around[place]
+            initializer = next((one for one in reversed(around[: place + 1]) if hasattr(one, "_init_weights")), None)
+            if initializer is not None and id(owner) not in seen:
+                seen.add(id(owner))
+                yield owner, initializer
