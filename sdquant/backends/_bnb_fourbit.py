@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels.forms import Form
+from ..parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
@@ -140,7 +141,7 @@ class FourBit(Codec):
             quant_type=packed.spec.scheme,
             device="meta",
         )
-        made.weight = library().nn.Params4bit(
+        weight = library().nn.Params4bit(
             packed.parts["codes"],
             requires_grad=False,
             quant_state=state,
@@ -151,9 +152,10 @@ class FourBit(Codec):
             module=made,
             bnb_quantized=True,
         )
+        put(made, "weight", weight)
         made.quant_state = state
         made.is_exact = exact
-        made.bias = module._parameters.get("bias")
+        put(made, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
         made.support_avx512bf16_for_cpu = False
@@ -265,7 +267,7 @@ def _state(packed: Packed) -> Any:
     if "nested_absmax" in packed.parts:
         code = dynamic_code(absmax.device).clone()
         outer = new(packed.parts["nested_absmax"], blocksize=NESTED_BLOCK, code=code, dtype=torch.float32)
-        nested = {"offset": torch.tensor(details[OFFSET], device=absmax.device), "state2": outer}
+        nested = {"offset": torch.tensor(details[OFFSET], dtype=torch.float32, device=absmax.device), "state2": outer}
     return new(
         absmax,
         shape=torch.Size(packed.spec.shape),

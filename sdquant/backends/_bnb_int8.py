@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.forms import Form
+from ..parameters import put
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, library, tile
 from ._chunks import by_rows
@@ -72,10 +73,11 @@ class Int8(Codec):
         rows, columns = packed.spec.shape
         codes = packed.parts["codes"]
         made: Any = _linear8bit()(columns, rows, bias=False, has_fp16_weights=False, threshold=_OUTLIERS, device="meta")
-        made.weight = library().nn.Int8Params(
+        weight = library().nn.Int8Params(
             codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=packed.parts["scb"]
         )
-        made.bias = module._parameters.get("bias")
+        put(made, "weight", weight)
+        put(made, "bias", module._parameters.get("bias"))
         made.encoded_dtype = packed.spec.dtype
         assert isinstance(made, nn.Module)
         return made.train(module.training)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..parameters import put
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
 from .base import Packed, PackedSpec
@@ -27,9 +28,9 @@ def to_library(module: nn.Module, packed: Packed) -> nn.Module:
     made = quanto.QLinear if isinstance(module, nn.Linear) else _conv2d()
     weight = _tensor(packed, quanto)
     layer: Any = made.qcreate(module, weights=weight.qtype, device=torch.device("meta"))
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    put(layer, "weight", nn.Parameter(weight, requires_grad=False))
     layer.weight_group_size = packed.spec.details.get("group_size")
-    layer.bias = module.bias
+    put(layer, "bias", module._parameters.get("bias"))
     for name in ("input_scale", "output_scale"):
         setattr(layer, name, torch.ones((), dtype=weight.dtype, device=weight.device))
     layer.train(module.training)

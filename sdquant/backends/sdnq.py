@@ -20,12 +20,14 @@ the unsigned schemes, which carry a zero point beside each scale, want 64.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadFileError
 from ..kernels.forms import Form
+from ..parameters import put
 from ..quieting import errors_only
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
@@ -295,7 +297,9 @@ def _layer(weight: Tensor) -> nn.Module:
         layer: Any = conv(channels, out, tuple(kernel), bias=False, device="meta")  # type: ignore[arg-type]
     else:
         layer = nn.Linear(channels, out, bias=False, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    # SDNQ assigns what it makes to the layer, and reads it from there.
+    layer.__dict__["register_parameter"] = functools.partial(put, layer)
+    put(layer, "weight", nn.Parameter(weight.detach(), requires_grad=False))
     made: nn.Module = layer
     return made
 

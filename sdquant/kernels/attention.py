@@ -49,9 +49,9 @@ def attended(
 def _sound() -> bool:
     """Whether the kernel is right on this machine: asked once, before its results are used."""
     with torch.no_grad():
-        q = torch.linspace(-3, 3, 2 * 3 * 37 * 40).sin().view(2, 3, 37, 40).bfloat16()
-        k = torch.linspace(-5, 9, 2 * 3 * 301 * 40).cos().view(2, 3, 301, 40).bfloat16()
-        v = torch.linspace(0, 99, 2 * 3 * 301 * 40).sin().view(2, 3, 301, 40).bfloat16()
+        q = torch.linspace(-3, 3, 2 * 3 * 37 * 40, dtype=torch.float32).sin().view(2, 3, 37, 40).bfloat16()
+        k = torch.linspace(-5, 9, 2 * 3 * 301 * 40, dtype=torch.float32).cos().view(2, 3, 301, 40).bfloat16()
+        v = torch.linspace(0, 99, 2 * 3 * 301 * 40, dtype=torch.float32).sin().view(2, 3, 301, 40).bfloat16()
         found = native.attend(q, k, v, 0.5).float()
         wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=0.5)
     good = bool(((found - wanted).abs() <= 0.01 * wanted.abs() + 0.01).all())

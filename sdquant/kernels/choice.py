@@ -143,7 +143,7 @@ def _decodes_rows(reader: Reader, form: Form, packed: Packed, weight: Tensor) ->
 def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     """Whether rows as float32, where they can be had, are those of the weight."""
     first = len(weight) // 3
-    got = torch.full((len(weight) - first, form.columns), torch.nan, device=weight.device)
+    got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
     if not widened.pays(weight.dtype) or not reader.rounded(form, packed.parts, weight.dtype, first, len(weight), got):
         return True
     return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
@@ -162,9 +162,9 @@ def _multiplies(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> b
 
 
 def _multiplies_rows(m: int, reader: Reader, form: Form, packed: Packed, weight: Tensor, dtype: torch.dtype) -> bool:
-    x = torch.linspace(-1, 1, m * form.columns, device=weight.device).view(m, -1).to(dtype)
+    x = torch.linspace(-1, 1, m * form.columns, dtype=torch.float32, device=weight.device).view(m, -1).to(dtype)
     out = torch.empty(m, form.rows, dtype=dtype, device=weight.device)
-    bias = torch.linspace(1, -1, form.rows, device=weight.device).to(dtype)
+    bias = torch.linspace(1, -1, form.rows, dtype=torch.float32, device=weight.device).to(dtype)
     reader.product(form, packed.parts, x, bias, out)
     wide, matrix, added = x.cpu().double(), weight.cpu().double().T, bias.cpu().double()  # some cards have no float64
     exact, sizes = wide @ matrix + added, wide.abs() @ matrix.abs() + added.abs()

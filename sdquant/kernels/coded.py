@@ -176,16 +176,16 @@ def _right(backend: Backend, packed: Packed, how: Activations, dtype: torch.dtyp
     shape, form = packed.spec.shape, backend.form(packed)
     codes = coding(form, how)
     assert form is not None and codes is not None
-    bias = torch.linspace(-1, 1, form.rows).to(dtype)
+    bias = torch.linspace(-1, 1, form.rows, dtype=torch.float32).to(dtype)
     with torch.inference_mode():
         if len(shape) == 2:
-            x = torch.linspace(-3, 3, 5 * form.columns).sin().view(5, form.columns)
+            x = torch.linspace(-3, 3, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns)
             x[1], x[2] = 0, x[2] * 1e-3
             x = x.to(dtype)
             found = Codes(form, packed.parts, dtype, codes, how, "")(x, {**packed.parts, "bias": bias})
             same = found is not None and torch.equal(found, backend.linear(packed, x) + bias)
         else:
-            x = torch.linspace(-3, 3, 2 * shape[1] * 6).sin().view(2, shape[1], 2, 3).to(dtype)
+            x = torch.linspace(-3, 3, 2 * shape[1] * 6, dtype=torch.float32).sin().view(2, shape[1], 2, 3).to(dtype)
             one, pad = (1, 1), (shape[2] // 2, shape[3] // 2)
             geometry = Geometry(stride=one, padding=pad, dilation=one, groups=1)
             wanted = backend.convolve(packed, x, geometry) + bias.view(-1, 1, 1)

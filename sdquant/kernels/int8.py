@@ -205,8 +205,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
         packed = cut(packed, [(0, _CHECKED_ROWS)])
     form = backend.form(packed)
     assert form is not None
-    x = torch.linspace(-1, 1, 5 * form.columns).sin().view(5, form.columns).to(dtype)
-    bias = torch.linspace(-1, 1, packed.spec.shape[0]).to(dtype)
+    x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
+    bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32).to(dtype)
     if len(packed.spec.shape) == 2:
         found = native.linear(form, packed.parts, steps.coding(packed, form), x, bias)
         same = torch.equal(found, by_steps(backend, packed, x, bias, steps.Steps))

@@ -345,12 +345,14 @@ def fastest(x: Tensor) -> Steps:
 @undisturbed
 def _c_is_right(dtype: torch.dtype) -> bool:
     device = torch.device("cpu")
-    x = torch.linspace(-3, 3, 5 * 70).sin().view(5, 70).to(dtype)
+    x = torch.linspace(-3, 3, 5 * 70, dtype=torch.float32).sin().view(5, 70).to(dtype)
     x[1] = 0
     one, other = Steps(device).rows(x), InC(device).rows(x)
     total = torch.arange(-200, 200, dtype=torch.int32).view(5, 80) * 9973
     scale, added = torch.linspace(0.01, 0.02, 80, dtype=torch.float32), torch.arange(80, dtype=torch.int32)
     outs = torch.empty(2, 5, 80, dtype=dtype)
     for steps, out in zip((Steps(device), InC(device)), outs, strict=True):
-        steps.finish(total.clone(), one[2], added, one[1], scale, torch.linspace(-1, 1, 80).to(dtype), out)
+        steps.finish(
+            total.clone(), one[2], added, one[1], scale, torch.linspace(-1, 1, 80, dtype=torch.float32).to(dtype), out
+        )
     return all(torch.equal(a, b) for a, b in zip((*one, outs[0]), (*other, outs[1]), strict=True))

@@ -17,6 +17,7 @@ from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen
+from ..parameters import put
 from . import attention, states
 from .casts import warn_of_cast
 from .fit import require_fit
@@ -85,12 +86,12 @@ class QuantizedLayer(nn.Module):
         self.training = original.training
         if self._parameters.get("bias") is None:
             like = torch.empty(0, dtype=dtype, device=packed.device)
-            self.register_parameter(LIKE, nn.Parameter(like, requires_grad=False))
+            put(self, LIKE, nn.Parameter(like, requires_grad=False))
         self._hold(packed)
 
     def _hold(self, packed: Packed) -> None:
         for name, tensor in packed.parts.items():
-            self.register_parameter(PREFIX + name, nn.Parameter(tensor, requires_grad=False))
+            put(self, PREFIX + name, nn.Parameter(tensor, requires_grad=False))
         self._know(packed)
 
     def _know(self, packed: Packed) -> None:
@@ -396,10 +397,10 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
     floats.training = layer.training
     dtype = dtype or layer.compute_dtype
-    floats.register_parameter("weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
+    put(floats, "weight", nn.Parameter(layer.dequantize(dtype), requires_grad=False))
     if base is not nn.Embedding:
         bias = layer._parameters.get("bias")
-        floats.register_parameter("bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
+        put(floats, "bias", None if bias is None else nn.Parameter(bias.data.to(dtype), False))
     return floats
 
 

@@ -60,7 +60,8 @@ def _by_c(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tens
 def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
     """Whether the kernel gives what torch does; tried once."""
     how = HowToQuantize(qtype=name, channelwise_axes=(0,))
-    x = torch.linspace(-4, 4, 7 * 100).sin().mul(torch.linspace(-9, 3, 7 * 100).exp()).view(7, 100).to(dtype)
+    x = torch.linspace(-4, 4, 7 * 100, dtype=torch.float32).sin()
+    x = x.mul(torch.linspace(-9, 3, 7 * 100, dtype=torch.float32).exp()).view(7, 100).to(dtype)
     x[1] = 0
     wanted = quantize(x, how)
     found, scale = _by_c(x, how, 100, decoded)

@@ -200,21 +200,21 @@ def product_by_run(
 
 def sound(device: torch.device) -> bool:
     """Whether all of it gives torch's numbers on this device: asked once, before they are used."""
-    x = torch.linspace(-3, 3, 5 * 96, device=device).view(5, 96).to(torch.bfloat16)
+    x = torch.linspace(-3, 3, 5 * 96, dtype=torch.float32, device=device).view(5, 96).to(torch.bfloat16)
     x[1] = 0
     codes, scale, sums = quantize_rows(x)
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True)
     wanted = wide.mul(largest.new_full((), 127.0).div(largest).masked_fill_(largest == 0, 0.0)).round_().to(torch.int8)
     product = torch.arange(-200, 200, device=device, dtype=torch.int32).view(5, 80) * 9973
-    column = torch.linspace(0.01, 0.02, 80, device=device)
-    bias = torch.linspace(-1, 1, 80, device=device).to(torch.bfloat16)
+    column = torch.linspace(0.01, 0.02, 80, dtype=torch.float32, device=device)
+    bias = torch.linspace(-1, 1, 80, dtype=torch.float32, device=device).to(torch.bfloat16)
     added = torch.arange(80, device=device, dtype=torch.int32)
     found = finish(product, scale, column, bias, torch.bfloat16, sums, added)
     total = product + codes.sum(1, keepdim=True, dtype=torch.int32) * added
     by_torch = total.float().mul_(scale).mul_(column).add_(bias).to(torch.bfloat16)
     runs = torch.empty_like(found)
-    of_runs = torch.linspace(0.01, 0.02, 160, device=device).view(80, 2, 1)
+    of_runs = torch.linspace(0.01, 0.02, 160, dtype=torch.float32, device=device).view(80, 2, 1)
     weight = torch.arange(80 * 128, device=device).view(80, 128).to(torch.int8)
     left = torch.arange(5 * 128, device=device).view(5, 128).mul(7).to(torch.int8)
     product_by_run(left, weight, of_runs, scale, bias, runs)(device)

@@ -63,7 +63,7 @@ def noise_of(
 
     def draw(shape: torch.Size) -> Tensor:
         if kind == "uniform":
-            made = torch.rand(narrow, generator=generator, device=gradient.device) - 0.5
+            made = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
         else:
             steps = torch.randint(STEPS, narrow, generator=generator, device=gradient.device)
             made = (steps.float() + 0.5) / STEPS - 0.5
