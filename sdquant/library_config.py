@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import backends
 from .integrations.config import METHOD
 from .library_floats import matched
+from .models import libraries
 from .weights import quantized
 
 if TYPE_CHECKING:
@@ -94,6 +96,29 @@ def reading(model: nn.Module) -> Reading:
     if "modules_to_not_convert" in config:
         config["modules_to_not_convert"] = [f"{path}.weight" for path in _floats(model, specs, ("linear", "conv"))]
     return Reading(config, floats, package=config["quant_method"])
+
+
+def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str:
+    """Return what the library that reads a component says against it on this machine; "" if it says nothing.
+
+    The library itself is asked: bitsandbytes runs on CPUs, and diffusers 0.42 takes none of its models there.
+
+    Args:
+        floats: quantized weights that are written as floats.
+    """
+    said = library_config(model, floats).get("quantization_config")
+    if not said or said["quant_method"] == METHOD:
+        return ""
+    theirs = is_of_transformers(model)
+    auto = libraries.module("transformers.quantizers.auto" if theirs else "diffusers.quantizers.auto")
+    kind = auto.AutoHfQuantizer if theirs else auto.DiffusersAutoQuantizer
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes that will go, which nobody here has chosen
+            kind.from_config(dict(said), pre_quantized=True).validate_environment(device_map=None)
+    except (ImportError, RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def readable(scheme: str) -> bool:

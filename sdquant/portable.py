@@ -7,13 +7,13 @@ its layer computes in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .errors import ConflictError
-from .library_config import readable, reading, said_rules
+from .library_config import is_of_transformers, readable, reading, refused_here, said_rules
 from .weights import quantized
 
 if TYPE_CHECKING:
@@ -115,6 +115,24 @@ def advice(floats: Iterable[Floats]) -> str:
     """What a folder lacks that was saved as it was."""
     what = f"Saved so that diffusers needs sdquant to load {', '.join(map(str, floats))}"
     return f"{what}: portable=True (--portable) writes this as floats, and it needs nothing"
+
+
+def not_here(model: Any, floats: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a line for each component that its library reads elsewhere, and refuses on this machine.
+
+    Args:
+        floats: by component, the quantized weights that are written as floats.
+    """
+    lines = []
+    for name, part in parts(model).items():
+        why = refused_here(part, frozenset(floats.get(name, ())))
+        if why:
+            library = "transformers" if is_of_transformers(part) else "diffusers"
+            lines.append(
+                f"{library} will not load the {name} on this machine ({why.strip().rstrip('.')}): load the folder with "
+                "sdquant.load_model here"
+            )
+    return lines
 
 
 def _of_component(name: str, part: nn.Module) -> Floats | None:

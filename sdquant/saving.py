@@ -53,7 +53,8 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
 
     Args:
         overwrite: replace what is at `path`; the old is gone only when the new is complete.
-        portable: write a folder that diffusers loads without sdquant: what it cannot read quantized as floats.
+        portable: write a folder that diffusers loads without sdquant: what it cannot read quantized as floats. A
+            warning says what the libraries refuse on this machine alone.
 
     Returns:
         The path.
@@ -90,6 +91,8 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
             log.warning("%s", plainly.advice(unread))
         floats = {row.component: row.names for row in unread} if portable else {}
         more = sum(row.nbytes for row in unread) if portable else 0
+        for line in plainly.not_here(model, floats) if portable else ():
+            log.warning("%s", line)
         with whole_folder(target, weight_bytes(model) + more) as folder:
             if whole:
                 _write_pipeline(model, folder, floats)

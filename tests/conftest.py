@@ -16,6 +16,8 @@ import sdquant
 from sdquant import backends
 from sdquant.components import quiet
 
+from .field.table import rows_of
+
 Saved = Callable[..., Path]
 
 
@@ -29,6 +31,14 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     _frozen = len(sys.modules)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that `-m` leaves out are
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that try again what reports showed: `pytest -m field`."""
+    for item in items:
+        if rows_of(item.nodeid):
+            item.add_marker("field")
 
 
 def pytest_collection_finish() -> None:

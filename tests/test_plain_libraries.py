@@ -133,7 +133,7 @@ def test_refused_and_never_taken_for_floats(name: str, folders: dict[str, Path],
 @pytest.mark.filterwarnings("ignore:.*Quanto:FutureWarning")
 @pytest.mark.parametrize("name", ["flux qint8", *(name for name in REFUSED if "sdnq" not in name)])
 def test_read_after_import_sdquant(name: str, folders: dict[str, Path]) -> None:
-    """And bitsandbytes' too, but that diffusers refuses it without a GPU."""
+    """And bitsandbytes' too, but that diffusers refuses it without a GPU: see `test_three_loaders`."""
     from diffusers import DiffusionPipeline
 
     ours = weight_parts(sdquant.load_model(folders[name], progress=False))
@@ -167,26 +167,3 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
     for name, tensor in other.named_parameters():
         if name in floats and "packed_" not in name and name not in mine:
             assert torch.equal(tensor, floats[name]), name
-
-
-def test_with_and_without_a_dtype(saved: Any) -> None:
-    """README: diffusers is to be told the dtype of a whole folder. Without one its own models are in float32, as
-    all that it loads without one, and those of transformers in what their files say."""
-    from diffusers import DiffusionPipeline
-
-    wide = {}
-    for asked in ({}, {"dtype": torch.bfloat16}):
-        parts = weight_parts(DiffusionPipeline.from_pretrained(saved("int8", "digits-flux"), **asked))
-        dtypes = {name: {parameter.dtype for parameter in part.parameters()} for name, part in parts.items()}
-        assert all(torch.uint8 in some for name, some in dtypes.items() if name != "vae")
-        wide[bool(asked)] = {name for name, some in dtypes.items() if torch.float32 in some}
-    assert wide == {True: set(), False: {"transformer", "vae"}}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="diffusers sees a GPU")
-def test_bitsandbytes_in_diffusers_wants_a_gpu(saved: Any) -> None:
-    """README: then `load_model` loads it. The day that diffusers takes CPUs, the sentence can go."""
-    from diffusers import DiffusionPipeline
-
-    with pytest.raises(RuntimeError, match="No GPU found"):
-        DiffusionPipeline.from_pretrained(saved("nf4", "digits-flux"), dtype=torch.bfloat16)

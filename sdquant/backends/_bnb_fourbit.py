@@ -27,7 +27,7 @@ from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
 from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
-from ._bnb_library import FLOATS, TORCH_FLOATS, installed, library, on_library, tile
+from ._bnb_library import FLOATS, TORCH_FLOATS, apply_to_layer, installed, library, on_library, tile
 from ._bnb_tables import dynamic_code, fourbit_code
 from .base import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
@@ -155,6 +155,7 @@ class FourBit(Codec):
         put(made, "weight", weight)
         made.quant_state = state
         made.is_exact = exact
+        made.encoded_offset = packed.spec.details.get(OFFSET)
         put(made, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
@@ -175,7 +176,8 @@ class FourBit(Codec):
         if getattr(state, "packing_format_for_cpu", False):
             codes, state = _undo_cpu_packing(codes, state)
         shape, dtype = tuple(state.shape), str(state.dtype).removeprefix("torch.")
-        return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype)
+        offset = getattr(held, "encoded_offset", None)
+        return _packed(codes.view(torch.uint8).view(-1, 1), state, shape, dtype, offset)
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
         """As bitsandbytes' `QuantState.as_dict(packed=True)` has it."""
@@ -249,12 +251,14 @@ class FourBit(Codec):
         }
 
 
-def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str) -> Packed:
+def _packed(codes: Tensor, state: Any, shape: tuple[int, ...], dtype: str, offset: float | None = None) -> Packed:
+    """`offset`: what is known of it where the state is on the meta device."""
     parts = {"codes": codes, "absmax": state.absmax}
     details: dict[str, Any] = {"block_size": state.blocksize}
     if state.nested:
         parts["nested_absmax"] = state.state2.absmax
-        details[OFFSET] = state.offset.item()  # float32, which a Python float holds exactly
+        # A float32, which a Python float holds exactly.
+        details[OFFSET] = offset if state.offset.is_meta else state.offset.item()
     return Packed(spec=PackedSpec(scheme=state.quant_type, shape=shape, dtype=dtype, details=details), parts=parts)
 
 
@@ -306,12 +310,18 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
 
 @lru_cache(maxsize=1)
 def _linear4bit() -> type[nn.Module]:
-    """`Linear4bit` that takes its input by torch's name for it, too, and also rows that are not whole blocks, which
-    bitsandbytes computes wrongly on CPUs (see above)."""
+    """`Linear4bit` that takes its input by torch's name for it, too, goes to the meta device, and takes also rows that
+    are not whole blocks, which bitsandbytes computes wrongly on CPUs (see above)."""
     base: Any = library().nn.Linear4bit
 
     class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
         is_exact = False  # whether bitsandbytes computes it rightly on CPUs
+        encoded_offset: float | None = None  # that of double quantization, which on the meta device its state has lost
+
+        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+            of_torch = super()._apply
+            apply_to_layer(self, fn, lambda: of_torch(fn, recurse))
+            return self
 
         def forward(self, input: Tensor) -> Tensor:
             if self.is_exact or input.device.type != "cpu":

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..kernels.forms import Form
 from ..parameters import put
 from ._bnb_codec import Codec, bad, require, scales
-from ._bnb_library import FLOATS, library, tile
+from ._bnb_library import FLOATS, apply_to_layer, library, tile
 from ._chunks import by_rows
 from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
@@ -145,8 +145,8 @@ def _linear8bit() -> type[nn.Module]:
     class Linear8bitLt(base):  # type: ignore[misc]  # the base is only known at run time
         def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
             owner = self.weight if getattr(self.weight, "SCB", None) is not None else self.state
-            scb = owner.SCB
-            super()._apply(fn, recurse)
+            scb, of_torch = owner.SCB, super()._apply
+            apply_to_layer(self, fn, lambda: of_torch(fn, recurse))
             if scb is None or self.weight.device.type == "meta":
                 return self
             owner = self.weight if owner is not self.state else self.state

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import logging
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..quieting import errors_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
 
 # What bitsandbytes quantizes; it raises for anything else.
 FLOATS = ("float32", "float16", "bfloat16")
@@ -61,3 +66,20 @@ def has_kernel(operator: str, device_type: str) -> bool:
 def on_library(operator: str, device: torch.device) -> bool:
     """Whether weights on `device` are for bitsandbytes' kernel; its CPU functions have faster ones beside them."""
     return device.type != "cpu" and installed() and has_kernel(operator, device.type)
+
+
+def apply_to_layer(layer: Any, fn: Callable[[Tensor], Tensor], of_torch: Callable[[], object]) -> None:
+    """Do what `Module._apply(fn)` does, which is `of_torch`, to the meta device, too.
+
+    There torch makes a new parameter of a weight's `detach()`, which for bitsandbytes' classes is a plain tensor, and
+    stops with a RuntimeError.
+    """
+    weight = layer.weight
+    if weight.is_meta or not fn(torch.empty(0, dtype=weight.dtype, device=weight.device)).is_meta:
+        of_torch()
+        return
+    layer._parameters["weight"] = None
+    try:
+        of_torch()
+    finally:
+        layer._parameters["weight"] = weight.to("meta")

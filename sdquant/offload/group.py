@@ -17,7 +17,7 @@ from .backward import refusing
 from .entry import serialize, tidy
 from .pinning import ByTorch
 from .slots import slots, tensor_bytes, weight_bytes
-from .store import DiskStore, pinned_limit
+from .store import ANOTHER_FOLDER, DiskStore, pinned_limit
 
 if TYPE_CHECKING:
     import os
@@ -105,7 +105,7 @@ def _hook(part: nn.Module, level: str, device: torch.device, path: Path | None) 
         raise SettingsError(
             f"Offloaded weights were to wait in {path}",
             f"they could not be written: {error}",
-            "Make room there, or choose a folder on another disk with `folder=`",
+            f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
         ) from error
 
 

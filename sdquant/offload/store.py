@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .staging import Staging
 
 log = logging.getLogger(__name__)
+# What errors advise: `load_model` has no argument for it.
+ANOTHER_FOLDER = "set TMPDIR in the environment, or give folder= to sdquant.offload.apply"
 
 CHUNK = 1 << 24  # bytes read or written at a time
 PINNED_SHARE = 0.5  # of the machine's RAM that a store may pin,
@@ -227,7 +229,7 @@ class DiskStore(Store):
             raise SettingsError(
                 f"Offloaded weights were to wait in {place}",
                 f"no folder can be made there: {error.strerror or error}",
-                "Choose a folder that exists and can be written, on a disk, with `folder=`",
+                f"Choose a folder on a disk that exists and can be written: {ANOTHER_FOLDER}",
             ) from error
         self._files = 0
 
@@ -251,7 +253,7 @@ class DiskStore(Store):
             raise SettingsError(
                 f"Offloaded weights were to wait in {self.folder.parent}",
                 f"{nbytes} bytes could not be written: {error.strerror or error}",
-                "Make room there, or choose a folder on another disk with `folder=`",
+                f"Make room there, or choose a folder on another disk: {ANOTHER_FOLDER}",
             ) from error
         flat = _mapped(path, nbytes)
         return _DiskRegion(spans, [span.view(flat) for span in spans if span is not None], path, nbytes)

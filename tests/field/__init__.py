@@ -1,0 +1,1 @@
+"""Trouble that public reports showed, each piece of it tried again: see `table`."""
