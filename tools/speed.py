@@ -29,18 +29,17 @@ WORDS = {
     "G24": "a call that computes next to nothing, µs",
 }
 
-# On cards: what, the limit, the benchmark, and where it keeps what it found.
-CARDS = (
-    (
-        "G20",
-        "a step of Flux with quantized weights, of bf16's: nf4; 8-bit; GGUF",
-        "1.06; 1.10; 1.25",
-        "gpu_flux",
-    ),
-    ("G21", "int8 and float8 products, 4608 rows, 3072x12288, of bf16's", "0.62 (H100)", "gpu_linear"),
-    ("G22", "balanced offload, of the larger of computing and bytes / bandwidth", "1.15", "gpu_offload"),
-    ("G23", "nf4 with balanced offload, of nf4 all on the card", "1.10", "gpu_offload"),
-)
+CARDS = "gpu-*.json"  # one for each card, by bench.gpu_all
+NOT_ON_A_CARD = "Not measured yet: `python -m bench.gpu_all --json bench/results/gpu-NAME.json` does it."
+# Goals on cards: what it is about, the limit, the rows of a step of Flux that are held to it, and the number in them.
+GOALS = (
+    ("G20", "a step of Flux in `nf4`, of bf16's", 1.06, ("nf4",), "ratio"),
+    ("G20", "a step of Flux with 8-bit weights, of bf16's", 1.10, ("int8_sym",), "ratio"),
+    ("G20", "a step of Flux in GGUF's types, of bf16's", 1.25, ("q8_0", "q4_k"), "ratio"),
+    ("G21", "int8 and float8 products, 4608 rows, 3072x12288, of bf16's", 0.625, (), "ratio"),
+    ("G22", "balanced offload, of the larger of computing and bytes / bandwidth", 1.15, ("bf16, budget 50%",), "ratio"),
+    ("G23", "`nf4` with balanced offload, of `nf4` all on the card", 1.10, ("nf4, budget 50%",), "against"),
+)  # fmt: skip
 
 
 def _measured(root: Path, files: str = LINEAR) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -62,13 +61,32 @@ def goals(root: Path) -> str:
 
 
 def cards(root: Path) -> str:
-    """The goals for cards, and whether they were measured."""
-    lines = []
-    for goal, what, limit, name in CARDS:
-        file = root / FOLDER / f"{name.replace('_', '-')}.json"
-        found = machine_of(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else "not measured"
-        lines.append([goal, what, limit, found, f"`python -m bench.{name}`"])
-    return markdown(("goal", "what", "at most", "measured on", "by"), lines, left=2)
+    """Of each card the goals, and a step of Flux in every format."""
+    parts = []
+    for title, rows in _measured(root, CARDS):
+        device = next(row for row in rows if row["name"] == "device")
+        found = {row["name"]: row for row in rows if row["case"].startswith("Flux") and not row.get("error")}
+        goals = [
+            [goal, what, f"{limit:g}", *_held(found, limit, names, field)] for goal, what, limit, names, field in GOALS
+        ]
+        steps = [
+            [f"`{name}`", f"{row['seconds'] * 1e3:.0f}", f"{row['ratio']:.2f}", f"{row['bytes'] / 2**30:.1f}"]
+            for name, row in found.items() if "bytes" in row
+        ]  # fmt: skip
+        parts += [
+            f"{device['text']}; {title}:", markdown(("goal", "what", "at most", "measured", ""), goals, left=2),
+            "A step of Flux (12 billion random weights, 1024 x 1024):",
+            markdown(("weights", "ms", "of bf16", "GiB"), steps, left=1),
+        ]  # fmt: skip
+    return "\n\n".join(parts) or NOT_ON_A_CARD
+
+
+def _held(found: dict[str, dict[str, Any]], limit: float, names: tuple[str, ...], field: str) -> tuple[str, str]:
+    """The numbers of a goal, and whether it holds."""
+    numbers = [found[name][field] for name in names if name in found]
+    if not numbers:
+        return "not measured", ""
+    return ", ".join(f"{number:.2f}" for number in numbers), "met" if max(numbers) <= limit else "missed"
 
 
 def _goals(rows: list[dict[str, Any]]) -> str:

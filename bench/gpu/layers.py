@@ -6,13 +6,14 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
+from torch import nn
 
 from bench import gpu_linear
-from bench._cards import Clock
+from bench._cards import Clock, ways
 from bench.linear_peers import SOME
 from bench.repeated import repeated, repeats
 
@@ -47,10 +48,12 @@ def _measured(scheme: str, inputs: int, outputs: int, rows: tuple[int, ...], clo
 
 
 def _compile(scheme: str, how: tuple[str, list[tuple[int, int]], tuple[int, ...]]) -> None:
+    """Call each way to run the format once for each number of rows, so that Triton's cache has its kernels."""
     kind, shapes, rows = how
-    clock = Clock(torch.device(kind))
     for inputs, outputs in shapes:
-        try:
-            _measured(scheme, inputs, outputs, rows, clock, 1)
-        except Exception:  # the phase itself says so in a row
-            return
+        floats = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=kind).requires_grad_(False)
+        with torch.inference_mode(), repeated(SOME) if repeats(scheme) else nullcontext():
+            for run in ways(floats, scheme).values():
+                for count in rows:
+                    with suppress(Exception):  # the phase itself says so in a row
+                        run(torch.randn(count, inputs, device=kind).to(torch.bfloat16))
