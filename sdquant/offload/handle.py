@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..inference import ordinary
+from .locking import ComputingLock
 
 HANDLE = "_sdquant_offload"  # on each component: the handle that is active
 
@@ -72,7 +73,7 @@ class OffloadHandle:
         self.mode, self.device = mode, device
         self.total = total
         self.counters = Counters()
-        self.lock = threading.RLock()
+        self.lock = ComputingLock()
         self.undo = ExitStack()
         self.components: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}

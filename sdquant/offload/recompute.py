@@ -51,6 +51,8 @@ class Recompute:
 
     def watch(self, output: Any) -> None:
         """Be ready when backward reaches these outputs."""
+        if self._hook is not None and torch._C._current_graph_task_id() == -1:
+            self._stop()  # of a backward that ended with an error
         if torch.is_grad_enabled():
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
@@ -87,7 +89,7 @@ class Recompute:
     def _stop(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._hook, self._units = None, {}
+        self._hook, self._units, self._running = None, {}, 0
 
 
 def _modules(component: Component) -> Iterator[tuple[Unit, nn.Module]]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -39,6 +40,7 @@ MODES = ("none", "model", "sequential", "balanced")  # and see `group`
 SCHEMES = (None, "nf4", "q8_0")
 PINNED = {"all": None, "in part": 300_000, "none": 0}  # of the net below, bytes that the system pins
 PIECE = 40_000  # bytes of a pinned piece: less than some of its blocks
+_NOTHING = nullcontext()
 SLOW = 3e8  # bytes a second: copies that are on their way for long
 
 
@@ -348,7 +350,7 @@ def trained(card: Card) -> Iterator[dict[str, Any]]:
                 size = offload.weight_bytes(one)
                 room = {"budget": int(0.7 * size)} if mode == "balanced" else {}
                 handle = offload.apply(pipe, mode, device="card", **room)
-                found = [_gradient(one, two, x.to("card")).cpu() for _ in range(2)]
+                found = [_gradient(one, two, x.to("card"), lock).cpu() for lock in (nullcontext(), handle.lock)]
             report = handle.report()
             handle.remove()
             yield {
@@ -360,9 +362,10 @@ def trained(card: Card) -> Iterator[dict[str, Any]]:
             }
 
 
-def _gradient(one: nn.Module, two: nn.Module, x: Tensor) -> Tensor:
+def _gradient(one: nn.Module, two: nn.Module, x: Tensor, lock: AbstractContextManager[object] = _NOTHING) -> Tensor:
     x = x.clone().requires_grad_()
-    two(one(x)).square().sum().backward()
+    with lock:  # as in a callback of a pipeline; the card's gradients are computed in another thread
+        two(one(x)).square().sum().backward()
     assert x.grad is not None
     return x.grad
 

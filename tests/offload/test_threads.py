@@ -13,6 +13,8 @@ from diffusers import PNDMScheduler, StableDiffusionPipeline
 
 import sdquant
 from sdquant import offload
+from sdquant.offload import locking
+from sdquant.offload.locking import ComputingLock
 
 from .conftest import DEVICE
 from .test_balanced import REST, Net, Pipe, run
@@ -139,3 +141,43 @@ def test_requests_of_a_server(scheme: str, mode: str, runtime: str | None) -> No
         thread.join(120)
     assert len(found) == 6  # none ended with an error
     assert all(torch.equal(image, alone[seed]) for (seed, _), image in found.items())
+
+
+def test_the_lock_lets_in_who_computes_gradients_for_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autograd's threads do on a card; see tests/card for real ones. Others wait, even then."""
+    lock, ready, go_on = ComputingLock(), threading.Event(), threading.Event()
+    inside: list[str] = []
+
+    def _engine_run_backward() -> None:
+        ready.set()
+        assert go_on.wait(60)
+
+    def hold() -> None:
+        with lock, lock:
+            _engine_run_backward()
+
+    def enter(name: str) -> None:
+        with lock, lock:
+            inside.append(name)
+
+    autograd: set[int] = set()
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1 if threading.get_ident() in autograd else -1)
+    holder = started(hold)
+    assert ready.wait(60)
+    other = started(lambda: enter("other"))
+
+    def compute() -> None:
+        autograd.add(threading.get_ident())
+        enter("autograd")
+
+    started(compute).join(60)
+    other.join(0.1)
+    assert inside == ["autograd"] and other.is_alive()
+    monkeypatch.setattr(locking, "_WAITING", "another function")  # the holder does something else
+    third = started(compute)
+    third.join(0.1)
+    assert third.is_alive()
+    go_on.set()
+    for thread in (holder, other, third):
+        thread.join(60)
+    assert sorted(inside) == ["autograd", "autograd", "other"]
