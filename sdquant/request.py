@@ -98,7 +98,7 @@ class Request:
         default=None,
         metadata=_about(
             "what products with quantized weights are computed in: float (the default), or, with activations quantized "
-            "as well, int8, which is faster from tens of rows, or fp8, for cards that multiply 8-bit floats",
+            "as well, int8, which is faster on CPUs from tens of rows, or fp8, for cards that multiply 8-bit floats",
             COMPUTES,
         ),
     )
