@@ -8,6 +8,7 @@
     config.py    Config: the values, frozen
     loading.py   load: defaults, file, overrides
     quantization.py  what the keys of quantization come to: a scheme, rules, or nothing
+    unused.py    keys of training that have no effect beside the others
     topology.py  over how many devices work counts as spread
     asked.py     what a config asks `load_model` for
     pictures.py  draw what a config says

@@ -44,6 +44,16 @@ def request_of(config: Config, **fixed: Any) -> Request:
     return request(demo.place(model), **{**values, **fixed})
 
 
+def require_command(config: Config, command: str) -> None:
+    """Raise SettingsError for a config of another command: it has not been told which of its keys this one uses."""
+    if config.command != command:
+        raise SettingsError(
+            f"A config that was read for {config.command or 'no command'} was given to {command}",
+            "each command uses keys of its own, and what it does not use was not held against it",
+            f'Read it with config.load(path, command="{command}")',
+        )
+
+
 def size_of(config: Config) -> tuple[int | None, int | None]:
     """Width and height in pixels; None for the model's own.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ from ..errors import SdquantError, SettingsError
 from . import topology, yamlfile
 from .config import Config
 from .keys import did_you_mean, key, keys
-from .kinds import KINDS
+from .kinds import KINDS, shown
 from .quantization import quantization_of
 from .row import COMMANDS, Key
+from .unused import unused_in_training
 
 if TYPE_CHECKING:
     from .topology import Shards
@@ -36,8 +37,8 @@ def _place(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
     """The config of a file, with overrides, for a command.
 
-    A file may serve all commands: keys of another one are checked, kept and named in the log. An override is for this
-    command, so it may only set keys of this command.
+    A file may serve all commands: keys of another one are checked, kept and named in the log, but for those of how the
+    model is loaded, which are refused. An override is for this command, so it may only set keys of this command.
 
     Args:
         path: of a YAML file, or the name of a shipped one ("digits-sd.yml"); None for the defaults alone.
@@ -55,8 +56,10 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
     given: dict[str, str] = {}
     path = None if path is None else _place(path)
     source = "" if path is None else os.fspath(path)
+    lines: Mapping[str, int] = {}
     if path is not None:
         document = yamlfile.read(path)
+        lines = document.lines
         for name, value in document.values.items():
             values[name] = _of_file(name, value, f"{source}, line {document.lines[name]}")
             given[name] = FILE
@@ -65,7 +68,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         values[name] = value
         given[name] = OVERRIDE
     config = Config(values, source=source, command=command, given=given)
-    _tell_unused(config)
+    _tell_unused(config, lines)
     return config
 
 
@@ -165,16 +168,30 @@ def _near(value: Any, choices: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else "Use one of them"
 
 
-def _tell_unused(config: Config) -> None:
-    """Refuse an override without an effect; name such keys of the file in the log."""
+def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
+    """Refuse an override without an effect, and a key of how the model is loaded that this command has not; name the
+    file's other keys without an effect in the log."""
     others = [
         name
         for name in config.given
         if config.command not in key(name).commands and config[name] != checked(key(name), key(name).default, name)
     ]
+    for name in others:
+        if key(name).field:  # whoever asks for an offload mode would take the run for one in it
+            _refuse_other_loading(config, key(name), lines)
     if others:
         log.info("%s does not use these keys of %s: %s", config.command, config.source, ", ".join(others))
-    for name, reason in quantization_of(config).unused.items():
+    unused = {**quantization_of(config).unused, **unused_in_training(config)}
+    for name, reason in unused.items():
         if config.given.get(name) == OVERRIDE:
             raise SettingsError(f"{name} was set", f"it has no effect here: {reason}", "Leave it out")
         log.warning("%s of %s has no effect here: %s", name, config.source, reason)
+
+
+def _refuse_other_loading(config: Config, row: Key, lines: Mapping[str, int]) -> None:
+    whose, value = " and ".join(row.commands), shown(config[row.name])
+    raise SettingsError(
+        f"{config.source}, line {lines[row.name]} sets {row.name}: {value}",
+        f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in a way of its own",
+        f"Leave it out of the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import SettingsError
 from ..writing import whole_file
-from .asked import request_of, size_of
+from .asked import request_of, require_command, size_of
 from .loading import shards_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     from .. import pictures
     from ..drawing import draw
 
+    require_command(config, "generate")
     width, height = size_of(config)
     shards = shards_of(config)
     pipe = _loaded(request_of(config, progress=progress), shards)

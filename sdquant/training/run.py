@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.keys import key
 from ..config.loading import shards_of
 from ..config.pictures import save as save_config
 from ..distributed import launched
@@ -86,6 +87,7 @@ def train(config: Config, *, progress: bool = False) -> Summary:
         whole = model.load(settings)
         pipe = whole.pipe
         family = families.of(pipe)
+        _tell_guidance(settings, whole)
         made = encoded.encode(pipe, rows, settings, accelerator.device)
         made, teacher = _taught(settings, whole, made, accelerator.device)
         objective = objectives.of(pipe, family, teacher)
@@ -171,6 +173,15 @@ def _taught(settings: Settings, whole: model.Model, made: encoded.Encoded, devic
             with whole.as_it_was():
                 made = encoded.with_teacher(made, whole.pipe, settings, device)
     return made, teacher.eval().requires_grad_(False).to(device)
+
+
+def _tell_guidance(settings: Settings, whole: model.Model) -> None:
+    """Name keys of a guidance that the network has no input for."""
+    if getattr(families.net_config(whole.net), "guidance_embeds", False):
+        return
+    for name in ("guidance_min", "guidance_max"):
+        if getattr(settings, name) != key(name).default:
+            log.warning("%s has no effect here: a %s has no guidance input", name, type(whole.net).__name__)
 
 
 def _require_space(job: loop.Job) -> None:

@@ -134,10 +134,11 @@ def settings_of(config: Config, *, progress: bool = False) -> Settings:
     Raises:
         SdquantError: values that do not go together.
     """
-    from ..config.asked import request_of
+    from ..config.asked import request_of, require_command
     from ..config.loading import shards_of
     from ..config.quantization import quantization_of
 
+    require_command(config, "train")
     asked = request_of(config, progress=progress)
     rules = quantization_of(config, shards_of(config)).rules or ()
     own = {row.name for row in dataclasses.fields(Settings)} - {"model", "rules", "dtype", "progress"}

@@ -209,6 +209,53 @@ def test_a_key_of_another_command_is_named_in_the_log(tmp_path: Path, caplog: py
         assert caplog.messages == [f"train does not use these keys of {path}: prompt"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["offload: balanced", "budget: 6GB", "mode: post", "compute: int8", "cache: on", "cache_limit: 1GB"],
+)
+def test_a_key_of_loading_that_training_has_not_is_refused(tmp_path: Path, line: str) -> None:
+    name = line.partition(":")[0]
+    path = write(tmp_path, f"lora_rank: 2\n{line}\n")
+    with pytest.raises(SettingsError, match=rf"^{path}, line 2 sets {name}: .*: {name} is a key of generate") as caught:
+        config.load(path, command="train")
+    assert f"add {name}=" in caught.value.fix
+    if name != "budget":  # which is for balanced
+        assert config.load(path)[name] == line.partition(": ")[2]
+    default = next(row.default for row in KEYS if row.name == name)
+    config.load(write(tmp_path, f"{name}: {loading.shown(default)}\n"), command="train")  # which says nothing
+
+
+def test_the_keys_of_loading_that_training_has_not() -> None:
+    names = {row.name for row in KEYS if row.field and "train" not in row.commands}
+    assert names == {"offload", "budget", "mode", "compute", "cache", "cache_limit"}
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "why"),
+    [
+        ("lora_alpha: 8", [], "lora_rank is 0"),
+        ("lora_dropout: 0.5", [], "lora_rank is 0"),
+        ("lora_target_modules: [to_q]", [], "lora_rank is 0"),
+        ("dtype: bfloat16", ["lora_rank=2"], "a LoRA's weights are float32"),
+        ("components: [unet]", [], "nothing is quantized"),
+        ("skip: [mid]", [], "nothing is quantized"),
+        ("runtime: plain", [], "nothing is quantized"),
+        ("caption_column: said", ["dataset_name=digits"], "has captions of its own"),
+        ("warmup_steps_fraction: 0.5", ["lr_scheduler=constant"], "has no warmup"),
+    ],
+)
+def test_a_key_of_training_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, beside: list[str], why: str
+) -> None:
+    path, name = write(tmp_path, text), text.partition(":")[0]
+    config.load(path, beside, command="train")
+    (said,) = caplog.messages
+    assert said.startswith(f"{name} of {path} has no effect here: ") and why in said
+    value = text.partition(": ")[2].replace("[", "['").replace("]", "']")
+    with pytest.raises(SettingsError, match=why):
+        config.load(None, [*beside, f"{name}={value}"], command="train")
+
+
 def test_a_wrong_value_of_another_commands_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="learning_rate is a number"):
         config.load(write(tmp_path, "learning_rate: fast\n"))

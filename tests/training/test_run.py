@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import sdquant
 from sdquant import cli, config, writing
 from sdquant.config import examples
+from sdquant.config.pictures import draw_config
 from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
@@ -165,6 +166,35 @@ def test_the_command(capsys: pytest.CaptureFixture[str], written: Callable[..., 
     assert "2, the first 1 before" in table and "one/loss.png" in table
     assert cli.main(["train", file]) == 2
     assert "resume=latest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("offload", ["balanced", "model"])
+def test_an_offload_mode_is_refused_before_anything_is_written(
+    offload: str, capsys: pytest.CaptureFixture[str], written: Callable[..., Path], short: Short, tmp_path: Path
+) -> None:
+    """Whether the file asks for it, or the command line, or a config that was read for another command."""
+    lora = {"lora_rank": 2, "offload": offload}
+    file = str(written(**lora))
+    assert cli.main(["train", file]) == 2
+    said = capsys.readouterr().err
+    assert f'sets offload: "{offload}"' in said and "offload is a key of generate" in said
+    assert cli.main(["train", str(written(lora_rank=2)), f"offload={offload}"]) == 2
+    assert "offload is a key of generate" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match=f'sets offload: "{offload}"'):
+        short(**lora)
+    with pytest.raises(SettingsError, match="read for generate was given to train"):
+        train(config.load(file))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_for_training_draws_nothing(asked: Callable[..., config.Config], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="read for train was given to generate"):
+        draw_config(asked(), tmp_path)
+
+
+def test_a_guidance_that_the_network_has_no_input_for_is_told(short: Short, caplog: pytest.LogCaptureFixture) -> None:
+    short(max_train_steps=1, guidance_max=4.0)
+    assert "guidance_max has no effect here: a UNet2DConditionModel has no guidance input" in caplog.messages
 
 
 RULES = {"use_qwix_quantization": True, "rules": [{"weight_qtype": "int4", "act_qtype": "int8"}]}

@@ -1,0 +1,32 @@
+"""Keys of training that are set and have no effect beside the others. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .keys import key
+
+if TYPE_CHECKING:
+    from .config import Config
+
+_OF_LORA = ("lora_alpha", "lora_dropout", "lora_target_modules")
+_OF_LAYERS = ("components", "skip", "runtime")
+
+
+def unused_in_training(config: Config) -> Mapping[str, str]:
+    """Those keys by name, each with the reason; none for another command."""
+    if config.command != "train":
+        return {}
+    reasons: dict[str, str] = {}
+    if config.lora_rank:
+        reasons["dtype"] = "it is the dtype of a model that is written, and a LoRA's weights are float32"
+    else:
+        reasons |= dict.fromkeys(_OF_LORA, "lora_rank is 0, so no LoRA is trained")
+        if not config.quantization and not config.rules:
+            reasons |= dict.fromkeys(_OF_LAYERS, "nothing is quantized")
+    if config.dataset_name:
+        reasons["caption_column"] = "dataset_name has captions of its own"
+    if config.lr_scheduler == "constant":
+        reasons["warmup_steps_fraction"] = "lr_scheduler: constant has no warmup; constant_with_warmup has one"
+    return {name: reason for name, reason in reasons.items() if config[name] != key(name).default}
