@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..kernels.forms import Form
@@ -308,6 +309,51 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
         out.copy_(functional.dequantize_4bit(codes, state))
 
 
+@torch.library.custom_op("sdquant::fourbit_weight", mutates_args=())
+def _fourbit_weight(
+    codes: Tensor,
+    absmax: Tensor,
+    nested: Tensor | None,
+    offset: Tensor | None,
+    scheme: str,
+    shape: list[int],
+    block: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The float weight. One operator of a graph: the compiler knows nothing of what it takes to find the kernels."""
+    parts, details = {"codes": codes, "absmax": absmax}, {"block_size": block}
+    if nested is not None and offset is not None:
+        parts["nested_absmax"] = nested
+        details[OFFSET] = offset.item()
+    spec = PackedSpec(scheme=scheme, shape=tuple(shape), dtype=str(dtype).removeprefix("torch."), details=details)
+    weight = torch.empty(shape, dtype=dtype, device=codes.device)
+    FourBit().decode_into(Packed(spec=spec, parts=parts), weight)
+    return weight
+
+
+@_fourbit_weight.register_fake
+def _(
+    codes: Tensor,
+    absmax: Tensor,
+    nested: Tensor | None,
+    offset: Tensor | None,
+    scheme: str,
+    shape: list[int],
+    block: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return codes.new_empty(shape, dtype=dtype)
+
+
+def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
+    """The float weight of a `Linear4bit`, while torch's compiler traces it."""
+    state = layer.weight.quant_state
+    nested, offset = (state.state2.absmax, state.offset) if state.nested else (None, None)
+    return _fourbit_weight(
+        layer.weight, state.absmax, nested, offset, state.quant_type, list(state.shape), state.blocksize, dtype
+    )
+
+
 @lru_cache(maxsize=1)
 def _linear4bit() -> type[nn.Module]:
     """`Linear4bit` that takes its input by torch's name for it, too, goes to the meta device, and takes also rows that
@@ -327,11 +373,15 @@ def _linear4bit() -> type[nn.Module]:
             if self.is_exact or input.device.type != "cpu":
                 out: Tensor = super().forward(input)
                 return out
-            codec, dtype = FourBit(), self.compute_dtype or input.dtype
-            packed = codec.from_library(self)
-            assert packed is not None
-            weight = torch.empty(packed.spec.shape, dtype=dtype)
-            codec.decode_into(packed, weight)
+            dtype = self.compute_dtype or input.dtype
+            if is_compiling():
+                weight = _weight_in_graph(self, dtype)
+            else:
+                codec = FourBit()
+                packed = codec.from_library(self)
+                assert packed is not None
+                weight = torch.empty(packed.spec.shape, dtype=dtype)
+                codec.decode_into(packed, weight)
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), weight, bias).to(input.dtype)
 
