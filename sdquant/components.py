@@ -363,6 +363,15 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
     one, two = remapped(named, values), remapped(cls, values)
     if other == library and (library == "transformers" or issubclass(one, two) or issubclass(two, one)):
         return
+    if other == library and "from_pretrained" in vars(named):
+        # Its own way into folders: one for each model that it holds. None of them is bad.
+        raise UnsupportedFileError(
+            f"Cannot load {config.parent}",
+            f"it is the first of several {said}s in folders of their own, a {named.__name__}, which only diffusers "
+            "puts together",
+            "Load the pipeline with diffusers' from_pretrained, then call sdquant.quantize and sdquant.offload.apply "
+            "on it; or load each folder alone with load_model",
+        )
     raise BadFileError(
         f"Cannot load {config.parent}",
         f"its config.json is of a {said}, and model_index.json says that it is a {named.__name__}",

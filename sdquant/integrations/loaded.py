@@ -36,6 +36,11 @@ def attach(model: nn.Module) -> None:
     said = library_config(model).get("quantization_config")
     if said is None or not hasattr(model, "save_pretrained"):
         return
+    if not hasattr(model, "config"):  # several models as one, such as ControlNets, whose own methods save them
+        for part in model.modules():
+            if hasattr(part, "config"):
+                attach(part)
+        return
     adapters.prepare(model)  # also of products alone, which no layer was put in for
     made: Any = model
     library = "transformers" if is_of_transformers(model) else "diffusers"
