@@ -321,7 +321,8 @@ def _fourbit_weight(
     dtype: torch.dtype,
 ) -> Tensor:
     """The float weight. One operator of a graph: the compiler knows nothing of what it takes to find the kernels."""
-    parts, details = {"codes": codes, "absmax": absmax}, {"block_size": block}
+    parts = {"codes": codes, "absmax": absmax}
+    details: dict[str, Any] = {"block_size": block}
     if nested is not None and offset is not None:
         parts["nested_absmax"] = nested
         details[OFFSET] = offset.item()
@@ -349,9 +350,10 @@ def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
     """The float weight of a `Linear4bit`, while torch's compiler traces it."""
     state = layer.weight.quant_state
     nested, offset = (state.state2.absmax, state.offset) if state.nested else (None, None)
-    return _fourbit_weight(
+    weight: Tensor = _fourbit_weight(
         layer.weight, state.absmax, nested, offset, state.quant_type, list(state.shape), state.blocksize, dtype
     )
+    return weight
 
 
 @lru_cache(maxsize=1)
