@@ -1,15 +1,14 @@
 """The lock of an offloaded model, which lets in the threads that compute gradients for the one that holds it.
 
 On a card backward runs in threads of autograd's own, while the thread that called it waits. If that one holds the lock
-(a callback of a pipeline that asks for a gradient), it would wait for a thread that waits for it.
+(a callback of a pipeline that asks for a gradient), it would wait for a thread that waits for it. Importing this module
+imports no torch.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-
-import torch
 
 _POLL = 0.01  # seconds between two looks at what the holder is doing
 # The function of torch.autograd in which a thread waits for its gradients.
@@ -47,6 +46,8 @@ class ComputingLock:
 
     def _computes_for_the_holder(self) -> bool:
         """Whether this is a thread of autograd's, and the holder waits for gradients."""
+        import torch
+
         holder = self._holder
         if holder is None or torch._C._current_graph_task_id() == -1:
             return False
