@@ -149,7 +149,7 @@ ROWS: tuple[Row, ...] = (
         why="an illegal memory access was encountered: bitsandbytes keeps codes and scales outside the parameters, "
         "group offload leaves them in RAM, and bitsandbytes' kernels read them there; the process is lost then",
         fix='Use offload="balanced" or offload="model", or runtime="plain", which runs in every mode',
-        seen="bench/results/gpu-h200.json (torch 2.11, bitsandbytes 0.50.2, diffusers 0.42.1)",
+        seen="tests/offload/test_settings.py; an NVIDIA H200 with torch 2.11 and bitsandbytes 0.50.2",
     ),
     Row(
         backend="nncf",
