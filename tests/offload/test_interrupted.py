@@ -14,6 +14,8 @@ from .conftest import draw, hooked, made
 from .test_threads import MOVING, offloaded, started
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sdquant import offload
 
 BUDGET = 3_000_000
@@ -40,6 +42,15 @@ def _fail(*_: Any) -> Any:
     raise Stop
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Python's own handler; pytest-xdist's workers ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("where", ["callback", "inside a layer"])
 @pytest.mark.parametrize("mode", MOVING)
 def test_control_c_in_the_main_thread(mode: str, where: str, tmp_path: Path) -> None:
