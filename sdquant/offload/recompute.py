@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
@@ -45,18 +44,21 @@ class Recompute:
     ) -> None:
         self._component, self._handle, self._bring, self._end = component, handle, bring, end
         self._units: dict[int, Unit] = {}
-        self._hook: Any = None
+        self._hooks: list[Any] = []  # while backward runs, on every module of the component
         self._running = 0
         handle.undo.callback(self._stop)
 
     def watch(self, output: Any) -> None:
         """Be ready when backward reaches these outputs."""
-        if self._hook is not None and torch._C._current_graph_task_id() == -1:
-            self._stop()  # of a backward that ended with an error
         if torch.is_grad_enabled():
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._start)  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Before a call of the component: forget a backward that ended with an error, of which nobody is told."""
+        if self._hooks and torch._C._current_graph_task_id() == -1:
+            self._stop()
 
     def _start(self, grad: Tensor) -> None:
         engine: Any = torch.autograd.Variable._execution_engine
@@ -64,32 +66,33 @@ class Recompute:
             if not self._handle.active:
                 return
             self._running += 1
-            if self._hook is None:
-                self._units = {id(module): unit for unit, module in _modules(self._component)}
-                self._hook = register_module_forward_pre_hook(self._called)
+            if not self._hooks:
+                found = list(_modules(self._component))
+                self._units = {id(module): unit for unit, module in found}
+                self._hooks = [module.register_forward_pre_hook(self._called) for _, module in found]
         engine.queue_callback(self._over)
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Before any module's forward, in any thread, while backward runs."""
+        """Before the forward of one of its modules, in any thread, while backward runs."""
         unit = self._units.get(id(module))
         if unit is None or unit.resident:
             return
         with self._handle.lock:
             # Within a call of the component the mode itself sees to its weights.
-            if self._hook is not None and not unit.resident and not self._component.depth:
+            if self._hooks and not unit.resident and not self._component.depth:
                 self._bring(unit)
 
     def _over(self) -> None:
         with self._handle.lock:
             self._running = max(0, self._running - 1)
-            if not self._running and self._hook is not None:
+            if not self._running and self._hooks:
                 self._stop()
                 self._end()
 
     def _stop(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook, self._units, self._running = None, {}, 0
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._units, self._running = [], {}, 0
 
 
 def _modules(component: Component) -> Iterator[tuple[Unit, nn.Module]]:

@@ -173,6 +173,30 @@ def test_hooks_around_the_call_see_all_but_the_weights(mode: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", TRAIN)
+def test_a_backward_that_fails_leaves_no_hooks_to_the_next_call(mode: str, tmp_path: Path) -> None:
+    net = Deep(False)
+    wanted = gradient(net)
+    handle = offloaded(mode, net, tmp_path, 6 * BLOCK + REST)
+
+    before = [len(module._forward_pre_hooks) for module in net.modules()]
+
+    def fail(grad: Tensor) -> None:
+        raise RuntimeError("a hook of somebody's own")
+
+    hook = net.head.weight.requires_grad_().register_hook(fail)
+    with pytest.raises(RuntimeError, match="somebody's own"):
+        gradient(net)
+    assert [len(module._forward_pre_hooks) for module in net.modules()] != before
+    hook.remove()
+    net.head.weight.requires_grad_(False)
+    with torch.no_grad():
+        net(torch.ones(1, 64))
+    assert [len(module._forward_pre_hooks) for module in net.modules()] == before
+    assert torch.equal(gradient(net), wanted)
+    handle.remove()
+
+
+@pytest.mark.parametrize("mode", TRAIN)
 def test_weights_that_a_mode_moves_are_not_trained(mode: str, tmp_path: Path) -> None:
     net = Net()
     handle = offloaded(mode, net, tmp_path, 4 * REST)
