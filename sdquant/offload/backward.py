@@ -105,7 +105,6 @@ def gradient_hooks(component: Component, handle: OffloadHandle, recompute: Recom
 
     def around() -> AbstractContextManager[object]:
         if component.depth == 1:
-            recompute.settle()
             drops[0] = sum(unit.drops for unit in hiding)
         return keeping(units)
 

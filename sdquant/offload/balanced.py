@@ -96,6 +96,7 @@ def _hook(component: Component, residency: Residency, handle: OffloadHandle, roo
     def enter(method: str) -> None:
         residency.touch(component)
         if component.depth == 0:
+            recompute.settle()
             if streamer is not None:
                 streamer.renew()
                 row.update(_facts(streamer))

@@ -43,8 +43,11 @@ def apply(
         opaque = (tensor for slot in slots(*parts.values()) if slot.opaque and (tensor := slot.get()) is not None)
         handle.counters.hold(sum(tensor_bytes(tensor) for tensor in opaque))
 
+    recomputes: dict[str, Recompute] = {}
+
     def enter(component: Component) -> None:
         if component.depth == 0:
+            recomputes[component.name].settle()
             for other in components:
                 if other is not component and other.depth == 0:
                     residency.evict(other.units)
@@ -60,6 +63,7 @@ def apply(
 
     for component in components:
         recompute = Recompute(component, handle, lambda _, c=component: again(c), lambda: None)  # type: ignore[misc]
+        recomputes[component.name] = recompute
         handle.components[component.name] = {"bytes": component.nbytes, "kept": "on the device while it is in use"}
         handle.undo.callback(announce(component.module, device))
         handle.undo.callback(

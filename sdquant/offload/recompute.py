@@ -59,6 +59,7 @@ class Recompute:
         """Before a call of the component: forget a backward that ended with an error, of which nobody is told."""
         if self._hooks and torch._C._current_graph_task_id() == -1:
             self._stop()
+            self._end()
 
     def _start(self, grad: Tensor) -> None:
         engine: Any = torch.autograd.Variable._execution_engine
