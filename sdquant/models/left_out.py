@@ -1,5 +1,5 @@
 """Parameters that files of a model may lack: its library says so (`_keys_to_ignore_on_load_missing`), and gives them
-values itself, by the model's own initialization.
+values itself, by the model's own initialization. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _GIVEN = "_is_hf_initialized"  # by which transformers' initialization knows what it must not touch
@@ -28,6 +27,8 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
     Args:
         tied: all names of each. dtype: of them; None is the one that they would have in a new model.
     """
+    import torch
+
     from .. import components
 
     names = [one[0] for one in tied]
