@@ -128,6 +128,8 @@ class FourBit(Codec):
         return Packed(spec=replace(packed.spec, details=details), parts=parts)
 
     def to_library(self, module: nn.Module, packed: Packed, spec: QuantSpec | None) -> nn.Module:
+        from ..kernels.ops import described
+
         rows, columns = packed.spec.shape
         state, block = _state(packed), packed.spec.details["block_size"]
         nested = state.nested
@@ -157,6 +159,7 @@ class FourBit(Codec):
         made.quant_state = state
         made.is_exact = exact
         made.encoded_offset = packed.spec.details.get(OFFSET)
+        made.described = described(packed.spec, ("codes", "absmax", *(["nested_absmax"] if nested else [])))
         put(made, "bias", module._parameters.get("bias"))
         # On CPUs with AVX512-BF16 a forward would repack the weight in place and round its scales to bfloat16, and stop
         # with an AssertionError for a number of rows that 32 does not divide.
@@ -309,50 +312,14 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
         out.copy_(functional.dequantize_4bit(codes, state))
 
 
-@torch.library.custom_op("sdquant::fourbit_weight", mutates_args=())
-def _fourbit_weight(
-    codes: Tensor,
-    absmax: Tensor,
-    nested: Tensor | None,
-    offset: Tensor | None,
-    scheme: str,
-    shape: list[int],
-    block: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The float weight. One operator of a graph: the compiler knows nothing of what it takes to find the kernels."""
-    parts = {"codes": codes, "absmax": absmax}
-    details: dict[str, Any] = {"block_size": block}
-    if nested is not None and offset is not None:
-        parts["nested_absmax"] = nested
-        details[OFFSET] = offset.item()
-    spec = PackedSpec(scheme=scheme, shape=tuple(shape), dtype=str(dtype).removeprefix("torch."), details=details)
-    weight = torch.empty(shape, dtype=dtype, device=codes.device)
-    FourBit().decode_into(Packed(spec=spec, parts=parts), weight)
-    return weight
-
-
-@_fourbit_weight.register_fake
-def _(
-    codes: Tensor,
-    absmax: Tensor,
-    nested: Tensor | None,
-    offset: Tensor | None,
-    scheme: str,
-    shape: list[int],
-    block: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
-
-
 def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The float weight of a `Linear4bit`, while torch's compiler traces it."""
+    """The float weight of a `Linear4bit` as one operator, while torch's compiler traces it: it knows nothing of what it
+    takes to find the kernels."""
+    from ..kernels import ops
+
     state = layer.weight.quant_state
-    nested, offset = (state.state2.absmax, state.offset) if state.nested else (None, None)
-    weight: Tensor = _fourbit_weight(
-        layer.weight, state.absmax, nested, offset, state.quant_type, list(state.shape), state.blocksize, dtype
-    )
+    parts = [layer.weight, state.absmax, *([state.state2.absmax] if state.nested else ())]
+    weight: Tensor = ops.weight(parts, layer.described, dtype)
     return weight
 
 
@@ -365,6 +332,7 @@ def _linear4bit() -> type[nn.Module]:
     class Linear4bit(base):  # type: ignore[misc]  # the base is only known at run time
         is_exact = False  # whether bitsandbytes computes it rightly on CPUs
         encoded_offset: float | None = None  # that of double quantization, which on the meta device its state has lost
+        described = ""  # the packed weight but its tensors, for compiled graphs
 
         def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
             of_torch = super()._apply

@@ -80,8 +80,8 @@ class Streamer:
             self._start[self._method] = self._first
 
     def enter(self, unit: Unit) -> None:
-        """A streamed block is about to run: within a call of the component, or by itself, as when backward runs it once
-        more for what a checkpoint has not kept, which says nothing about the order of the next call."""
+        """A streamed block is about to run: within a call of the component, or by itself (whoever calls it; in backward
+        `recompute` has brought it), which says nothing about the order of the next call."""
         if unit.resident:
             return
         if not self._component.depth:
