@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..kernels.forms import Form
+from ..kernels.seen import transformed
 from ..parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
@@ -313,8 +314,8 @@ def _decode_blocks(codes: Tensor, absmax: Tensor, kind: str, out: Tensor) -> Non
 
 
 def _weight_in_graph(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The float weight of a `Linear4bit` as one operator, while torch's compiler traces it: it knows nothing of what it
-    takes to find the kernels."""
+    """The float weight of a `Linear4bit` as one operator, while torch compiles or transforms what is done with it: it
+    knows nothing of what it takes to find the kernels."""
     from ..kernels import ops
 
     state = layer.weight.quant_state
@@ -340,11 +341,12 @@ def _linear4bit() -> type[nn.Module]:
             return self
 
         def forward(self, input: Tensor) -> Tensor:
-            if self.is_exact or input.device.type != "cpu":
+            carried = transformed()  # which bitsandbytes' functions lose without a word
+            if not carried and (self.is_exact or input.device.type != "cpu"):
                 out: Tensor = super().forward(input)
                 return out
             dtype = self.compute_dtype or input.dtype
-            if is_compiling():
+            if carried or is_compiling():
                 weight = _weight_in_graph(self, dtype)
             else:
                 codec = FourBit()

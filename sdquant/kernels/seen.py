@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 _modes = torch._C._len_torch_dispatch_stack
@@ -18,10 +19,17 @@ _PLAIN = (Tensor, nn.Parameter)
 
 def seen(x: Tensor) -> bool:
     """Whether a call with this tensor is compiled, exported, traced (`torch.jit`), looked at by a dispatch mode (fake
-    tensors, `make_fx`, counters of flops) or transformed (`torch.func`), or it is of a class of its own."""
+    tensors, `make_fx`, counters of flops) or transformed (see there), or it is of a class of its own."""
     if is_compiling():  # first: the compiler knows it, and none of the others
         return True
-    return type(x) is not Tensor or _modes() > 0 or _traced() is not None or _transformed() is not None
+    return type(x) is not Tensor or _modes() > 0 or _traced() is not None or transformed()
+
+
+def transformed() -> bool:
+    """Whether torch carries derivatives or batches along with values (`torch.func`, `torch.autograd.forward_ad`), which
+    its own operations do, and no operator of ours. The compiler cannot say it of `torch.func.grad` and `vmap`, where it
+    stops with an error at our operators."""
+    return forward_ad._current_level >= 0 or (not is_compiling() and _transformed() is not None)
 
 
 def plain(x: Tensor) -> bool:

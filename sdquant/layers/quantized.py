@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from .. import backends
 from ..backends.base import Backend, Geometry, Packed, PackedSpec
+from ..errors import IncompatibleError
 from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
-from ..kernels.seen import seen
+from ..kernels.seen import seen, transformed
 from ..parameters import put
 from . import attention, states
 from .casts import warn_of_cast
@@ -224,6 +225,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
             if torch.is_autocast_enabled(x.device.type):
                 return _without_autocast(self.forward, x)
         x = _autocast(x)
+        if watched and transformed():
+            return F.linear(x, _carried(self, x.dtype), self._bias(x))
         if not self._backend.computes(self.spec):
             if watched:
                 text = self.compute or ""
@@ -284,6 +287,8 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = self.compute_dtype
+        if transformed():
+            return F.embedding(input, _carried(self, dtype))
         if seen(input):
             return cast("Tensor", ops.embedding(input, self._part_tensors(), self._text, dtype))
         return choice.embedding(self._backend, self.packed, self._form, input, dtype)
@@ -321,6 +326,12 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
     computes = layer._backend.computes(layer.spec)
+    if transformed():
+        run = choice.CONVOLUTIONS[len(geometry.stride) - 1]
+        weight, bias = _carried(layer, x.dtype), layer._bias(x)
+        return cast(
+            "Tensor", run(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        )
     if not computes and seen(x):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, layer.compute)
     if not computes and not _gradient_of(x, layer):
@@ -335,6 +346,21 @@ def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, None)
     y = Computed.apply(x, layer, geometry)  # type: ignore[no-untyped-call]
     return _with_bias(y, layer._bias(x), len(layer.stride))
+
+
+def _carried(layer: QuantizedLayer, dtype: torch.dtype) -> Tensor:
+    """The float weight, for torch's own product while it transforms the layer.
+
+    Raises:
+        IncompatibleError: the layer's product is of quantized activations, whose derivative torch cannot carry along.
+    """
+    if layer._backend.computes(layer.spec):
+        raise IncompatibleError(
+            f"Cannot transform {layer._path or 'a layer'!r} in {layer.spec.scheme} (torch.func, forward-mode AD)",
+            "its activations are quantized, and rounding has no derivative to carry along",
+            "Use backward (torch.autograd.grad), or rules without act_qtype",
+        )
+    return cast("Tensor", ops.weight(layer._part_tensors(), layer._text, dtype))
 
 
 def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:

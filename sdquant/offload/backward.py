@@ -148,6 +148,21 @@ def unable(handle: OffloadHandle, name: str) -> SdquantError:
     )
 
 
+def refuse_derivatives(handle: OffloadHandle, part: nn.Module) -> None:
+    """Raise IncompatibleError within torch.func's transforms that take derivatives: they wrap the weights, which a mode
+    would no longer know when it puts them away."""
+    functorch: Any = torch._C._functorch
+    if functorch.peek_interpreter_stack() is None:
+        return
+    kinds = {level.key() for level in functorch.get_interpreter_stack()}
+    if kinds & {functorch.TransformType.Grad, functorch.TransformType.Jvp}:
+        raise IncompatibleError(
+            f"Cannot take derivatives of the {type(part).__name__} by torch.func with offload={handle.mode!r}",
+            "torch keeps the weights for them, and the mode puts the weights away",
+            "Use torch.autograd.grad with offload='model' or 'balanced', or load the pipeline with offload='none'",
+        )
+
+
 def moved(handle: OffloadHandle, name: str) -> SdquantError:
     """The error for gradients of a library's layers, whose weights were put away since they ran."""
     return IncompatibleError(

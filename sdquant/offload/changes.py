@@ -20,6 +20,7 @@ from torch import nn
 from ..errors import SettingsError
 from ..inference import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
+from .backward import refuse_derivatives
 from .entry import ENTRIES, wrap
 from .handle import HANDLE
 from .others import hook_of, refuse_taken
@@ -59,6 +60,7 @@ def watch(parts: Mapping[str, nn.Module], handle: OffloadHandle, used: frozenset
 
 def _begin(handle: OffloadHandle, part: nn.Module, hook: Any, name: str) -> None:
     refuse_taken(handle.mode, part, hook)
+    refuse_derivatives(handle, part)
     handle.computing += 1
 
 
