@@ -84,7 +84,7 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
 
     from sdquant.demo import digits
     from sdquant.drawing import draw
-    from sdquant.weights import weight_bytes
+    from sdquant.models.pipelines import weight_bytes
 
     imported = _peak()
     with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
@@ -157,9 +157,9 @@ def one_step(pipe: Any) -> Any:
     """What the UNet or transformer puts out at the first step, float64 [...], for ten prompts and fixed noise."""
     import numpy as np
 
-    from sdquant.components import main_part
     from sdquant.demo import digits
     from sdquant.drawing import draw
+    from sdquant.models.pipelines import main_part
 
     caught: list[Any] = []
 

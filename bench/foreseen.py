@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bench.models import MODELS
-from sdquant import activations, backends, components, demo, foreseeing, inputs, networks, planner, selection
+from sdquant import activations, backends, components, demo, foreseeing, inputs, networks, selection
 from sdquant.compat.row import meant
+from sdquant.planning import plan
 
 if TYPE_CHECKING:
     from sdquant.work import Work
@@ -65,19 +66,19 @@ def traced(model: str, size: tuple[int, int]) -> tuple[torch.nn.Module, Work]:
 
 
 @cache
-def planner_of(model: str) -> planner.Plan:
+def planner_of(model: str) -> plan.Plan:
     """A shipped model's plan."""
     import sdquant
 
     return sdquant.plan(demo.path(model), device="cpu")
 
 
-def part_of(module: torch.nn.Module, scheme: str, runtime: str | None, compute: str | None) -> planner.ComponentPlan:
+def part_of(module: torch.nn.Module, scheme: str, runtime: str | None, compute: str | None) -> plan.ComponentPlan:
     """What a load with this scheme would hold."""
     spec = backends.parse(scheme)
     shapes = {name: (tuple(one.shape), "bfloat16") for name, one in module.named_parameters()}
     weights, kept = selection.select(shapes, spec, runtime or spec.scheme.runtimes[0], (), type(module).__name__)
-    return planner.ComponentPlan(
+    return plan.ComponentPlan(
         name="model", class_name=type(module).__name__, action="encode", scheme=spec.scheme.name, mode="pre",
         runtime="plain", weights=weights, kept=kept, bytes=0, bytes_bf16=0, spec=spec, compute=compute,
     )  # fmt: skip

@@ -236,7 +236,7 @@ def measure(row: Row, path: Path) -> dict[str, float]:
     model = row.load(path)
     wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
     user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
-    from sdquant.weights import weight_bytes
+    from sdquant.models.pipelines import weight_bytes
 
     made = {"cpu": user + system, "system": system, "wall": wall}
     if not row.peer:

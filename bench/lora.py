@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from sdquant import backends, demo, load_model, lora
-from sdquant.components import main_part, quiet
+from sdquant.components import quiet
+from sdquant.models.pipelines import main_part
 
 from .fidelity import machine, schemes, versions
 

@@ -93,8 +93,8 @@ def quantized(model: nn.Module) -> set[str]:
 
 def ours(job: Job, skip: tuple[str, ...] = ()) -> nn.Module:
     """What sdquant loads."""
-    from sdquant.components import main_part
     from sdquant.loader import load
+    from sdquant.models.pipelines import main_part
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the matrix's warnings are for users

@@ -29,6 +29,7 @@ from .errors import (
     UnsupportedFileError,
 )
 from .integrations import plug_in as _plug_in
+from .utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import backends, compat, demo, lora, rules
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
     from .detection import Detected, detect, suffix_hint
     from .integrations.config import Config
     from .loader import load_model
-    from .planner import Plan
+    from .planning.plan import Plan
     from .preparation import plan
     from .quantizer import quantize
     from .saving import save
     from .verification import verify
-
-__version__ = "0.1.0"
 
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {

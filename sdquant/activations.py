@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from . import inputs
 from .errors import SettingsError
 from .kernels import onednn
-from .offload import components_of
+from .models.pipelines import components_of
 from .offload.entry import ENTRIES, wrap
 from .work import Work, product
 

@@ -81,7 +81,7 @@ class _Fuse:
         self._owner = weakref.ref(owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .offload import components_of
+        from .models.pipelines import components_of
 
         owner = self._owner()
         for part in components_of(owner).values():

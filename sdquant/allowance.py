@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .advice import GIB
+GIB = 1 << 30
 
 # Activations and the VAE's work at the sizes that images usually have.
 MOST = int(1.5 * GIB)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import planner
-from .detection import MAIN, Detected
+from .core.choices import MAIN
 from .errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
 from .foreign import LDM, convert, prefix_of
 from .formats import adapters, families, reference
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .backends.base import QuantSpec
+    from .detection import Detected
     from .formats.base import TensorFile
     from .formats.source import Source
 

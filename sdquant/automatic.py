@@ -20,17 +20,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import foreseeing, memory, networks, openvino_runtime, peaks, planner, preparation
+from . import foreseeing, networks, openvino_runtime, peaks, planner
 from . import machine as machines
 from .allowance import allowance
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
 from .compat.row import OFFLOADS
 from .errors import BudgetError, SdquantError
 from .gathering import whole_of
+from .offload import budget as memory_budget
+from .planning import resolve as preparation_resolve
 from .precision import USABLE
-from .readable import size
 from .request import AUTO, Request
-from .settings import Settings, fields
+from .settings.fields import fields
+from .settings.values import Settings
+from .utils.byte_sizes import size
 
 if TYPE_CHECKING:
     from .activations import Trace
@@ -122,9 +125,9 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     Raises:
         BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
     """
-    device = preparation.device_of(asked, here)
-    asked = preparation.located(asked)
-    asked = preparation.with_dtype(asked, whole_of(asked, complete=False))
+    device = preparation_resolve.device_of(asked, here)
+    asked = preparation_resolve.located(asked)
+    asked = preparation_resolve.with_dtype(asked, whole_of(asked, complete=False))
     opened = Opened(
         settings=_settings(asked), asked=asked, detected=whole_of(asked, complete=True), device=device,
         kind=machines.device_kind(device, here), machine=here,
@@ -194,7 +197,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
     if not told or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
         told.append(allowance(sum(part.bytes_bf16 for part in parts)))
     rest = max(told)
-    room = memory.room(free, device.memory_total, rest)
+    room = memory_budget.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
 

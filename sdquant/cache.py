@@ -18,17 +18,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, backends, machine
+from . import backends, machine
 from .errors import ConflictError, SdquantError
 from .formats import safetensors_write
 from .formats.source import Source, single_file
-from .offload import parse_size
+from .utils.byte_sizes import parse_size
+from .utils.version import __version__
 from .writing import whole_file
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .planner import ComponentPlan
+    from .planning.plan import ComponentPlan
     from .request import Request
 
 log = logging.getLogger(__name__)

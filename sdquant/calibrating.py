@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .distributed import Processes
-    from .planner import Plan
+    from .planning.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +189,8 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         SettingsError: none has.
     """
     from . import backends
-    from .components import is_pipeline, weight_parts
     from .layers import kind_of
+    from .models.pipelines import is_pipeline, weight_parts
     from .rules.flow import quantize_model
     from .rules.interception import matching
     from .rules.qt import QtProvider

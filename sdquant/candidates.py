@@ -13,19 +13,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import backends, machine, planner, preparation
+from . import backends, machine, planner
 from .compat import Query, look_up
 from .compat.packages import require
 from .compat.row import meant
 from .errors import BackendUnavailableError, SdquantError
 from .gathering import whole_of
+from .planning import resolve
 from .precision import snr
-from .settings import ROLES, Settings, role_of
+from .settings.roles import ROLES, role_of
 
 if TYPE_CHECKING:
     from .detection import Detected
-    from .planner import ComponentPlan, Plan
+    from .planning.plan import ComponentPlan, Plan
     from .request import Request
+    from .settings.values import Settings
 
 # The roles that presets choose a scheme for; the VAE is small and sensitive.
 CHOSEN = ("model", "text_encoder")
@@ -132,9 +134,9 @@ def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mappi
         {f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None, "mode": "auto"}
     )
     asked = kept.request(path, (), **call)
-    device = preparation.device_of(asked, here)
-    asked = preparation.located(asked)
-    asked = preparation.with_dtype(asked, whole_of(asked, complete=False))
+    device = resolve.device_of(asked, here)
+    asked = resolve.located(asked)
+    asked = resolve.with_dtype(asked, whole_of(asked, complete=False))
     whole = whole_of(asked, complete=True)
     kind = machine.device_kind(device, here)
     return Opened(settings=kept, asked=asked, detected=whole, device=device, kind=kind, machine=here)
@@ -144,7 +146,7 @@ def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced"))
     """The model as found, and each scheme that the matrix knows to work here for its parts: for the UNet or
     transformer, for the text encoders, for both. What is quantized on disk stays as it is."""
     found = opened.plan(opened.settings)
-    held = preparation.held(opened.detected)
+    held = resolve.held(opened.detected)
     whole = {name: worst_of(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
     # What is found and untested is no preset's fault: there is no other way to have this file.
     base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}

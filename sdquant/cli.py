@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from . import __version__
 from .commands import _shared
 from .commands._config import ConfigParser
 from .distributed import label, launched
 from .errors import SdquantError, SettingsError
 from .stopping import Stop
+from .utils.version import __version__
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
@@ -118,7 +118,7 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _voices(verbose: bool) -> Iterator[None]:
     """Who may speak on stderr while a command runs: sdquant, and others only with errors. `verbose` lets all speak."""
-    from .compat import SdquantWarning
+    from .errors import SdquantWarning
 
     def ours(record: logging.LogRecord) -> bool:
         mine = record.name.partition(".")[0] == "sdquant" and label() in _SPEAKERS

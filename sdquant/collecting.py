@@ -21,9 +21,9 @@ from .weights import plain
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from . import planner
     from .backends.base import QuantSpec
     from .formats.source import Source
+    from .planning import plan
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,7 @@ class Collector(Installer):
         forms: the quantized weights that came.
     """
 
-    def __init__(
-        self, model: nn.Module, part: planner.ComponentPlan, made: planner.Plan, src: Source, out: Written
-    ) -> None:
+    def __init__(self, model: nn.Module, part: plan.ComponentPlan, made: plan.Plan, src: Source, out: Written) -> None:
         super().__init__(model, part.runtime, components.dtype_named(made.dtype) if made.dtype else None)
         self.out = out
         self.keys: dict[str, str] = {}

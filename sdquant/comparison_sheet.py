@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .readable import size
 from .request import NOT_QUANTIZED
 from .sheets import INK, RULE, SOFT, WRONG, Sheet
+from .utils.byte_sizes import size
 
 if TYPE_CHECKING:
-    from .comparing import Comparison, Row
+    from .evaluation.comparison import Comparison, Row
 
 COLUMNS = 5  # in a line at the most
 LEAST, MOST = 256, 384  # pixels: a picture's longer side on the sheet

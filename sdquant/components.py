@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .detection import MAIN
-from .errors import BadFileError, MissingComponentError, UnsupportedFileError
+from .errors import BadFileError, UnsupportedFileError
 from .formats import families
 from .formats.config_sizes import refuse_endless
-from .formats.folder import is_named, no_folder, read_json
 from .models import libraries
 from .models.bounds import refuse_oversized
 from .quieting import Shared, errors_only, no_warnings
@@ -267,118 +263,6 @@ def missing(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
-def check_pipeline(folder: Path) -> None:
-    """Look up all that a pipeline's folder names, before diffusers does, which imports whatever module it reads of.
-
-    Raises:
-        UnsupportedFileError: a name is not that of a class of diffusers or transformers.
-        BadFileError: a component's config is of another class, or a scheduler has more steps than any has.
-        MissingComponentError: a component that the pipeline's class asks for has no folder.
-    """
-    libraries = _model_libraries()
-    diffusers = libraries["diffusers"][0]
-    place = folder / "model_index.json"
-    index = read_json(place)
-    whole: Any = _public(diffusers, index.get("_class_name"))
-    if not isinstance(whole, type) or not issubclass(whole, diffusers.DiffusionPipeline):
-        raise _unknown(place, "the pipeline", index.get("_class_name"))
-    kind: Any = whole
-    expected = kind._get_signature_keys(kind)[0]
-    for name, row in index.items():
-        if name.startswith("_") or not isinstance(row, list) or row == [None, None]:
-            continue
-        if name not in expected and not is_named(row):
-            continue  # of numbers, which the constructor is given: Krea 2's layers of its text encoder
-        if name in expected and not (folder / name).is_dir():
-            raise no_folder(folder, name, row[-1] if row else None)
-        library, cls = row if len(row) == 2 else (None, None)
-        package: Any = libraries[str(library)][0] if str(library) in libraries else _pipelines_module(library)
-        named = _public(package, _heir(cls)) if isinstance(package, ModuleType) and isinstance(cls, str) else None
-        if not isinstance(named, type):
-            raise _unknown(place, name, row)
-        if library in libraries:
-            _refuse_another(folder / name / "config.json", named, str(library))
-        scheduler = folder / name / "scheduler_config.json"
-        if scheduler.is_file():
-            values = read_json(scheduler)
-            refuse_endless(f"{name} of {folder}", values)
-            _refuse_misfit(scheduler, named, values)
-    pipe: Any = whole
-    named_by = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    absent = [
-        name
-        for name, parameter in inspect.signature(pipe.__init__).parameters.items()
-        if parameter.kind in named_by and parameter.default is parameter.empty
-        if name not in ("self", *index, *getattr(pipe, "_optional_components", ()))
-    ]
-    if absent:
-        raise MissingComponentError(
-            f"Cannot load {folder}",
-            f"its model_index.json does not name the {absent[0]}, which every {pipe.__name__} has",
-            "Get the folder, or its model_index.json, from its source again",
-        )
-
-
-def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
-    """Raise BadFileError if a scheduler cannot be made of its config; that takes no memory to speak of."""
-    if not issubclass(kind, libraries.diffusers().SchedulerMixin):
-        return
-    made: Any = kind
-    try:
-        with quiet(), no_warnings:  # they are given when it is made for the pipeline
-            made.from_config(dict(values))
-    except Exception as error:  # whatever a constructor says to values that nobody has written it for
-        raise BadFileError(
-            f"Cannot load {path}",
-            f"what is in it does not fit {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
-            "Get the scheduler from its source again",
-        ) from error
-
-
-def _heir(name: str) -> str:
-    """The name that a class of transformers has today, where diffusers knows that it had another once."""
-    theirs = libraries.module("diffusers.utils.deprecation_utils")
-    row = getattr(theirs, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
-    return str(row.get("new_class", name))
-
-
-def _refuse_another(config: Path, named: type, library: str) -> None:
-    """Raise BadFileError if a component's config is that of a model of another class than its pipeline says.
-
-    Classes of one family are made of each other's configs: what transformers calls the same model with and without a
-    head, or diffusers' class and its heir.
-    """
-    libraries = _model_libraries()
-    if not config.is_file() or not issubclass(named, libraries[library][1]):
-        return
-    values = read_json(config)
-    said = values.get("_class_name")
-    if not isinstance(said, str):
-        architectures = values.get("architectures")
-        said = architectures[0] if isinstance(architectures, list) and architectures else None
-    other = "diffusers" if "_class_name" in values else "transformers"
-    cls = _public(libraries[other][0], said)
-    if not isinstance(cls, type):
-        return
-    one, two = remapped(named, values), remapped(cls, values)
-    if other == library and (library == "transformers" or issubclass(one, two) or issubclass(two, one)):
-        return
-    if other == library and "from_pretrained" in vars(named):
-        # Its own way into folders: one for each model that it holds. None of them is bad.
-        raise UnsupportedFileError(
-            f"Cannot load {config.parent}",
-            f"it is the first of several {said}s in folders of their own, a {named.__name__}, which only diffusers "
-            "puts together",
-            "Load the pipeline with diffusers' from_pretrained, then call sdquant.quantize and sdquant.offload.apply "
-            "on it; or load each folder alone with load_model",
-        )
-    raise BadFileError(
-        f"Cannot load {config.parent}",
-        f"its config.json is of a {said}, and model_index.json says that it is a {named.__name__}",
-        "Put the component that belongs there into the folder",
-    )
-
-
 @cache
 def _pipelines() -> Any:
     with quiet():
@@ -393,80 +277,6 @@ def _public(package: Any, name: Any) -> Any:
         return vars(package)[name]
     with quiet():
         return getattr(package, name, None)
-
-
-def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
-    return UnsupportedFileError(
-        f"{place} was to be loaded",
-        f"the class of {what} is said to be {said or 'nothing'!r:.80}, which is not one of diffusers' or transformers'",
-        "Update diffusers and transformers, or check the file",
-    )
-
-
-def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
-    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder.
-
-    See `check_pipeline`, which is to be asked first.
-    """
-    index = read_json(folder / "model_index.json")
-    # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
-    left_out = {name: None for name, row in index.items() if row == [None, None]}
-    try:
-        with quiet(), _no_bars:
-            cls = pipeline_class(folder)
-            made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
-    except (OSError, ValueError) as error:
-        raise MissingComponentError(
-            f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
-        ) from error
-    except Exception as error:  # whatever a scheduler or tokenizer says to values that nobody has written it for
-        raise BadFileError(
-            f"The pipeline {folder} was to be put together",
-            f"what is in it does not fit its classes: {error}",
-            "Get the scheduler and the tokenizers from their source again",
-        ) from error
-    strange = [name for name, part in parts.items() if made.components.get(name, part) is not part]
-    if strange:
-        raise UnsupportedFileError(
-            f"The pipeline {folder} was to be put together",
-            f"diffusers' {type(made).__name__} did not take the {strange[0]} that was loaded for it",
-            "Load that component alone, and give it to the pipeline",
-        )
-    return made
-
-
-def pipeline_class(folder: Path) -> Any:
-    """diffusers' pipeline class of a pipeline's folder; the general one if it has none.
-
-    Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
-    (Wan's transformer) and loads that from the folder again.
-    """
-    diffusers = libraries.diffusers()
-    name = str(read_json(folder / "model_index.json").get("_class_name"))
-    cls = getattr(diffusers, name, None) if name.isidentifier() and not name.startswith("_") else None
-    whole = isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)
-    return cls if whole else diffusers.DiffusionPipeline
-
-
-def weight_parts(pipe: Any) -> dict[str, nn.Module]:
-    """A pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
-    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-    order = [name for name in str(pipe.model_cpu_offload_seq or "").split("->") if name in parts]
-    return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
-
-
-def main_part(model: Any) -> nn.Module:
-    """The UNet or transformer of a pipeline; a component is its own."""
-    if not is_pipeline(model):
-        assert isinstance(model, nn.Module)
-        return model
-    parts = weight_parts(model)
-    return next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
-
-
-def is_pipeline(model: Any) -> bool:
-    """Whether it is a diffusers pipeline, told by what is used of it."""
-    return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
 
 
 def dtype_named(name: str) -> torch.dtype:

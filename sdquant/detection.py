@@ -12,6 +12,7 @@ from typing import Any
 
 from . import backends
 from .backends._gguf_mixes import dominant
+from .core.choices import MAIN
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import adapters, families, folder, source, text
 from .formats.shards import MERGE, refuse_shard
@@ -23,9 +24,6 @@ from .planning.references import reference
 from .suffixes import suffix_hint
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
-
-# The main component of a pipeline, whose quantization names the pipeline's.
-MAIN = ("transformer", "unet", "transformer_2", "prior", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,7 @@ def native_size(pipe: Any) -> int:
 
 
 def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int) -> None:
-    from .components import is_pipeline
+    from .models.pipelines import is_pipeline
 
     if not is_pipeline(pipe):
         raise SettingsError(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import backends
+from .core.name_patterns import skipped
 from .errors import BadFileError
 from .finite import finite
-from .selection import skipped
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -99,3 +99,15 @@ class SettingsError(SdquantError):
 
 class TrainingError(SdquantError):
     """A training that cannot go on: its loss is not finite any more."""
+
+
+class SdquantWarning(UserWarning):
+    """Base of the warnings of this package."""
+
+
+class UntestedWarning(SdquantWarning):
+    """A combination that nobody has tried."""
+
+
+class IncompatibleWarning(SdquantWarning):
+    """A combination that the matrix refuses and the caller insists on."""

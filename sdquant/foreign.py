@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from . import backends, key_maps
 from .backends.base import Cut, Found, TensorInfo, Unfit
 from .converters import completed
+from .core.dtypes import FLOATS
 from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
 from .reading import read_weight
-from .selection import FLOATS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from .backends.base import PackedSpec
     from .formats.base import TensorFile
+    from .formats.recipe import Recipe
     from .formats.source import Source
     from .rows import Range
-    from .tracing import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def with_projection(src: Source) -> Source:
         return src  # then it is missing indeed
     import torch
 
-    from .tracing import Recipe
+    from .formats.recipe import Recipe
 
     dtype = _main_dtype(src)
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import authors, backends, planner
 from .backends._gguf_mixes import BASES, FILE_TYPES
 from .backends.base import QuantSpec, Unfit
+from .core.dtypes import FLOATS
 from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
@@ -29,7 +30,6 @@ from .formats.gguf_header import MAX_DIMS, MAX_NAME
 from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
-from .selection import FLOATS
 
 if TYPE_CHECKING:
     from torch import Tensor

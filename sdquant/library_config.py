@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import backends
-from .integrations.config import METHOD
+from .core.choices import METHOD
 from .library_floats import matched
 from .models import libraries
+from .models.libraries import is_of_transformers
 from .weights import quantized
 
 if TYPE_CHECKING:
@@ -126,11 +127,6 @@ def readable(scheme: str) -> bool:
     row = backends.scheme(scheme)
     config = backends.get(row.backend).config(backends.QuantSpec(row), "bfloat16")
     return config is not None and config["quant_method"] in _READ
-
-
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is a transformers model; else it is one of diffusers."""
-    return hasattr(getattr(model, "config", None), "to_json_string")
 
 
 def _bitsandbytes(model: nn.Module, specs: Mapping[str, PackedSpec], scheme: str, config: Mapping[str, Any]) -> Reading:

@@ -92,7 +92,7 @@ def _any_of(patterns: frozenset[str]) -> re.Pattern[str]:
 
 def float32_of_model(model: nn.Module) -> Float32:
     """As the model itself says it, which in transformers has added what its submodels say."""
-    from .library_config import is_of_transformers
+    from .models.libraries import is_of_transformers
 
     soft, strict = (
         frozenset(getattr(model, name, None) or ())

@@ -14,20 +14,22 @@ from .cache import cache_of
 from .errors import BadFileError
 from .formats.readahead import Readahead
 from .inference import ordinary
-from .models.classes import class_of
+from .models.classes import class_of, meta_model
 from .planning.arguments import answered
+from .planning.plan import folder_of, source_of
 from .preparation import prepare
 from .request import Request, request
+from .rules.file_rules import rules_in
 from .rules.spec import RulesSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from . import planner
     from .formats.source import Source
     from .install import Installer
     from .offload import OffloadHandle
+    from .planning import plan as planner_plan
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class Loaded:
         cached: the components whose quantized weights came out of the cache.
     """
 
-    plan: planner.Plan
+    plan: planner_plan.Plan
     offload: OffloadHandle
     seconds: float
     cached: tuple[str, ...] = ()
@@ -142,7 +144,7 @@ def load(asked: Request) -> Any:
 
 
 @ordinary
-def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
+def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[int, int], None] | None = None) -> Any:
     """`load` for a Request whose plan is made already.
 
     Args:
@@ -153,9 +155,9 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     if lone is not None:
         class_of(lone)
     if made.detected.container == "pipeline":
-        from . import components
+        from .models.pipeline_folders import check_pipeline
 
-        components.check_pipeline(folder_of(made))
+        check_pipeline(folder_of(made))
     for warning in made.warnings:
         log.warning("%s", warning)
     with _one_bar(made, asked.progress, on_bytes) as tick:
@@ -171,18 +173,19 @@ def load_planned(asked: Request, made: planner.Plan, on_bytes: Callable[[int, in
     return whole
 
 
-def import_classes(made: planner.Plan) -> None:
+def import_classes(made: planner_plan.Plan) -> None:
     """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
-    from . import components
+    from .components import model_class, quiet
+    from .models.pipeline_folders import pipeline_class
 
     for part in made.components:
-        components.model_class(*class_of(source_of(made, part)))
+        model_class(*class_of(source_of(made, part)))
     if [part.name for part in made.components] != ["model"]:
-        with components.quiet():
-            components.pipeline_class(folder_of(made))
+        with quiet():
+            pipeline_class(folder_of(made))
 
 
-def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def _parts(asked: Request, made: planner_plan.Plan, tick: Tick) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """All components, and the names of those that came out of the cache."""
     cache, parts, used = cache_of(asked), {}, {}
     for part in made.components:
@@ -208,7 +211,7 @@ def _parts(asked: Request, made: planner.Plan, tick: Tick) -> tuple[dict[str, nn
 
 
 def build(
-    part: planner.ComponentPlan, src: Source, made: planner.Plan, tick: Tick, skip: tuple[str, ...] = ()
+    part: planner_plan.ComponentPlan, src: Source, made: planner_plan.Plan, tick: Tick, skip: tuple[str, ...] = ()
 ) -> nn.Module:
     """One component, its weights read one at a time, quantized ones packed as they come.
 
@@ -217,14 +220,14 @@ def build(
     """
     from . import components, openvino_runtime
     from .install import Installer
-    from .integrations import loaded
     from .layers.quantized import set_compute
+    from .loading import finishing
     from .models.names import remember
     from .quantizer import quantize_module
     from .rules.sites import stand_in
     from .weights import quantized
 
-    model = empty(src)
+    model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
     dtype = components.dtype_named(made.dtype) if made.dtype else None
     install = Installer(model, part.runtime, dtype, made.device)
@@ -243,34 +246,25 @@ def build(
         named = (install.quantizable(weight.name, part.spec) for weight in part.weights)
         only = {name for name in named if name is not None}
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
-    rules = part.spec if isinstance(part.spec, RulesSpec) else src.rules
+    rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     if rules is not None:
-        rules.mark(model)
+        from .rules.kept import attach_rules
+
+        attach_rules(model, rules)
     if part.compute is not None:
         set_compute(model, part.compute)
     if part.runtime == openvino_runtime.NAME and part.weights:
         openvino_runtime.attach(model)
-    loaded.attach(model)
+    finishing.finish(model)
     remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model
 
 
-def empty(src: Source) -> nn.Module:
-    """The model of a source on the meta device.
-
-    Raises:
-        MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.
-    """
-    from . import components
-
-    return components.empty(*class_of(src), src.config)
-
-
 def fill(
     install: Installer,
-    part: planner.ComponentPlan,
+    part: planner_plan.ComponentPlan,
     src: Source,
-    made: planner.Plan,
+    made: planner_plan.Plan,
     tick: Callable[[int], None],
     skip: tuple[str, ...] = (),
     only: Container[str] | None = None,
@@ -281,9 +275,9 @@ def fill(
         tick: called with the bytes of each. skip: as for `build`.
         only: keys of plain tensors and names of quantized weights; None for all.
     """
+    from .core.name_patterns import skipped
+    from .core.range_keys import is_range
     from .encoding import refuse_not_finite
-    from .rules.sites import is_range
-    from .selection import skipped
 
     chosen = {weight.name for weight in part.weights}
     encode = chosen if part.action == "encode" and part.mode == "pre" else set()
@@ -310,23 +304,13 @@ def fill(
             file.close()
 
 
-def source_of(made: planner.Plan, part: planner.ComponentPlan) -> Source:
-    """Where a component is read from."""
-    return made.detected.sources["." if part.name == "model" else part.name]
-
-
-def assemble(made: planner.Plan, parts: Mapping[str, nn.Module]) -> Any:
+def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
     """The pipeline of these components; a lone one is its own."""
     if set(parts) == {"model"}:
         return parts["model"]
-    from . import components
+    from .models.pipeline_folders import pipeline
 
-    return components.pipeline(folder_of(made), parts)
-
-
-def folder_of(made: planner.Plan) -> Path:
-    """Of the pipeline, which has what is no model: scheduler, tokenizers."""
-    return Path(made.base) if made.base is not None else Path(made.path)
+    return pipeline(folder_of(made), parts)
 
 
 class Tick:
@@ -344,7 +328,9 @@ class Tick:
 
 
 @contextlib.contextmanager
-def _one_bar(made: planner.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None) -> Iterator[Tick]:
+def _one_bar(
+    made: planner_plan.Plan, progress: bool, on_bytes: Callable[[int, int], None] | None = None
+) -> Iterator[Tick]:
     """A progress bar over the bytes of all components, shown after two seconds."""
     from tqdm import tqdm
 

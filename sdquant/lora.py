@@ -127,8 +127,8 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     Raises:
         SettingsError: there is no LoRA of that name. DiskSpaceError: see `writing`.
     """
-    from .components import is_pipeline, weight_parts
     from .formats import safetensors_write
+    from .models.pipelines import is_pipeline, weight_parts
     from .offload import suspended
 
     parts = weight_parts(model) if is_pipeline(model) else {_prefix(model): model}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import heap, machine
-from .errors import SettingsError
+from . import heap
 from .heap import trim
 from .inference import ordinary
 
@@ -20,53 +19,6 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 20  # bytes from which on a tensor is mapped by hand
 ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose the same path for moved weights
-
-# What is left free beside weights and activations: pieces that an allocator cannot use, workspaces of libraries, and
-# what other programs take meanwhile. A share of the device's memory, and bytes at the least.
-MARGIN, LEAST_MARGIN = 0.02, 256 << 20
-
-# Where nobody could tell the activations: shares of the whole device's memory, and bytes at the least.
-RESERVE, LEAST_RESERVE = 0.15, 1 << 30
-
-
-def default_budget(device: torch.device, held: int, activations: int | None = None) -> int:
-    """Bytes of weights that `device` can take beside activations: what is free, less those and a margin.
-
-    Args:
-        held: bytes of the weights that are there already.
-        activations: the most that computing takes, in bytes; None where that is not known, which takes a guess.
-
-    Raises:
-        SettingsError: a device that does not say how much of its memory is free.
-    """
-    free, total = _free(device)
-    return room(free + held, total, activations)
-
-
-def _free(device: torch.device) -> tuple[int, int]:
-    """Bytes that this process can have of the device's memory, and those it has."""
-    if device.type == "cpu":
-        total, free = machine.ram()
-        return free, total
-    if device.type == "mps":
-        return machine.mps_memory()
-    api: Any = getattr(torch, device.type, None)
-    why = "torch does not say how much of its memory is free"
-    if hasattr(api, "mem_get_info"):
-        try:
-            return machine.card_memory(api, device)
-        except RuntimeError as error:  # some of Intel's drivers
-            why = f"its driver does not say how much of its memory is free: {error}"
-    raise SettingsError(
-        f"Weights were to be kept within what {device} has free", why, "Say how much they may take, as budget='6GB'"
-    )
-
-
-def room(free: int, total: int, activations: int | None) -> int:
-    """What of `free` bytes, on a device of `total`, weights may take."""
-    if activations is None:
-        return max(0, free - max(LEAST_RESERVE, int(RESERVE * total)))
-    return max(0, free - activations - max(LEAST_MARGIN, int(MARGIN * total)))
 
 
 @ordinary

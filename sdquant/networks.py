@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import activations, backends, components, loader, openvino_runtime
+from . import activations, backends, components, openvino_runtime
 from .errors import SdquantError
+from .models import classes, pipeline_folders
 from .offload.store import aligned
 from .openvino_runtime import memory
+from .planning import plan as loader_plan
 
 if TYPE_CHECKING:
     from .activations import Trace
     from .formats.source import Source
-    from .planner import ComponentPlan, Plan
+    from .planning.plan import ComponentPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Network:
 
 def of_plan(made: Plan) -> dict[str, Network]:
     """By component. Raises SdquantError: what loading would raise for a config that cannot be used."""
-    return {part.name: _network(part, loader.source_of(made, part), made.dtype) for part in made.components}
+    return {part.name: _network(part, loader_plan.source_of(made, part), made.dtype) for part in made.components}
 
 
 def trace(
@@ -100,9 +102,9 @@ def trace(
     networks = of_plan(made) if networks is None else networks
     if set(networks) == {"model"}:
         return {"model": activations.of_component(networks["model"].module, width=width, height=height)}
-    folder = loader.folder_of(made)
-    components.check_pipeline(folder)
-    pipe = components.pipeline(folder, {name: one.module for name, one in networks.items()})
+    folder = loader_plan.folder_of(made)
+    pipeline_folders.check_pipeline(folder)
+    pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
     return activations.of_pipeline(pipe, width=width, height=height)
 
 
@@ -115,7 +117,7 @@ def trace_if_sound(made: Plan) -> dict[str, Trace | None]:
 
 
 def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
-    module = loader.empty(src)
+    module = classes.meta_model(src)
     stored = {key: info.dtype for key, info in src.plain.items()}
     usual = dtype or _most(stored, src) or "bfloat16"
     for name, parameter in module.named_parameters():

@@ -6,66 +6,30 @@ Nothing is loaded: weights are sizes by name, and each component's activations c
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import activations, components, heap
-from .errors import SdquantError
-from .memory import default_budget
+from . import heap
 from .networks import Network, of_plan, trace
-from .offload import components_of, group, plans
+from .offload import group, plans
 from .offload.balanced import refuse_too_small
+from .offload.budget import default_budget
 from .offload.handle import OffloadHandle
 from .offload.residency import Residency
 from .offload.units import Component, find_blocks
-from .weights import quantized
+from .planning.plan import Peak
 
 if TYPE_CHECKING:
     from .activations import Trace
-    from .planner import Plan
+    from .planning.plan import Plan
 
 log = logging.getLogger(__name__)
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The most fast memory at once, in bytes.
-
-    Attributes:
-        weights: on the device at once, buffers of streaming included.
-        activations: of the component whose temporaries take most; None where they cannot be told.
-        scratch: for weights that are decoded where they are used.
-        bytes: at the worst moment, which need not be the worst of each: in model offload a small text encoder is alone
-            on the device with its activations. Without activations where they cannot be told.
-        parts: by component, in the order in which they run: its activations.
-        budget: what balanced offload keeps to.
-        copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
-        kernels: what libraries keep of the components' operations on the CPU; see `activations.Trace`.
-        unused: freed memory that a process on the CPU may hold; see `heap`. Budgets leave both to their margin.
-    """
-
-    weights: int
-    activations: int | None
-    scratch: int
-    bytes: int
-    parts: Mapping[str, int | None] = field(default_factory=dict)
-    budget: int | None = None
-    copied: int = 0
-    kernels: int = 0
-    unused: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"parts": dict(self.parts)}
 
 
 def predict(
@@ -114,42 +78,6 @@ def predict(
         kernels=kernels,
         unused=unused,
     )
-
-
-def of_model(model: Any) -> int | None:
-    """Bytes that computing takes at the most in a loaded pipeline, besides its weights.
-
-    None if nobody can tell, as of a component alone: the rest of its pipeline will want room, too.
-    """
-    if not components.is_pipeline(model):
-        return None
-    parts = components_of(model)
-    twin = copy.copy(model)
-    try:
-        for name, part in parts.items():
-            object.__setattr__(twin, name, _without_weights(part))  # past diffusers, which would write its config
-    except SdquantError as error:
-        log.debug("activations cannot be told: %s", error)
-        return None
-    known = [trace.peak for trace in activations.of_pipeline(twin).values() if trace is not None]
-    return max(known) + max(_scratch(part) for part in parts.values()) if known else None
-
-
-def _without_weights(part: nn.Module) -> nn.Module:
-    config: Any = part.config
-    values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-    module = components.empty(type(part).__module__.partition(".")[0], type(part).__name__, values)
-    floats = {n: p.dtype for n, p in part.named_parameters() if p.dtype in FLOAT_DTYPES}
-    same = [floats[name] for name, _ in module.named_parameters() if name in floats]
-    usual = max(set(same), key=same.count, default=torch.bfloat16)
-    for name, parameter in module.named_parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(floats.get(name, usual))
-    return module
-
-
-def _scratch(part: nn.Module) -> int:
-    return max((2 * math.prod(packed.spec.shape) for _, packed in quantized(part)), default=0)
 
 
 class _Paper:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import backends, openvino_runtime
 from .compat.runtimes import default_runtime
+from .core.dtypes import FLOATS
+from .core.name_patterns import skipped
 from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
 from .library_floats import float32_of_class
+from .planning.plan import ComponentPlan, Plan
+from .rules.file_rules import rules_in
 from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
 from .rules.spec import RulesSpec
-from .selection import FLOATS, SKIPPED, WeightPlan, nbytes, require_something, select, skipped
+from .selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec
     from .formats.source import Source
-    from .peaks import Peak
     from .request import Request
 
 __all__ = [
@@ -31,109 +33,6 @@ __all__ = [
 # Components that are quantized unless the caller says otherwise; the VAE never is. diffusers has names of two words:
 # Ideogram 4's `unconditional_transformer`, Versatile Diffusion's `text_unet`, Stable Cascade's `prior_prior`.
 QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComponentPlan:
-    """What will be done with one component.
-
-    Attributes:
-        name: in the pipeline ("unet"); "model" where the component stands alone.
-        action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
-        mode: "pre" or "post" for "encode", else "found".
-        compute: "int8" or "fp8" where products with the quantized weights are in those; None as the scheme stores them.
-        weights: the quantized weights.
-        products: modules whose products of activations are quantized; None where the model was not looked at.
-        kept: float weights of a layer that could be quantized and is not, with the reason.
-        bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
-        path: of the file or folder that it is read from.
-    """
-
-    name: str
-    class_name: str | None
-    action: str
-    scheme: str | None
-    mode: str
-    runtime: str
-    weights: tuple[WeightPlan, ...]
-    kept: Mapping[str, str]
-    bytes: int
-    bytes_bf16: int
-    spec: QuantSpec | None = field(default=None, repr=False)
-    compute: str | None = None
-    products: int | None = 0
-    path: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; weights as their number and sums."""
-        return {
-            "name": self.name,
-            "path": self.path,
-            "class_name": self.class_name,
-            "action": self.action,
-            "scheme": str(self.spec) if self.spec else self.scheme,
-            "mode": self.mode,
-            "runtime": self.runtime,
-            "compute": self.compute or "float",
-            "quantized_weights": len(self.weights),
-            "quantized_products": self.products or 0,
-            "quantized_bytes": sum(weight.bytes for weight in self.weights),
-            "quantized_bytes_bf16": sum(weight.bytes_bf16 for weight in self.weights),
-            "kept": dict(self.kept),
-            "bytes": self.bytes,
-            "bytes_bf16": self.bytes_bf16,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The whole load, before it happens.
-
-    Attributes:
-        peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
-        why: what was chosen and why, where "auto" was asked for; a sentence without a period.
-        foreseen: a step's computing time over the unquantized model's, where that was asked for (`foreseeing.step`).
-    """
-
-    path: str
-    base: str | None
-    container: str
-    family: str | None
-    offload: str
-    device: str
-    dtype: str | None
-    budget: int | None
-    components: tuple[ComponentPlan, ...]
-    warnings: tuple[str, ...]
-    detected: Detected = field(repr=False, compare=False)
-    peak: Peak | None = None
-    why: str | None = None
-    foreseen: float | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all components in memory."""
-        return sum(part.bytes for part in self.components)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "path": self.path,
-            "base": self.base,
-            "container": self.container,
-            "family": self.family,
-            "offload": self.offload,
-            "device": self.device,
-            "dtype": self.dtype,
-            "budget": self.budget,
-            "bytes": self.bytes,
-            "bytes_bf16": sum(part.bytes_bf16 for part in self.components),
-            "components": [part.to_dict() for part in self.components],
-            "peak": None if self.peak is None else self.peak.to_dict(),
-            "why": self.why,
-            "foreseen": self.foreseen,
-            "warnings": list(self.warnings),
-        }
 
 
 def make(
@@ -228,6 +127,7 @@ def _component(
 ) -> ComponentPlan:
     said, spec = asked
     if src.found:
+        rules_in(src.files[0], src.rules)  # refused here, before a weight is read
         _refuse_conflict(name, src, said, spec)
         return _found(name, src, request, device, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":

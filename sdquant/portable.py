@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .errors import ConflictError
-from .library_config import is_of_transformers, readable, reading, refused_here, said_rules
+from .library_config import readable, reading, refused_here, said_rules
+from .models.libraries import is_of_transformers
 from .weights import quantized
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def of_model(model: Any) -> tuple[Floats, ...]:
 
 def parts(model: Any) -> Mapping[str, nn.Module]:
     """The components of a pipeline by name; a component as "model"."""
-    from .components import is_pipeline, weight_parts
+    from .models.pipelines import is_pipeline, weight_parts
 
     return weight_parts(model) if is_pipeline(model) else {"model": model}
 

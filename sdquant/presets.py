@@ -20,13 +20,13 @@ from . import machine as machines
 from .allowance import allowance
 from .candidates import Candidate, Opened, candidates, open_model
 from .errors import BudgetError, SettingsError
-from .offload import parse_size
 from .precision import USABLE
-from .settings import Settings
+from .settings.values import Settings
+from .utils.byte_sizes import parse_size
 
 if TYPE_CHECKING:
     from .machine import Machine
-    from .planner import Plan
+    from .planning.plan import Plan
 
 # How much of the largest component may come anew with every step before fewer bits are the better choice: a third of it
 # arrives while the rest computes.

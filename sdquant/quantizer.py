@@ -55,9 +55,10 @@ def quantize(
     Raises:
         ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from .components import is_pipeline, weight_parts
-    from .integrations import loaded
     from .layers.quantized import set_compute
+    from .loading import finishing
+    from .models.pipelines import is_pipeline, weight_parts
+    from .rules.kept import attach_rules
 
     if quant is None and rules is None:
         raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
@@ -118,12 +119,12 @@ def quantize(
                 tick=bar.update,
             )
             if isinstance(spec, RulesSpec):
-                spec.mark(parts[name])
+                attach_rules(parts[name], spec)
             if asked.compute is not None:
                 set_compute(parts[name], asked.compute)
             if asked.runtime == openvino_runtime.NAME and openvino_runtime.suits(name, type(parts[name]).__name__):
                 openvino_runtime.attach(parts[name])
-            loaded.attach(parts[name])
+            finishing.finish(parts[name])
     adapters.prepare_pipeline(model)
     return model
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from . import backends, machine
 from .compat.row import COMPUTES, meant
 from .errors import SdquantError, SettingsError, UnknownOffloadError
-from .offload import MODES, parse_budget, parse_size
+from .offload import MODES
 from .planning.arguments import unknown
 from .planning.parts import Part, parts_of, require_parts
 from .rules.spec import with_rules
 from .rules.text import rules_of
+from .utils.byte_sizes import parse_budget, parse_size
 
 if TYPE_CHECKING:
     from .backends.base import QuantSpec

@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends
 from .adapters import refuse_adapted
+from .core.choices import METHOD
 from .errors import SettingsError
 from .filed import as_filed, reordered, shape_of
 from .formats import safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY
-from .integrations.config import METHOD
 from .library_config import library_config, said_rules
 from .models.names import Mapped, converted, to_file
+from .models.pipelines import weight_bytes
 from .planning.arguments import answered
 from .portable import decoded
-from .weights import plain, quantized, weight_bytes
+from .weights import plain, quantized
 from .writing import place_of, whole_folder
 
 if TYPE_CHECKING:
@@ -63,17 +64,17 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         SettingsError: something is there already, or the path does not suit the model.
         ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
-    from . import components
     from . import portable as plainly
+    from .models import pipelines
 
     target = Path(path)
     refuse_existing(target, overwrite)
-    whole = components.is_pipeline(model)
+    whole = pipelines.is_pipeline(model)
     if whole and target.suffix == ".safetensors":
         raise SettingsError(
             f"{target} was to be written", "a pipeline is a folder of several files", "Give a folder, or one component"
         )
-    parts = components.weight_parts(model) if whole else {"model": model}
+    parts = pipelines.weight_parts(model) if whole else {"model": model}
     for name, part in parts.items():
         refuse_adapted(name, part, "saved")
     if portable:
@@ -154,26 +155,27 @@ def refuse_nested(source: Path, target: Path) -> None:
 def offload_suspended(model: Any) -> Iterator[None]:
     """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
     from . import offload
+    from .models import pipelines
 
-    with offload.suspended(*offload.components_of(model).values()):
+    with offload.suspended(*pipelines.components_of(model).values()):
         yield
 
 
 def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:
-    from . import components
+    from .models import pipelines
 
     write_rest(pipe, folder)
-    for name, part in components.weight_parts(pipe).items():
+    for name, part in pipelines.weight_parts(pipe).items():
         (folder / name).mkdir()
         _write_component(part, folder / name, floats.get(name, frozenset()))
 
 
 def write_rest(pipe: Any, folder: Path) -> None:
     """Write what a pipeline has beside its models: model_index.json, schedulers, tokenizers."""
-    from . import components
+    from .models import pipelines
 
     pipe.save_config(folder)
-    parts = components.weight_parts(pipe)
+    parts = pipelines.weight_parts(pipe)
     for name, part in pipe.components.items():
         if name not in parts and hasattr(part, "save_pretrained"):
             part.save_pretrained(folder / name)
@@ -239,7 +241,7 @@ def keys_of(model: nn.Module) -> dict[str, str]:
 
 
 def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
-    from .rules.sites import is_range
+    from .core.range_keys import is_range
 
     ranges = [name for name in floats if is_range(name)]  # which no library knows
     mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())

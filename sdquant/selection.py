@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections import Counter
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from . import backends, library_floats
 from .backends.base import DTYPE_BITS, Unfit, layer_name
+from .core.dtypes import FLOATS
+from .core.name_patterns import skipped
 from .errors import IncompatibleError
 from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
@@ -29,7 +30,6 @@ _TABLES = re.compile(
 # convolutions of Stable Cascade's second stage.
 _BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
 SKIPPED = "skipped as asked"
-FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 # The parts of a pipeline that draw.
@@ -188,21 +188,6 @@ def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tu
             yield name, "conv"
         else:
             yield name, "embedding" if _TABLES.search(name) else "linear"
-
-
-def skipped(name: str, skip: tuple[str, ...], keys: Mapping[str, str] | None = None) -> bool:
-    """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
-    "attn.to_q"), or a pattern with * or ? for the whole path.
-
-    Args:
-        keys: what files call weights that the model calls otherwise: a pattern may have either.
-    """
-    modules = {one.removesuffix(".weight") for one in (name, (keys or {}).get(name, name))}
-    return any(
-        fnmatch.fnmatchcase(module, pattern) if set(pattern) & set("*?[") else f".{pattern}." in f".{module}."
-        for pattern in skip
-        for module in modules
-    )
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:

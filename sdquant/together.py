@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import components, loader
+from . import loader
 from .authors import bar
 from .collecting import Collector, Written
 from .errors import BadFileError, DistributedError, SettingsError
+from .models import classes, pipeline_folders, pipelines
 from .models.names import remember
+from .planning import plan
 from .rules.kept import given_rules, keep
 from .rules.rule import Rules
 from .rules.sites import place, ranges_of, stand_in
@@ -30,14 +32,13 @@ from .writing import whole_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from . import planner
     from .distributed import Processes
     from .request import Request
 
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 
 
-def quantize(asked: Request, made: planner.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
+def quantize(asked: Request, made: plan.Plan, target: Path, ranks: Processes, *, max_shard: int = MAX_SHARD) -> Path:
     """Quantize and write a model as a folder; every process calls this with the same values.
 
     Args:
@@ -59,7 +60,7 @@ def quantize(asked: Request, made: planner.Plan, target: Path, ranks: Processes,
     for warning in made.warnings if ranks.first else ():
         loader.log.warning("%s", warning)
     if made.detected.container == "pipeline":
-        components.check_pipeline(loader.folder_of(made))
+        pipeline_folders.check_pipeline(plan.folder_of(made))
     total = sum(info.nbytes for src in made.detected.sources.values() for info in src.tensors.values())
     spec = next(part.spec for part in made.components if part.spec is not None)
     with (
@@ -72,7 +73,7 @@ def quantize(asked: Request, made: planner.Plan, target: Path, ranks: Processes,
             models[part.name] = _component(asked, made, part, home, ranks, tick, max_shard)
         if ranks.first:
             whole = loader.assemble(made, models)
-            if components.is_pipeline(whole):
+            if pipelines.is_pipeline(whole):
                 write_rest(whole, folder)
     return target
 
@@ -120,16 +121,16 @@ def _require_seen(folder: Path, ranks: Processes) -> None:
 
 def _component(
     asked: Request,
-    made: planner.Plan,
-    part: planner.ComponentPlan,
+    made: plan.Plan,
+    part: plan.ComponentPlan,
     home: Path,
     ranks: Processes,
     tick: Callable[[int], Any],
     max_shard: int,
 ) -> nn.Module:
     """Write one component into a folder; returns its empty model."""
-    src = loader.source_of(made, part)
-    model = loader.empty(src)
+    src = plan.source_of(made, part)
+    model = classes.meta_model(src)
     home.mkdir(exist_ok=True)
     remember(model, src.conversions, quantized=True)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))

@@ -8,40 +8,16 @@ each can be made when it is needed, alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .rows import Range, pieces
+from .formats.recipe import Get, Recipe
 
-Get = Callable[[str], Tensor]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a tensor is made of others.
-
-    Attributes:
-        sources: the names of those.
-        rows: ranges of rows of the only source, if the tensor is nothing but these; else None.
-        shape, dtype: of the result.
-        make: computes it; gets a function that gives a source by name.
-    """
-
-    sources: tuple[str, ...]
-    rows: tuple[Range, ...] | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    make: Callable[[Get], Tensor]
-
-    def __call__(self, get: Get) -> Tensor:
-        """The tensor."""
-        if self.rows is not None:
-            return pieces(get(self.sources[0]), self.rows)
-        return self.make(get)
+if TYPE_CHECKING:
+    from .rows import Range
 
 
 def trace(

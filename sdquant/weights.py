@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,16 +38,3 @@ def plain(model: nn.Module) -> dict[str, Tensor]:
             if buffer is not None and leaf not in module._non_persistent_buffers_set and not hidden:
                 tensors[f"{path}.{leaf}".lstrip(".")] = buffer
     return tensors
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of the weights of a pipeline or module: packed parts and plain tensors of the state.
-
-    Counted as `Detected.bytes` and `Plan.bytes` are, from the loaded tensors themselves. Code tables, which are
-    constants of a scheme, and buffers that no file holds are left out; `sdquant.offload.weight_bytes` counts those too.
-    """
-    from .components import is_pipeline, weight_parts
-
-    parts = list(weight_parts(model).values()) if is_pipeline(model) else [model]
-    packed = sum(row.nbytes for part in parts for _, row in quantized(part))
-    return packed + sum(t.numel() * t.element_size() for part in parts for t in plain(part).values())

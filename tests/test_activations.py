@@ -16,7 +16,7 @@ from sdquant import activations
 from sdquant.drawing import draw
 from sdquant.errors import SettingsError
 from sdquant.kernels import onednn
-from sdquant.offload import components_of
+from sdquant.models.pipelines import components_of
 from sdquant.offload.entry import wrap
 
 # oneDNN's convolutions in 16 bits take other memory there; see `activations._workspace`.

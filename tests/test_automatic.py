@@ -12,7 +12,7 @@ import sdquant
 from sdquant import automatic, cli, machine
 from sdquant.drawing import draw
 from sdquant.errors import BudgetError, SettingsError
-from sdquant.memory import LEAST_MARGIN
+from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.request import request
 
 from . import sparse

@@ -77,7 +77,7 @@ def test_static_ranges_draw_nearly_what_dynamic_ones_draw(ranges: Path) -> None:
 
 
 def test_saved_with_its_ranges(ranges: Path, tmp_path: Path) -> None:
-    from sdquant.components import weight_parts
+    from sdquant.models.pipelines import weight_parts
 
     pipe = sdquant.load_model(path("digits-sd"), rules=[STATIC], quant_stats=ranges, progress=False)
     sdquant.save(pipe, tmp_path / "saved")

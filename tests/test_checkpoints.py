@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.components import main_part, weight_parts
 from sdquant.drawing import draw
 from sdquant.errors import MissingComponentError
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
+from sdquant.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

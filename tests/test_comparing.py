@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,13 @@ from PIL import Image
 import sdquant
 from sdquant import backends, cli, comparing, comparison_sheet, loader, sheets
 from sdquant.commands import compare as command
-from sdquant.comparing import Comparison, Row, allowed, compare, sheet
+from sdquant.comparing import allowed, compare, sheet
 from sdquant.drawing import Stopped, draw
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
 from sdquant.pictures import difference, largest_difference
+
+if TYPE_CHECKING:
+    from sdquant.evaluation.comparison import Comparison, Row
 
 # One worker takes all of these: what they share takes seconds to make.
 pytestmark = pytest.mark.xdist_group("comparing")

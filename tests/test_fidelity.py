@@ -17,7 +17,7 @@ from sdquant import backends
 from sdquant.demo import MODELS, digits
 from sdquant.drawing import draw
 from sdquant.formats.gguf_conventions import FOLDED
-from sdquant.weights import weight_bytes
+from sdquant.models.pipelines import weight_bytes
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results" / "fidelity.json"
 SHIPPED_BYTES = 20_000_000

@@ -20,13 +20,13 @@ import sdquant
 from sdquant import saving
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
-from sdquant.components import weight_parts
 from sdquant.formats.gguf_fields import FIELDS
 from sdquant.kernels import choice, int8, layout
 from sdquant.layers import QuantizedLayer
 from sdquant.layers.quantized import QuantizedEmbedding
+from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.rules import integers
-from sdquant.weights import quantized, weight_bytes
+from sdquant.weights import quantized
 
 KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole blocks of 256
 

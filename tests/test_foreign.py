@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.components import main_part, weight_parts
 from sdquant.errors import MissingComponentError, UnsupportedFileError
 from sdquant.formats import families
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
+from sdquant.weights import plain, quantized
 
 from . import layouts
 from .test_three_ways import images, same_bits

@@ -12,15 +12,16 @@ from torch.nn import functional as F
 
 import sdquant
 from bench import foreseen
-from sdquant import activations, automatic, foreseeing, machine, networks, planner
+from sdquant import activations, automatic, foreseeing, machine, networks
 from sdquant.foreseeing.facts import FILE, known
-from sdquant.memory import LEAST_MARGIN
+from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.precision import USABLE
 from sdquant.request import request
 from tools import facts
 
 if TYPE_CHECKING:
     from sdquant.activations import Trace
+    from sdquant.planning import plan as planner_plan
 
 # The foreseen ratio over the measured one, at the most; all schemes taken for floats are off by up to 30 %.
 WITHIN = 0.15
@@ -90,7 +91,7 @@ def test_against_what_was_measured(model: str) -> None:
         assert case.ratio() == pytest.approx(case.measured, rel=WITHIN), case.scheme
 
 
-def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> planner.Plan:
+def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> planner_plan.Plan:
     return sdquant.plan(sdquant.demo.path("digits-sd"), quant, runtime=runtime, device="cpu", **values)
 
 

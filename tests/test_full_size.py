@@ -19,9 +19,10 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.components import empty, tied, weight_parts
+from sdquant.components import empty, tied
+from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.saving import config_of
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

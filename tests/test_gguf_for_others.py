@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 import sdquant
 from sdquant import backends
 from sdquant.backends._gguf_mixes import FILE_TYPES
-from sdquant.components import main_part
 from sdquant.errors import UnsupportedFileError
 from sdquant.formats import reference
 from sdquant.formats.gguf import read_header, write_gguf
 from sdquant.gguf_files import quantize_file
+from sdquant.models.pipelines import main_part
 from sdquant.weights import plain, quantized
 
 from . import comfy_gguf, layouts

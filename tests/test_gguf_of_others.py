@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.components import main_part, weight_parts
 from sdquant.errors import BadFileError
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
+from sdquant.weights import plain, quantized
 
 from . import layouts
 from .test_three_ways import images

@@ -21,7 +21,7 @@ from sdquant.config import keys as config_keys
 from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
 from sdquant.hub import needed
 from sdquant.planning.references import Reference, reference
-from sdquant.preparation import located
+from sdquant.planning.resolve import located
 from sdquant.request import request
 
 from . import layouts

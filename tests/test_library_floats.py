@@ -14,7 +14,8 @@ from torch import nn
 
 import sdquant
 from sdquant import backends, library_floats
-from sdquant.components import quiet, weight_parts
+from sdquant.components import quiet
+from sdquant.models.pipelines import weight_parts
 from sdquant.weights import quantized
 
 SCHEMES = ["nf4", "fp4", "bnb-int8"]

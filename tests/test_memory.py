@@ -32,7 +32,7 @@ def anonymous():
 import torch
 torch.set_num_threads(1)
 import sdquant
-from sdquant.weights import weight_bytes
+from sdquant.models.pipelines import weight_bytes
 from sdquant import backends
 path, scheme, mode = sys.argv[1:]
 backends.of_scheme(scheme).encode(torch.randn(64, 64).bfloat16(), backends.parse(scheme))  # imports, once

@@ -13,7 +13,8 @@ from sdquant import activations, cli, offload, peaks
 from sdquant.drawing import draw
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import onednn, scratch
-from sdquant.memory import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
+from sdquant.models import pipelines
+from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 
 WITHIN = 0.05
 # A model, a scheme, and the runtime: one of each backend that quantizes, and both runtimes where there are two.
@@ -74,7 +75,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     kept = scratch.held()
     with activations.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
-    weights = offload.weight_bytes(*offload.components_of(pipe).values())
+    weights = offload.weight_bytes(*pipelines.components_of(pipe).values())
     assert foretold.bytes - foretold.kernels - foretold.unused == pytest.approx(
         weights + max(seen.values()) + kept, rel=WITHIN
     )

@@ -16,10 +16,12 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
+from sdquant.core.name_patterns import skipped
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.layers import kind_of
-from sdquant.selection import SKIPPED, candidates, select, skipped
-from sdquant.weights import quantized, weight_bytes
+from sdquant.models.pipelines import weight_bytes
+from sdquant.selection import SKIPPED, candidates, select
+from sdquant.weights import quantized
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS

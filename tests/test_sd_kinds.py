@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet, weight_parts
+from sdquant.components import quiet
 from sdquant.demo.nets import vae
 from sdquant.formats.gguf import read_header
 from sdquant.gguf_files import quantize_file
+from sdquant.models.pipelines import weight_parts
 from sdquant.weights import plain, quantized
 
 from . import comfy_gguf, layouts, small

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends, single_files
 from sdquant.cli import main
-from sdquant.components import main_part
 from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, IncompatibleError, SettingsError
 from sdquant.gguf_files import quantize_file
+from sdquant.models.pipelines import main_part
 from sdquant.weights import plain, quantized
 
 from . import comfy_safetensors, layouts

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.components import weight_parts
 from sdquant.errors import ConflictError, MissingComponentError
 from sdquant.layers import QuantizedLayer
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.models.pipelines import weight_bytes, weight_parts
+from sdquant.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

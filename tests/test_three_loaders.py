@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet, weight_parts
+from sdquant.components import quiet
+from sdquant.models.pipelines import weight_parts
 from sdquant.weights import plain, quantized
 
 FLUX = {"transformer": "FluxTransformer2DModel", "text_encoder": "CLIPTextModel", "text_encoder_2": "T5EncoderModel"}

@@ -13,11 +13,11 @@ import torch
 
 import sdquant
 from sdquant import backends
-from sdquant.components import is_pipeline, main_part, weight_parts
 from sdquant.demo import MODELS, digits
 from sdquant.drawing import draw
 from sdquant.errors import ConflictError, IncompatibleError, MissingComponentError
-from sdquant.weights import plain, quantized, weight_bytes
+from sdquant.models.pipelines import is_pipeline, main_part, weight_bytes, weight_parts
+from sdquant.weights import plain, quantized
 
 from .foreign import ROWS as FOREIGN
 from .turns import by_turns

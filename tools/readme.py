@@ -349,7 +349,7 @@ def _whole(name: str, made: Mapping[str, Any]) -> str:
 
 
 def _whole_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    from sdquant.readable import size
+    from sdquant.utils.byte_sizes import size
 
     name = f"`{row['quant']}`" if row["quant"] else row["name"]
     snr = "same" if row["identical"] else "-" if row["snr"] is None else f"{row['snr']:.1f}"

@@ -50,3 +50,7 @@ def e4m3_code(device: torch.device) -> Tensor:
     values += [(1 + mantissa / 8) * 2.0 ** (9 - exponent) for exponent in range(1, 16) for mantissa in range(8)]
     table = torch.tensor(sorted([*values, *(-value for value in values)]), dtype=torch.float32, device="cpu")
     return (table / table.max()).to(device)
+
+
+# The magnitudes of E2M1, of the OCP Microscaling formats 1.0; bit 3 of a code is the sign.
+E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

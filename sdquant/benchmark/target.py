@@ -6,15 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..detection import MAIN
+from ..core.choices import MAIN
 from ..errors import UnsupportedFileError
-from ..preparation import located, prepare
+from ..planning.resolve import located
+from ..preparation import prepare
 from ..request import NOT_QUANTIZED, Request
 from .jobs import Target
 
 if TYPE_CHECKING:
-    from .. import planner
     from ..formats.source import Source
+    from ..planning import plan
 
 
 def find(asked: Request) -> Target:
@@ -51,7 +52,7 @@ def find(asked: Request) -> Target:
     )
 
 
-def _main(made: planner.Plan) -> tuple[str, Source]:
+def _main(made: plan.Plan) -> tuple[str, Source]:
     sources = made.detected.sources
     name = next((one for one in (*MAIN, ".") if one in sources), None)
     if name is None:

@@ -102,7 +102,7 @@ class Held:
 
     def load(self) -> dict[str, Any]:
         """Load the model; seconds and bytes."""
-        from ..components import main_part
+        from ..models.pipelines import main_part
         from ..offload import weight_bytes
 
         wall, cpu = time.perf_counter(), time.process_time()

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..demo import place as place
 from ..errors import SettingsError
 from ..planning.arguments import ANSWERS
-from ..readable import size as size
+from ..planning.bundled_models import place as place
 from ..request import AUTO, Request, request
+from ..utils.byte_sizes import size as size
 
 _SHORT = {"quant": "-q"}
 _ONE = {"parts": "part"}  # flags that are given once for each

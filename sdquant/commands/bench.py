@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..benchmark import CLOCKS, INPUT_KINDS, PROMPT
 from ..pictures import SUFFIXES, save
-from ..readable import size
+from ..utils.byte_sizes import size
 from . import _shared
 
 if TYPE_CHECKING:

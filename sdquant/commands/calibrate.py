@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -13,6 +12,8 @@ from ..errors import SettingsError
 from . import _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..rules.rule import QuantizationRule
 
 log = logging.getLogger(__name__)

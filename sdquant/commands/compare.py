@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -10,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..pictures import SUFFIXES, save
-from ..readable import size
 from ..request import NOT_QUANTIZED
+from ..utils.byte_sizes import size
 from . import _shared
 
 if TYPE_CHECKING:
-    from ..comparing import Comparison, OnProgress, Row
+    import argparse
+
+    from ..comparing import OnProgress
+    from ..evaluation.comparison import Comparison, Row
     from ..request import Quant, Request
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import demo
+from ..planning import bundled_models
 from . import _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..demo.show import Result, Row, Skipped
 
 HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
@@ -17,7 +18,9 @@ HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which models, how much, and where to."""
-    parser.add_argument("--model", choices=(*demo.MODELS, "both"), default="both", help="default: %(default)s")
+    parser.add_argument(
+        "--model", choices=(*bundled_models.MODELS, "both"), default="both", help="default: %(default)s"
+    )
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant-demo.png"), help="default: %(default)s")
     parser.add_argument("--steps", type=_shared.positive, default=10, help="denoising steps (default: %(default)s)")
     parser.add_argument("--images", type=_shared.positive, help="images a scheme (default: 20, and 10 for digits-flux)")
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     _shared.refuse_target(args.out, (".png",))
     results = []
-    for name in demo.MODELS if args.model == "both" else (args.model,):
+    for name in bundled_models.MODELS if args.model == "both" else (args.model,):
         results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
         if not args.json:
             print(render(results[-1]), end="\n\n", flush=True)

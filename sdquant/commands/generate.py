@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ from ..pictures import SUFFIXES, save
 from . import _config, _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..config import Config
 
 # Flags that a config has another name for.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from ..histogram import SHOWN
 from . import _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..detection import Detected
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import shutil
 from importlib import resources
@@ -13,6 +12,8 @@ from ..errors import ConflictError, SettingsError
 from . import _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..hosts.host import Place
 
 NAME = "sdquant"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from . import _shared
+
+if TYPE_CHECKING:
+    import argparse
 
 VERDICTS = ("works", "slow", "untested", "breaks")
 

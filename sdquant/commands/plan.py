@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 from collections import defaultdict
@@ -13,10 +12,10 @@ from ..errors import MissingComponentError
 from . import _shared
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
-    from ..peaks import Peak
-    from ..planner import ComponentPlan, Plan
+    from ..planning.plan import ComponentPlan, Peak, Plan
 
 _log = logging.getLogger(__name__)
 

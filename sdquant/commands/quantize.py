@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import backends, distributed
 from ..errors import SettingsError
 from ..request import RULES
 from . import _shared
+
+if TYPE_CHECKING:
+    import argparse
 
 _FLAGS = (
     "quant", "components", "skip", "base", "runtime", "device", "dtype", "progress", "mode", "cache", "cache_limit",
@@ -89,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         require_space(out, made.bytes)  # before the work, not after it
         model = load_planned(asked, made)
         if out.suffix == ".safetensors":
-            from ..components import main_part
+            from ..models.pipelines import main_part
 
             model = main_part(model)
         floats = of_model(model) if args.portable else ()

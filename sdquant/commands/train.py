@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from . import _config, _shared
 
 if TYPE_CHECKING:
+    import argparse
+
     from ..training.run import Summary
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
 
 PASSWORD = "SDQUANT_UI_PASSWORD"
 PATIENCE = 3.0  # seconds that a model in another thread gets to notice the end

@@ -16,10 +16,13 @@ from .. import machine as machines
 from ..errors import (
     BackendUnavailableError,
     IncompatibleError,
+    IncompatibleWarning,
     RefusedFileError,
     SdquantError,
+    SdquantWarning,
     SettingsError,
     UnknownOffloadError,
+    UntestedWarning,
 )
 from ..planning.arguments import answered
 from .packages import require
@@ -45,18 +48,6 @@ ERRORS: Mapping[str, type[SdquantError]] = {
 
 
 _LAYERS = {"library": ", the library's modules", "plain": ", plain layers", "openvino": ", run by OpenVINO"}
-
-
-class SdquantWarning(UserWarning):
-    """Base of the warnings of this package."""
-
-
-class UntestedWarning(SdquantWarning):
-    """A combination that nobody has tried."""
-
-
-class IncompatibleWarning(SdquantWarning):
-    """A combination that the matrix refuses and the caller insists on."""
 
 
 @dataclass(frozen=True, kw_only=True)

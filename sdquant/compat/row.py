@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .. import offload
+from ..core.choices import OFFLOAD_MODES
 from ..machine import KINDS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEVICES = KINDS
 MODES = ("pre", "post", "found")
-OFFLOADS = tuple(row.name for row in offload.MODES)
+OFFLOADS = OFFLOAD_MODES
 RUNTIMES = ("default", "library", "plain", "openvino")
 COMPUTES = ("float", "int8", "fp8")
 SOURCES = ("weights", "all-in-one")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import demo
 from ..errors import SettingsError
+from ..planning import bundled_models
 from ..request import Request, request
 from .keys import key, keys
 from .quantization import quantization_of
@@ -40,8 +40,8 @@ def request_of(config: Config, **fixed: Any) -> Request:
     asked = quantization_of(config)
     values |= {"quant": asked.quant, "rules": asked.rules, "quant_stats": asked.quant_stats}
     if values["base"] is not None:
-        values["base"] = demo.place(values["base"])
-    return request(demo.place(model), **{**values, **fixed})
+        values["base"] = bundled_models.place(values["base"])
+    return request(bundled_models.place(model), **{**values, **fixed})
 
 
 def require_command(config: Config, command: str) -> None:

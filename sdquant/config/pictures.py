@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import SettingsError
+from ..utils.version import __version__
 from ..writing import whole_file
 from .asked import request_of, require_command, size_of
 from .loading import shards_of

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import pictures
+from ..planning.bundled_models import path
 from ..sheets import RULE, SOFT, WRONG, Sheet, few_colours
-from . import path
 from .show import Result, Row, Skipped
 
 COLUMNS = 10

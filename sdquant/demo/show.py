@@ -12,8 +12,9 @@ from typing import Any
 from .. import backends
 from ..errors import BackendUnavailableError
 from ..pictures import psnr
+from ..planning.bundled_models import path
 from ..temporary import temporary_folder
-from . import digits, path
+from . import digits
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
 IMAGES = {"digits-sd": 20, "digits-flux": 10}
@@ -207,7 +208,7 @@ def need_extra() -> None:
 
 def _case(model: str, case: Case, steps: int, images: int, reference: Row | None, work: Path) -> Row:
     from ..drawing import draw
-    from ..weights import weight_bytes
+    from ..models.pipelines import weight_bytes
 
     pipe, seconds = load(model, case, work)
     wanted = tuple(i % 10 for i in range(images))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..components import model_name
 from ..formats.gguf_types import TYPES
-from ..settings import role_of
+from ..settings.roles import role_of
 from .facts import Facts, known
 
 if TYPE_CHECKING:
     from ..activations import Trace
-    from ..planner import ComponentPlan, Plan
+    from ..planning.plan import ComponentPlan, Plan
     from ..work import Product, Work
 
 # What else is computed: seconds of an operation that makes a tensor, and of each byte that it makes. Those with which

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
 from .gguf_types import TYPES
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor

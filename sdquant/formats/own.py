@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import backends, jsonline
 from ..backends.base import Found, PackedSpec, TensorInfo
-from ..errors import BadFileError, SettingsError, UnknownQuantError, UnsupportedFileError
-
-if TYPE_CHECKING:
-    from ..rules.spec import RulesSpec
+from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
@@ -28,7 +25,7 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         own = jsonline.parse(text)
         version = own["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(file, repr(error)) from error
+        raise damaged(file, repr(error)) from error
     if version != FORMAT_VERSION:
         raise UnsupportedFileError(
             f"{file} was to be read",
@@ -37,39 +34,23 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         )
     weights, config = own.get("weights"), own.get("config")
     if not isinstance(weights, dict) or not isinstance(config, dict):
-        raise _damaged(file, "it has no tables of weights and config")
+        raise damaged(file, "it has no tables of weights and config")
     for name, row in weights.items():
         if not _is_row(row):
-            raise _damaged(file, f"what it says about weight {name!r} is not complete")
+            raise damaged(file, f"what it says about weight {name!r} is not complete")
     return dict(own)
 
 
-def rules_in(file: Path, own: Mapping[str, Any]) -> RulesSpec | None:
-    """The rules that a model was quantized by, if the file says them.
+def rule_rows(file: Path, own: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the rules that a model was quantized by, as the file says them; () if it says none.
 
     Raises:
-        BadFileError: they are none.
+        BadFileError: they are no list of mappings.
     """
-    if "rules" not in own:
-        return None
-    from ..rules.patterns import quick
-    from ..rules.rule import rule_of
-    from ..rules.spec import with_rules
-
-    rows = own["rules"]
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise _damaged(file, "its rules are no list of rules")
-    slow = [row["module_path"] for row in rows if not quick(str(row.get("module_path", "")))]
-    if slow:
-        raise BadFileError(
-            f"{file} was to be read",
-            f"one of its rules is for {slow[0]!r:.80}, a pattern that could take for ever to match",
-            "Quantize the model again with rules that repeat less: no repeated groups, four repetitions at most",
-        )
-    try:
-        return with_rules(backends.parse("rules"), tuple(rule_of(row) for row in rows))
-    except (SettingsError, TypeError) as error:
-        raise _damaged(file, f"its rules are none: {error}") from error
+    rows = own.get("rules", ())
+    if "rules" in own and (not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows)):
+        raise damaged(file, "its rules are no list of rules")
+    return tuple(rows)
 
 
 def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,12 +71,12 @@ def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
             continue
         whole = whole or {**own, "weights": {}}
         if own["config"] != whole["config"]:
-            raise _damaged(file, "its model has another config than that of the files beside it")
+            raise damaged(file, "its model has another config than that of the files beside it")
         if own.get("rules") != whole.get("rules"):
-            raise _damaged(file, "its model has other rules than that of the files beside it")
+            raise damaged(file, "its model has other rules than that of the files beside it")
         for name, row in own["weights"].items():
             if whole["weights"].setdefault(name, row) != row:
-                raise _damaged(file, f"of weight {name!r} it says something else than the files beside it")
+                raise damaged(file, f"of weight {name!r} it says something else than the files beside it")
     return whole
 
 
@@ -116,7 +97,7 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def _damaged(file: Path, why: str) -> BadFileError:
+def damaged(file: Path, why: str) -> BadFileError:
     return BadFileError(f"{file} was to be read", f"its sdquant metadata is damaged: {why}", "Quantize the model again")
 
 
@@ -136,7 +117,7 @@ def found_in(
             )
         for key in (*keys.values(), *row["extra"]):
             if owner.setdefault(key, name) != name:
-                raise _damaged(file, f"tensor {key!r} is said to belong both to {owner[key]!r} and to {name!r}")
+                raise damaged(file, f"tensor {key!r} is said to belong both to {owner[key]!r} and to {name!r}")
         found[name] = Found(
             name=name,
             scheme=spec.scheme,
@@ -149,7 +130,7 @@ def found_in(
         size = sum(tensors[key].nbytes for key in keys.values())
         row = backends.scheme(spec.scheme)
         if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
-            raise _damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
+            raise damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
     return found
 
 
@@ -166,4 +147,4 @@ def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str
     try:
         return {part: backend.key(name, part, spec) for part in parts}
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(file, f"what it says about weight {name!r} does not fit {spec.scheme}: {error!r}") from error
+        raise damaged(file, f"what it says about weight {name!r} does not fit {spec.scheme}: {error!r}") from error

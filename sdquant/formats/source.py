@@ -13,15 +13,14 @@ from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, methods, safetensors
 from . import folder as folders
-from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rules_in
+from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows
 from .pickles import PickleFile, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..rules.spec import RulesSpec
-    from ..tracing import Recipe
     from .base import TensorFile
+    from .recipe import Recipe
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
 _SIDE: Mapping[str, str] = {
@@ -50,7 +49,7 @@ class Source:
         container: "safetensors", "gguf", or "pickle".
         made: how to make the plain tensors that the file holds under other names or in other shapes; see `foreign`.
         variant, variants: which of the variants in a folder it is, and the others; see `folder.weights`.
-        rules: by which it was quantized, where sdquant wrote the file.
+        rules: by which it was quantized, where sdquant wrote the file; `rules.file_rules` reads them.
         keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
             which the fields below are of, too.
         strays: keys of tensors that the model has no place for. They are not among `tensors`.
@@ -73,7 +72,7 @@ class Source:
     made: Mapping[str, Recipe] = field(default_factory=dict, repr=False)
     variant: str = ""
     variants: tuple[str, ...] = ()
-    rules: RulesSpec | None = field(default=None, repr=False)
+    rules: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     strays: tuple[str, ...] = field(default=(), repr=False)
     layers: Mapping[str, tuple[str | None, str]] = field(default_factory=dict, repr=False)
@@ -275,7 +274,7 @@ def _source(
         class_name=class_name,
         metadata=metadata,
         container="gguf" if is_gguf(files[0]) else "pickle" if is_pickle(files[0]) else "safetensors",
-        rules=rules_in(files[0], own),
+        rules=rule_rows(files[0], own),
     )
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import authors, backends, planner, single_files
 from ..backends.base import Packed, QuantSpec, TensorInfo, Unfit
+from ..core.dtypes import FLOATS
 from ..detection import detect_elsewhere
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import gguf_conventions, reference
-from ..selection import FLOATS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -215,7 +215,7 @@ def _parts(model: Any) -> list[tuple[str, nn.Module]]:
     """The components by name; of one alone its name is told from its class."""
     from torch import nn
 
-    from ..components import is_pipeline, weight_parts
+    from ..models.pipelines import is_pipeline, weight_parts
 
     if is_pipeline(model):
         return list(weight_parts(model).items())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from ..utils.version import __version__
 
 if TYPE_CHECKING:
     from ..errors import SdquantError

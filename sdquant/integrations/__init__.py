@@ -14,9 +14,13 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..loading import finishing
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
+
+    from torch import nn
 
 # The module with a library's tables -> the one here that puts sdquant into them when it is imported.
 TABLES = {
@@ -27,8 +31,16 @@ TABLES = {
 log = logging.getLogger(__name__)
 
 
+def _attach(model: nn.Module) -> None:
+    """See `loaded.attach`."""
+    from .loaded import attach
+
+    attach(model)
+
+
 def plug_in() -> None:
     """Register sdquant's quantizers with diffusers and transformers: now, or when they are imported."""
+    finishing.register(__name__, _attach)
     waiting = {finder.table for finder in sys.meta_path if isinstance(finder, _WhenImported)}
     for table in TABLES:
         if table in sys.modules:

@@ -14,20 +14,22 @@ from torch import Tensor, nn
 from .. import compat, machine
 from ..backends.base import PackedSpec
 from ..components import set_module, tied
+from ..core.range_keys import is_range
 from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
-from ..formats.own import found_in, merged_own, rules_in
+from ..formats.own import found_in, merged_own, rule_rows
 from ..install import common_kind, install_packed, misfit
 from ..layers import packed_of
 from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..models.names import conversions, remember, to_model
 from ..quantizer import extent_of, weights_to_quantize
 from ..reading import read_weight
-from ..rules.kept import forget
+from ..rules.file_rules import rules_in
+from ..rules.kept import attach_rules, forget
 from ..rules.planning import marked_in, unused
 from ..rules.ranges import require_ranges
-from ..rules.sites import is_range, place
+from ..rules.sites import place
 from ..rules.spec import RulesSpec
 from ..selection import require_something
 
@@ -102,7 +104,7 @@ class Weights:
             )
         self.specs = {name: PackedSpec.from_dict(row) for name, row in own["weights"].items()}
         self.found = found_in(paths[0], own, self.specs, self.headers)
-        self.rules = rules_in(paths[0], own)
+        self.rules = rules_in(paths[0], rule_rows(paths[0], own))
         self.ranges = tuple(key for key in self.headers if is_range(key))
 
     def hold_against(self, model: nn.Module) -> None:
@@ -161,7 +163,7 @@ class Weights:
         rules = self.rules or self.spec
         if isinstance(rules, RulesSpec):
             place(model, {key: self._read(key) for key in self.ranges})  # the libraries have cast them, if at all
-            rules.mark(model)
+            attach_rules(model, rules)
         if self.config.compute is not None:
             set_compute(model, self.config.compute)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import backends
 from ..compat.row import COMPUTES
+from ..core.choices import METHOD
 from ..errors import SettingsError
 from ..planner import refuse_computing
 from ..planning.arguments import answered
@@ -18,7 +19,6 @@ from ..rules.rule import to_dict
 from ..rules.spec import with_rules
 from ..rules.text import rules_of
 
-METHOD = "sdquant"
 _ALWAYS = ("quant_method", "quant", "skip")
 
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from .. import adapters
 from ..backends.base import Packed
 from ..components import quiet, set_tensor
+from ..core.choices import METHOD
 from ..errors import SettingsError, UnsupportedFileError
 from ..install import install_packed
 from ..layers import packed_of
 from ..layers.quantized import QuantizedLayer
 from ..layers.states import LIKE, PREFIX
 from ._shared import Weights, dequantize, torch_dtype
-from .config import METHOD, Config
+from .config import Config
 
 with quiet():  # what it imports besides has remarks to make
     from diffusers.quantizers import auto

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import adapters
 from ..errors import SettingsError
-from ..library_config import is_of_transformers, library_config, own_config
+from ..library_config import library_config, own_config
+from ..models.libraries import is_of_transformers
 from ..models.names import conversions, remember
 from .config import Config
 

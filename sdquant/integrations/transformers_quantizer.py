@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..components import quiet
+from ..core.choices import METHOD
 from ..install import install_packed
 from ..library_floats import float32_of_model
 from ..models.names import remember
 from ..rules.sites import stand_in
 from ._shared import Weights, dequantize
-from .config import METHOD, Config
+from .config import Config
 
 if TYPE_CHECKING:
     from ..backends.base import Found

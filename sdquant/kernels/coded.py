@@ -17,10 +17,11 @@ from ..backends.base import Geometry
 from ..rows import cut
 from . import choice
 from .checks import undisturbed
-from .int8_steps import RUN, Coding, direct, in_runs
+from .int8_steps import RUN, direct, in_runs
 from .native import int8 as native
 from .native.prepared import Codes
 from .patches import outputs
+from .reader import Coding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -35,9 +35,9 @@ from ..rows import cut
 from ..rules import integers
 from . import int8_steps as steps
 from .checks import undisturbed
-from .int8_steps import Coding
 from .native import int8 as native
 from .patches import outputs, patches
+from .reader import Coding
 from .triton import library
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import IntFlag
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from .checks import undisturbed
 from .division import divided
 from .native import extension
 from .native import integers as c
+from .reader import Coding
 from .scratch import scratch
 from .triton import library
 
@@ -43,15 +43,6 @@ AGAIN_RUN = 256
 _FINE = ("q8_0",)
 # Rows of a weight that a kernel is held against torch with.
 _CHECKED_ROWS = 16
-
-
-class Coding(IntFlag):
-    """Which codes of a weight are multiplied. The numbers are those of native/int8.h."""
-
-    BY_ROW = 0  # bytes as they are, with one scale for a row
-    AGAIN = 1  # those of the decoded weight, quantized again
-    BY_RUN = 2  # with several scales for a row, each for a run of columns
-    UNPACKED = 4  # integers of fewer bits; for weights by rules alone, whose activations are no better
 
 
 def coding(packed: Packed, form: Form | None) -> Coding:

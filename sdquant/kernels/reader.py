@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from enum import IntFlag
 from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from .forms import Form
-    from .int8_steps import Coding
+
 
 Parts = Mapping[str, "Tensor"]
 # Of activations [..., columns] and a layer's parameters: the product [..., rows], or None where it cannot.
@@ -79,3 +83,12 @@ class Reader(ABC):
             integers: for products in integers with more rows, which codes are multiplied, and from how many rows on.
         """
         return None
+
+
+class Coding(IntFlag):
+    """Which codes of a weight are multiplied. The numbers are those of native/int8.h."""
+
+    BY_ROW = 0  # bytes as they are, with one scale for a row
+    AGAIN = 1  # those of the decoded weight, quantized again
+    BY_RUN = 2  # with several scales for a row, each for a run of columns
+    UNPACKED = 4  # integers of fewer bits; for weights by rules alone, whose activations are no better

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..backends import _bnb_tables
+from ..backends._bnb_tables import E2M1_LEVELS
 from ..constants import constant
-from ..rules.rounding import E2M1_LEVELS
 
 
 @constant

@@ -12,7 +12,7 @@ from ..kernels.scratch import scratch
 
 if TYPE_CHECKING:
     from ..backends.base import Geometry
-    from .quantized import QuantizedLayer
+    from .packed_layer import PackedLayer
 
 
 def convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
@@ -24,7 +24,7 @@ class Computed(torch.autograd.Function):
     """A product that the backend computes with the codes; its gradient is that of the product with the float weight."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: QuantizedLayer, geometry: Geometry | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: PackedLayer, geometry: Geometry | None) -> Tensor:
         ctx.layer, ctx.geometry, ctx.form = layer, geometry, (x.shape, x.dtype)
         backend, packed = layer._backend, layer.packed
         return backend.linear(packed, x) if geometry is None else backend.convolve(packed, x, geometry)

@@ -18,7 +18,7 @@ from ..kernels.layout import bring_into_order
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:
-    from .quantized import QuantizedLayer
+    from .packed_layer import PackedLayer
 
 PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
 # A parameter without elements, before the packed ones of a layer without a bias, that has the float weight's dtype. A
@@ -26,7 +26,7 @@ PREFIX = "packed_"  # parameter names: packed_codes, packed_scale, ...
 LIKE = "like"
 
 
-def quantize_floats(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -> None:
+def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
     """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
     weight = state.get(f"{prefix}weight")
     if not isinstance(weight, Tensor) or f"{prefix}{PREFIX}{layer.part_names[0]}" in state:
@@ -47,7 +47,7 @@ def quantize_floats(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -
         state.setdefault(f"{prefix}{LIKE}", weight.new_empty(0))
 
 
-def put_weight(layer: QuantizedLayer, value: Any) -> None:
+def put_weight(layer: PackedLayer, value: Any) -> None:
     """`layer.weight = value`, which `torch.func.functional_call` does too, with floats before and with what was there
     after: floats are quantized as the layer is. The parts stay the same parameters, with other values.
 
@@ -92,14 +92,14 @@ def put_weight(layer: QuantizedLayer, value: Any) -> None:
     layer._know(layer.packed)
 
 
-def save_offset(layer: QuantizedLayer, state: dict[str, Any], prefix: str) -> None:
+def save_offset(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
     """Put the layer's offset, if it has one, into its state dict: float32 []."""
     offset = layer.spec.details.get(OFFSET)
     if offset is not None:
         state[_key(prefix)] = torch.tensor(offset, dtype=torch.float32)
 
 
-def load_offset(layer: QuantizedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
+def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: list[str]) -> None:
     """Take the layer's offset out of a state dict that has its parts.
 
     Args:

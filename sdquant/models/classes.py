@@ -12,6 +12,8 @@ from ..formats import folder as folders
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
+
     from ..formats.source import Source
 
 
@@ -63,7 +65,7 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
                 f"its {name} ({row}) has no scheduler_config.json",
                 f"Put that of the same model into {folder / name}",
             )
-    from ..components import check_pipeline as check
+    from .pipeline_folders import check_pipeline as check
 
     check(folder)
 
@@ -89,3 +91,14 @@ def class_of(src: Source) -> tuple[str | None, str]:
             "Give base=<pipeline folder> of the same model, or put its config.json beside the weights",
         )
     return src.library, src.class_name
+
+
+def meta_model(src: Source) -> nn.Module:
+    """The model of a source on the meta device.
+
+    Raises:
+        MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.
+    """
+    from ..components import empty
+
+    return empty(*class_of(src), src.config)

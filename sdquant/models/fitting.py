@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..backends.base import Found, PackedSpec
+    from ..formats.recipe import Get, Recipe
     from ..formats.source import Source
-    from ..tracing import Get, Recipe
 
 TOGETHER = "Check that the weights and the config belong together"
 _MODELS = 8  # that are remembered: those of a large pipeline
@@ -110,7 +110,7 @@ def fitted(src: Source) -> Source:
 
 def named(src: Source, model: Shell) -> Source:
     """The same under its model's names. What the model has no place for is left out, and named in `strays`."""
-    from ..rules.sites import is_range
+    from ..core.range_keys import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
     mapped = to_model(model.model, src.names - set(ranges), model.known)

@@ -9,7 +9,10 @@ again after it has waited. So nothing in this package has an import statement fo
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def module(name: str) -> Any:
@@ -33,3 +36,8 @@ def diffusers() -> Any:
 def transformers() -> Any:
     """Return transformers."""
     return module("transformers")
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether it is a transformers model; else it is one of diffusers."""
+    return hasattr(getattr(model, "config", None), "to_json_string")

@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..library_config import is_of_transformers
+from .libraries import is_of_transformers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
 from ..inference import make_ordinary, ordinary
+from ..models.pipelines import components_of
+from ..utils.byte_sizes import parse_budget
 from .handle import HANDLE, OffloadHandle
 
 if TYPE_CHECKING:
@@ -48,40 +49,6 @@ MODES: tuple[Mode, ...] = (
     Mode("balanced", "as much as a budget allows stays on the compute device, the rest is streamed block by block"),
     Mode("group", "groups of layers are on the compute device while they run, by diffusers' own hooks"),
 )
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
-_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_budget(text: str | int | None) -> int | None:
-    """`parse_size` of a budget. None stays None: the machine decides.
-
-    Raises:
-        SettingsError: not a size, or not a positive one.
-    """
-    return None if text is None else parse_size(text, "A budget")
-
-
-def parse_size(text: str | int, what: str) -> int:
-    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are.
-
-    Raises:
-        SettingsError: `what` is not a size, or not a positive one.
-    """
-    size: int | None = None
-    if isinstance(text, int) and not isinstance(text, bool):
-        size = text
-    elif isinstance(text, str) and (match := _SIZE.fullmatch(text.strip())):
-        number, unit, binary = match.groups()
-        base = 1024 if binary else 1000
-        size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
-    if size is None or size <= 0:
-        raise SettingsError(
-            f"{what} of {text!r} was given",
-            "it is not a size in bytes above zero",
-            "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
-        )
-    return size
 
 
 @ordinary
@@ -143,9 +110,9 @@ def apply(
     handle = OffloadHandle(mode, str(target), weight_bytes(*parts.values()))
     options: dict[str, Any] = {"budget": size, "folder": folder}
     if mode == "balanced" and size is None:
-        from ..peaks import of_model
+        from .budget import activations_of
 
-        options["activations"] = handle.facts["activations"] = of_model(model)
+        options["activations"] = handle.facts["activations"] = activations_of(model)
     if mode == "none":  # which has nothing to suspend, and whose model is to be free with its last reference
         try:
             _engage(handle, parts, target, options)
@@ -246,20 +213,6 @@ def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
                 f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",
                 'Load the model with runtime="plain", or leave the offload mode at "none"',
             )
-
-
-def components_of(model: Any) -> dict[str, nn.Module]:
-    """The networks of a pipeline by name, in the pipeline's order; a component alone is called "model"."""
-    from torch import nn
-
-    if isinstance(model, nn.Module):
-        return {"model": model}
-    parts: dict[str, nn.Module] = {}
-    for name, part in model.components.items():
-        # A network that has two names is one network.
-        if isinstance(part, nn.Module) and not any(part is other for other in parts.values()):
-            parts[name] = part
-    return parts
 
 
 def weight_bytes(*modules: nn.Module) -> int:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import changes, components_of, pipelines
+from ..models.pipelines import components_of
+from . import changes, pipelines
 from .actions import used_by
 from .handle import HANDLE
 

@@ -6,10 +6,17 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from ..errors import SettingsError
+
+# The arguments of `load_model`, for calls that have fewer. A test holds them against `Request`.
+LOAD_MODEL_ARGUMENTS = frozenset({
+    "path", "quant", "offload", "mode", "components", "skip", "rules", "base", "runtime", "device", "dtype", "budget",
+    "allow_incompatible", "allow_pickle", "cache", "cache_limit", "progress", "parts", "variant", "quant_stats",
+    "compute", "revision", "subfolder", "token",
+})  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,8 +171,6 @@ def unknown(given: str, known: Collection[str], call: str) -> SettingsError:
     Args:
         known: those that it has. call: its name.
     """
-    from ..request import Request
-
     what = f"{given}= is no argument of {call}"
     answer, all_of_them = ANSWERS.get(given), f"its arguments are {', '.join(known)}"
     if answer is not None and (not answer.use or answer.use in known):
@@ -174,6 +179,6 @@ def unknown(given: str, known: Collection[str], call: str) -> SettingsError:
     if near:
         return SettingsError(what, all_of_them, f"Did you mean {near[0]}=?")
     loading = answer.use if answer is not None else given
-    if loading in (row.name for row in fields(Request)):
+    if loading in LOAD_MODEL_ARGUMENTS:
         return SettingsError(what, all_of_them, f"Use load_model, which has {loading}=")
     return SettingsError(what, all_of_them, "Leave it out")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import detection
+from ..core import choices
 from ..formats import families, text
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _first(seen: Detected, base: Detected) -> str | None:
     if kind in base.sources:
         return kind
     if kind == CHECKPOINT:
-        return next(name for name in (*detection.MAIN, *base.sources) if name in base.sources)
+        return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
     mine = seen.class_name
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..core import range_keys
 from ..errors import IncompatibleError, SettingsError
 from ..layers import packed_of
 from . import sites
@@ -141,7 +142,7 @@ class Marked(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves follow `fn`; changes of dtype leave ranges alone (a scale cast to half is a wrong scale)."""
-        kept = {name: self._buffers.pop(name) for name in [*self._buffers] if sites.BUFFER.fullmatch(name)}
+        kept = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, range in kept.items():
             assert range is not None
@@ -154,7 +155,7 @@ class Marked(nn.Module):
         if self.__dict__[_ATTRIBUTE].statistics is None:
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
-                if sites.BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
+                if range_keys.BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
                     sites.place(self, {name: value.clone()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 

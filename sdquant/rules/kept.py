@@ -6,16 +6,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..layers import QuantizedLayer, kind_of
-from .interception import unmark
+from .interception import mark, unmark
 from .qt.layers import QtLayer
 from .recovering import Layer, recovered
-from .rule import to_dict
+from .rule import Rules, to_dict
 from .spec import operation_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .rule import QuantizationRule
+    from .spec import RulesSpec
 
 _ATTRIBUTE = "_sdquant_rules"
 SCHEME = "rules"
@@ -24,6 +25,14 @@ SCHEME = "rules"
 def keep(model: nn.Module, rules: Iterable[QuantizationRule]) -> None:
     """Have a model remember the rules that it was quantized by. Copies and pickles of it do, too."""
     model.__dict__[_ATTRIBUTE] = tuple(rules)
+
+
+def attach_rules(model: nn.Module, spec: RulesSpec) -> None:
+    """Have a component, whose layers are in place, remember the rules of `spec`, and its products of activations
+    quantized where the rules name them."""
+    keep(model, spec.rules)
+    if spec.products:
+        mark(model, Rules(spec.rules), spec.known())
 
 
 def given_rules(model: nn.Module) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..components import missing, set_tensor
+from ..core import range_keys
 from ..errors import SettingsError
 from ..heap import Trimmer, trim
 from ..layers.quantized import QuantizedLayer
@@ -96,7 +97,7 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
     for name, value in params.items():
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
-        if sites.BUFFER.fullmatch(short):
+        if range_keys.BUFFER.fullmatch(short):
             sites.place(template, {name: value})
         elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
             part = short.removeprefix(PREFIX)
@@ -153,7 +154,7 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
 
 def _missing_products(template: nn.Module, given: set[str]) -> list[str]:
     """One name for each rule whose products have not a single range: a template cannot tell which modules multiply."""
-    known = [key for key in given | set(template.state_dict(keep_vars=True)) if sites.is_range(key)]
+    known = [key for key in given | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
     names: dict[QuantizationRule, str] = {}
     served = set()
     for path, mark in marks(template).items():

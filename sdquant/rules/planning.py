@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..backends.base import QuantSpec
     from ..formats.source import Source
-    from ..planner import ComponentPlan
+    from ..planning.plan import ComponentPlan
 
 # The modules of a component in which rules quantize products of activations, each with its rules by operation; None
 # where that is not known.
@@ -63,10 +63,10 @@ def marked_in_file(src: Source, spec: RulesSpec) -> Marked:
     Raises:
         SettingsError: a rule that products cannot follow.
     """
-    from ..loader import empty
+    from ..models.classes import meta_model
 
     try:
-        return marked_in(empty(src), spec)
+        return marked_in(meta_model(src), spec)
     except MissingComponentError:  # which loading says, in better words
         return None
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..compat import SdquantWarning
+from ..errors import SdquantWarning
 from .spec import is_for_products_alone
 
 if TYPE_CHECKING:

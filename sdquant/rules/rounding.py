@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..backends._bnb_tables import NF4
+from ..backends._bnb_tables import E2M1_LEVELS, NF4
 from ..constants import constant
 
 if TYPE_CHECKING:
     from .qtypes import QType
-
-# The magnitudes of E2M1, of the OCP Microscaling formats 1.0; bit 3 of a code is the sign.
-E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 PART = 1 << 15  # numbers
 

@@ -7,7 +7,6 @@ dicts and files, go where the model goes, and are there with or without a mark (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..components import PREFIXES
+from ..core.range_keys import BUFFER, OPERAND, is_range
 from ..errors import SettingsError
 from .spec import first
 from .static import StaticRange, of_operand
@@ -23,15 +23,8 @@ if TYPE_CHECKING:
     from .rule import QuantizationRule, Rules
 
 MARK = "_sdquant_mark"  # the attribute of a marked module
-OPERAND = re.compile(r"(einsum|dot_general)\d+_(lhs|rhs)")
-BUFFER = re.compile(rf"{OPERAND.pattern}_(scale|zero_point)")
 # What rules can name that Qwix counts under one name.
 COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": ("matmul",)}
-
-
-def is_range(key: str) -> bool:
-    """Whether a key of a state dict is that of a product's range."""
-    return BUFFER.fullmatch(key.rpartition(".")[2]) is not None
 
 
 def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:

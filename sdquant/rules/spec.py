@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from .rule import PRODUCTS, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 NO_RULE = "no rule is for it"
 LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
@@ -75,18 +75,6 @@ class RulesSpec(QuantSpec):
     def products(self) -> bool:
         """Whether a rule is for products of activations."""
         return any(row.products for row in self.rules)
-
-    def mark(self, model: nn.Module) -> None:
-        """Have a component, whose layers are in place, remember the rules, and its products of activations quantized
-        where they are named."""
-        from .kept import keep
-
-        keep(model, self.rules)
-        if self.products:
-            from .interception import mark
-            from .rule import Rules
-
-            mark(model, Rules(self.rules), self.known())
 
     def known(self) -> Mapping[str, Tensor]:
         """The ranges in the file of statistics that are of the component."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..components import main_part
 from ..errors import SettingsError
+from ..models.pipelines import main_part
 from . import chance, families
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def load(settings: Settings) -> Model:
         SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
     """
     from ..components import dtype_named
-    from ..detection import MAIN
+    from ..core.choices import MAIN
     from ..loader import load as load_whole
     from ..preparation import prepare
     from ..weights import quantized

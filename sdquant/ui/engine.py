@@ -19,7 +19,7 @@ from ..drawing import Stopped
 from ..errors import SdquantError
 
 if TYPE_CHECKING:
-    from ..planner import Plan
+    from ..planning.plan import Plan
     from ..request import Request
 
 log = logging.getLogger(__name__)
@@ -192,8 +192,8 @@ class Engine:
     def _switch(self, asked: Request, job: Job) -> Held:
         from ..loader import load_planned
         from ..memory import give_back
+        from ..models.pipelines import weight_bytes
         from ..preparation import prepare
-        from ..weights import weight_bytes
 
         if self._held is not None and self._held.asked == asked and not _changed(self._held):
             return self._held

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..readable import size
+from ..utils.byte_sizes import size
 from .html import escape
 
 if TYPE_CHECKING:
-    from ..planner import ComponentPlan, Plan
+    from ..planning.plan import ComponentPlan, Plan
     from .engine import Drawn, Progress
     from .roots import Roots
 

@@ -21,7 +21,7 @@ from ..settings.fixes import Fix, fixes
 
 if TYPE_CHECKING:
     from ..machine import Machine
-    from ..planner import Plan
+    from ..planning.plan import Plan
     from ..request import Request
 
 # From the best to the worst; a choice has the worst verdict of all schemes it is combined with.

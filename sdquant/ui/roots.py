@@ -18,6 +18,7 @@ from pathlib import Path
 from .. import demo
 from ..errors import SettingsError
 from ..formats import folder as folders
+from ..planning import bundled_models
 
 MAX_TEXT = 1024  # characters of a name that is looked up
 MAX_DEPTH = 6  # folders below a root: <cache>/models--a--b/snapshots/<revision>/unet/file is 5
@@ -76,7 +77,7 @@ class Roots:
     def __init__(self, folders: Iterable[str | Path] = ()) -> None:
         shipped = Path(os.path.realpath(demo.__file__)).parent / "models"
         self._roots = [_Root("", shipped)] if shipped.is_dir() else []
-        taken = set(demo.MODELS)
+        taken = set(bundled_models.MODELS)
         for given in folders:
             place = _checked(given)
             if all(root.folder != place for root in self._roots):

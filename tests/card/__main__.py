@@ -22,6 +22,7 @@ from bench import offload as bench
 from sdquant import backends, memory, offload
 from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
+from sdquant.models import pipelines
 from sdquant.offload import residency, staging
 from sdquant.offload.pinning import Registered, proves
 from sdquant.offload.transfer import StreamTransfer, _StreamTicket
@@ -51,7 +52,7 @@ def drawn(card: Card) -> Iterator[dict[str, Any]]:
             pipe = made(model)
             if scheme:
                 quantize(pipe, scheme)
-            parts = offload.components_of(pipe).values()
+            parts = pipelines.components_of(pipe).values()
             expected: Any = None
             for mode in MODES:
                 budget = int(0.85 * max(map(offload.weight_bytes, parts))) if mode == "balanced" else None
@@ -164,13 +165,13 @@ def kept(card: Card) -> Iterator[dict[str, Any]]:
     """The card's own account of its memory, while a model draws within a budget."""
     for share in (0.6, 0.8, 1.1):
         pipe = made("flux")
-        size = offload.weight_bytes(*offload.components_of(pipe).values())
+        size = offload.weight_bytes(*pipelines.components_of(pipe).values())
         handle = offload.apply(pipe, "none", device="card")
         card.reset_peak()
         draw(pipe)
         activations = card.peak - size
         handle.remove()
-        for part in offload.components_of(pipe).values():
+        for part in pipelines.components_of(pipe).values():
             part.to("cpu")
         gc.collect()
         before = card.allocated

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 import sdquant
 from sdquant.cli import main
-from sdquant.components import weight_parts
 from sdquant.errors import BadFileError, MissingComponentError, UnsupportedFileError
 from sdquant.formats.pickles import PickleFile
+from sdquant.models.pipelines import weight_parts
 from sdquant.weights import plain
 
 from .. import layouts

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends, gguf_files, single_files
-from sdquant.components import main_part
 from sdquant.errors import (
     ConflictError,
     IncompatibleError,
@@ -26,6 +25,7 @@ from sdquant.errors import (
 )
 from sdquant.hosts import comfy_load
 from sdquant.kernels import layout
+from sdquant.models.pipelines import main_part
 from sdquant.weights import quantized
 
 from .. import comfy_safetensors
@@ -156,7 +156,7 @@ def test_float_weights_are_quantized_on_load(comfy: SimpleNamespace, quant: str)
 
 
 def test_memory_is_counted_as_it_is(comfy: SimpleNamespace) -> None:
-    from sdquant.weights import weight_bytes
+    from sdquant.models.pipelines import weight_bytes
 
     whole, packed = (load(comfy, written(comfy, form)) for form in ("float", "nf4"))
     assert packed.model_size() == weight_bytes(packed.model) < 0.45 * whole.model_size()

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 import sdquant
 from sdquant import demo
-from sdquant.components import main_part
 from sdquant.drawing import draw
 from sdquant.kernels import attention, native
 from sdquant.kernels.native import attention as by_own
 from sdquant.layers import attention as asking
+from sdquant.models.pipelines import main_part
 
 # batch, heads, queries, keys, width: whole blocks and what is left over, of each.
 SIZES = (
@@ -237,7 +237,12 @@ def test_models_that_compute_in_int8_ask(name: str, counted: Counted) -> None:
 def test_a_model_draws_the_same_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped UNet, whose inputs are small: as if they were large."""
     pipe = sdquant.load_model(
-        demo.path("digits-sd"), quant="int8_sym", compute="int8", device="cpu", dtype="bfloat16", progress=False
+        demo.path("digits-sd"),
+        quant="int8_sym",
+        compute="int8",
+        device="cpu",
+        dtype="bfloat16",
+        progress=False,
     )
     wanted = draw(pipe, ["a three"], seeds=[0], steps=4)
     monkeypatch.setattr(asking, "LEAST", 0)

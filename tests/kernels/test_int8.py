@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.backends.base import Geometry, Packed, Unfit
-from sdquant.kernels import int8, int8_steps
+from sdquant.kernels import int8, int8_steps, reader
 from sdquant.kernels.native import int8 as native
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
@@ -175,7 +175,7 @@ def test_codes_with_several_scales_in_a_row_are_taken_as_they_are(dtype: torch.d
     module.weight.data.normal_()
     layer = layer_in("sdnq-int8", module)
     assert layer is not None and layer.packed.parts["scale"].numel() == 50 * 3
-    assert int8_steps.coding(layer.packed, layer._form) is int8_steps.Coding.BY_RUN
+    assert int8_steps.coding(layer.packed, layer._form) is reader.Coding.BY_RUN
     x = torch.randn(37, 768).to(dtype)
     bias = module.bias.detach()
     got = int8.linear(layer._backend, layer.packed, layer._form, x, bias)
@@ -227,7 +227,7 @@ def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int], by: st
 
 def test_scales_of_fewer_columns_than_a_run_are_not_taken() -> None:
     """What the kernels multiply at a time has one scale; other weights are quantized again."""
-    row, again, run = int8_steps.Coding.BY_ROW, int8_steps.Coding.AGAIN, int8_steps.Coding.BY_RUN
+    row, again, run = reader.Coding.BY_ROW, reader.Coding.AGAIN, reader.Coding.BY_RUN
     sdnq = ((512, run), (256, row), (1600, run), (960, again))
     q8_0 = ((512, again | run), (256, again), (320, again))
     for text, cases in (("sdnq-int8", sdnq), ("q8_0", q8_0)):

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 import sdquant
-from sdquant.components import main_part, quiet
+from sdquant.components import quiet
+from sdquant.models.pipelines import main_part
 
 Out = Callable[[Any], torch.Tensor]
 

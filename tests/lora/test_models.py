@@ -15,8 +15,9 @@ import torch
 import sdquant
 import sdquant.weights
 from sdquant import backends
-from sdquant.components import main_part, quiet
+from sdquant.components import quiet
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
+from sdquant.models.pipelines import main_part
 from sdquant.rules import QuantizationRule
 
 from .conftest import load, out, peft, put_on

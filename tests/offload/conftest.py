@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdquant.demo import nets, text
-from sdquant.offload import components_of
+from sdquant.models.pipelines import components_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,6 +14,7 @@ from torch import nn
 
 from sdquant import offload
 from sdquant.errors import BadFileError, BudgetError
+from sdquant.models import pipelines
 from sdquant.offload import plans, store
 from sdquant.offload.handle import Counters
 from sdquant.offload.plans import least, plan
@@ -66,12 +67,12 @@ def component(module: nn.Module) -> Component:
 
 def test_nothing_moves_when_all_fits(tmp_path: Path) -> None:
     pipe = made("sd")
-    pointers = [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
-    total = offload.weight_bytes(*offload.components_of(pipe).values())
+    pointers = [p.data_ptr() for part in pipelines.components_of(pipe).values() for p in part.parameters()]
+    total = offload.weight_bytes(*pipelines.components_of(pipe).values())
     for budget in (total, None):
         handle = offload.apply(pipe, "balanced", device="cpu", budget=budget, folder=tmp_path)
         draw(pipe)
-        assert pointers == [p.data_ptr() for part in offload.components_of(pipe).values() for p in part.parameters()]
+        assert pointers == [p.data_ptr() for part in pipelines.components_of(pipe).values() for p in part.parameters()]
         left = {one.partition(": ")[2] for one in hooked(pipe)}
         assert "_sdquant_offload" in left and not left & {"_hf_hook", "_old_forward"}  # nothing that moves
         assert not list(tmp_path.iterdir())

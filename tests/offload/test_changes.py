@@ -21,6 +21,7 @@ import sdquant
 from sdquant import offload
 from sdquant.compat import check
 from sdquant.errors import BudgetError, SdquantError, SettingsError
+from sdquant.models import pipelines
 from sdquant.offload import actions
 from sdquant.offload.changes import is_move
 from tests.offload.changing import ACTIONS, PROMPT
@@ -67,7 +68,7 @@ def pipeline(scheme: str, runtime: str, mode: str, *, own: bool = False) -> Any:
     if own:
         pipe.unet.__class__ = _with_a_method(type(pipe.unet))
     pipe.set_progress_bar_config(disable=True)
-    largest = max(offload.weight_bytes(part) for part in offload.components_of(pipe).values())
+    largest = max(offload.weight_bytes(part) for part in pipelines.components_of(pipe).values())
     budget = int(0.95 * largest) if mode == "balanced" else None
     pipe.handle = offload.apply(pipe, mode, device=DEVICE, budget=budget)
     return pipe
@@ -121,11 +122,11 @@ def outcome(pipe: Any, name: str) -> Any:
     except Exception as error:
         return error
     states = [
-        {f"{path}.{key}": value.cpu() for path, part in sorted(offload.components_of(one).items())
+        {f"{path}.{key}": value.cpu() for path, part in sorted(pipelines.components_of(one).items())
          for key, value in part.state_dict().items()} for one in pipes
     ]  # fmt: skip
     with pipe.handle.suspended():
-        flags = {f"{path}.{key}": value.requires_grad for path, part in offload.components_of(pipe).items()
+        flags = {f"{path}.{key}": value.requires_grad for path, part in pipelines.components_of(pipe).items()
                  for key, value in part.named_parameters()}  # fmt: skip
     return images, states, flags
 
@@ -313,7 +314,7 @@ def test_a_component_that_goes_is_free() -> None:
     gone = weakref.ref(pipe.vae)
     pipe.vae = None
     gc.collect()
-    assert gone() is None and "vae" not in offload.components_of(pipe)
+    assert gone() is None and "vae" not in pipelines.components_of(pipe)
     unet, given = pipe.unet, (torch.zeros(1, 4, 8, 8, device=DEVICE), 1, torch.zeros(1, 77, 128, device=DEVICE))
     with torch.no_grad():
         wanted = unet(*given).sample

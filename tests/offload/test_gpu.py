@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sdquant import offload
+from sdquant.models import pipelines
 from sdquant.offload.pinning import ByTorch, Registered, pinning
 from sdquant.offload.store import PinnedStore
 
@@ -22,7 +23,7 @@ MODES = [row.name for row in offload.MODES]
 
 
 def settings(mode: str, pipe: Any) -> dict[str, Any]:
-    largest = max(offload.weight_bytes(part) for part in offload.components_of(pipe).values())
+    largest = max(offload.weight_bytes(part) for part in pipelines.components_of(pipe).values())
     return {"device": "cuda", "budget": int(0.85 * largest) if mode == "balanced" else None}
 
 
@@ -34,7 +35,7 @@ def test_same_image_as_everything_on_the_gpu(mode: str, scheme: str | None, pipe
     handle = offload.apply(pipeline, "none", device="cuda")
     expected = draw(pipeline)
     handle.remove()
-    for part in offload.components_of(pipeline).values():
+    for part in pipelines.components_of(pipeline).values():
         part.to("cpu")
     handle = offload.apply(pipeline, mode, **settings(mode, pipeline))
     assert pipeline._execution_device.type == "cuda"
@@ -70,16 +71,16 @@ def test_what_a_mode_leaves_is_what_was_there(mode: str, scheme: str | None, pip
         assert mode == "none" or same_state(pipeline, before)
     assert (draw(pipeline) == expected).all()
     handle.remove()
-    for part in offload.components_of(pipeline).values():
+    for part in pipelines.components_of(pipeline).values():
         part.to("cpu")
     assert same_state(pipeline, before)
-    parts = offload.components_of(pipeline).values()
+    parts = pipelines.components_of(pipeline).values()
     assert not any(tensor.is_pinned() for part in parts for tensor in part.state_dict().values())
 
 
 def test_balanced_keeps_to_its_budget_on_the_device() -> None:
     pipe = made("flux")
-    size = offload.weight_bytes(*offload.components_of(pipe).values())
+    size = offload.weight_bytes(*pipelines.components_of(pipe).values())
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     handle = offload.apply(pipe, "balanced", device="cuda", budget=int(0.6 * size))

@@ -11,6 +11,7 @@ import torch
 from sdquant import backends, offload
 from sdquant.errors import SettingsError
 from sdquant.layers import kind_of, quantized_layer
+from sdquant.models import pipelines
 
 from .conftest import draw, hooked, made, same_state, state_of
 
@@ -22,7 +23,7 @@ MODES = [row.name for row in offload.MODES]
 
 def settings(mode: str, pipe: Any, folder: Path) -> dict[str, Any]:
     """A folder to look into, and for balanced a budget that is too small for the largest component."""
-    parts = offload.components_of(pipe).values()
+    parts = pipelines.components_of(pipe).values()
     largest = max(offload.weight_bytes(part) for part in parts)
     return {"device": "cpu", "folder": folder, "budget": int(0.85 * largest) if mode == "balanced" else None}
 
@@ -50,7 +51,7 @@ def quantize(pipe: Any, scheme: str, *, library: bool = False) -> Any:
 @pytest.mark.parametrize("mode", MODES)
 def test_same_bits_and_nothing_left(mode: str, pipeline: Any, tmp_path: Path) -> None:
     expected, before = draw(pipeline), state_of(pipeline)
-    names = [name for part in offload.components_of(pipeline).values() for name, _ in part.named_parameters()]
+    names = [name for part in pipelines.components_of(pipeline).values() for name, _ in part.named_parameters()]
 
     handle = offload.apply(pipeline, mode, **settings(mode, pipeline, tmp_path))
     assert (draw(pipeline) == expected).all()
@@ -59,12 +60,12 @@ def test_same_bits_and_nothing_left(mode: str, pipeline: Any, tmp_path: Path) ->
     assert bool(list(tmp_path.iterdir())) == (mode != "none")
     report = handle.report()
     assert report["mode"] == mode and report["active"]
-    assert report["components"].keys() == offload.components_of(pipeline).keys()
+    assert report["components"].keys() == pipelines.components_of(pipeline).keys()
 
     handle.remove()
     assert not hooked(pipeline) and not list(tmp_path.iterdir()) and not handle.report()["active"]
     assert same_state(pipeline, before)
-    assert names == [name for part in offload.components_of(pipeline).values() for name, _ in part.named_parameters()]
+    assert names == [name for part in pipelines.components_of(pipeline).values() for name, _ in part.named_parameters()]
     assert (draw(pipeline) == expected).all()
 
 

@@ -13,6 +13,7 @@ from sdquant import backends, offload
 from sdquant.compat import check
 from sdquant.errors import IncompatibleError, SettingsError, UnknownOffloadError
 from sdquant.offload import group
+from sdquant.utils import byte_sizes
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,13 @@ from sdquant.offload import group
     ],
 )
 def test_budget_is_bytes(text: str | int | None, size: int | None) -> None:
-    assert offload.parse_budget(text) == size
+    assert byte_sizes.parse_budget(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", 0, -5, "6 bananas", "1e9", "6GB 5", True, 2.5, "nan"])
 def test_nonsense_is_no_budget(text: Any) -> None:
     with pytest.raises(SettingsError, match="not a size") as error:
-        offload.parse_budget(text)
+        byte_sizes.parse_budget(text)
     assert "6GB" in error.value.fix
 
 

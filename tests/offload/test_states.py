@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sdquant import offload
+from sdquant.models import pipelines
 
 from .conftest import draw, hooked, made, same_state, state_of
 from .test_modes import MODES, quantize, settings
@@ -33,7 +34,7 @@ def pipeline(scheme: str | None, *, other: bool = False) -> Any:
 
 
 def weights(pipe: Any) -> Iterator[torch.nn.Parameter]:
-    for part in offload.components_of(pipe).values():
+    for part in pipelines.components_of(pipe).values():
         yield from (row for row in part.parameters() if row.ndim > 1)
 
 
@@ -44,7 +45,7 @@ def test_given(mode: str, scheme: str | None, tmp_path: Path) -> None:
     handle = offload.apply(pipe, mode, **settings(mode, pipe, tmp_path))
     assert same_state(pipe, before)
     draw(pipe)
-    given = {name: part.state_dict() for name, part in offload.components_of(pipe).items()}
+    given = {name: part.state_dict() for name, part in pipelines.components_of(pipe).items()}
     own = pipe.unet.conv_in.state_dict()
     assert (draw(pipe) == expected).all()  # the mode is at work again
     handle.remove()
@@ -58,8 +59,8 @@ def test_taken(mode: str, scheme: str | None, tmp_path: Path) -> None:
     expected = draw(other)
     handle = offload.apply(pipe, mode, **settings(mode, pipe, tmp_path))
     assert not (draw(pipe) == expected).all()
-    for name, part in offload.components_of(pipe).items():
-        part.load_state_dict(offload.components_of(other)[name].state_dict())
+    for name, part in pipelines.components_of(pipe).items():
+        part.load_state_dict(pipelines.components_of(other)[name].state_dict())
     for _ in range(2):  # also after the weights were given up
         assert (draw(pipe) == expected).all()
     handle.remove()

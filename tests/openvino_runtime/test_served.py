@@ -20,8 +20,8 @@ import torch
 
 import sdquant
 from sdquant import offload
-from sdquant.components import main_part
 from sdquant.errors import BackendUnavailableError, IncompatibleError
+from sdquant.models.pipelines import main_part
 from sdquant.openvino_runtime import is_served, layers
 from sdquant.weights import quantized
 from tests.compat.machines import machine

@@ -419,8 +419,8 @@ def test_one_module_of_many(pipe: Any) -> None:
 def test_load_model_and_quantize_follow_rules_for_products(name: str) -> None:
     """Products alone, without a quantized weight, and beside weights."""
     import sdquant
-    from sdquant.components import main_part
     from sdquant.demo import path
+    from sdquant.models.pipelines import main_part
     from sdquant.rules.interception import Marked
 
     product = {"op_names": ["sdpa"], "act_qtype": "int8"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdquant.errors import BadFileError
-from sdquant.formats.own import rules_in
+from sdquant.rules.file_rules import rules_in
 from sdquant.rules.patterns import quick
 
 
@@ -31,7 +31,7 @@ def test_what_takes_for_ever_is_refused(pattern: str) -> None:
     re.compile(pattern)
     assert not quick(pattern)
     with pytest.raises(BadFileError, match="for ever"):
-        rules_in(Path("model.safetensors"), {"rules": [{"module_path": pattern, "act_qtype": "int8"}]})
+        rules_in(Path("model.safetensors"), ({"module_path": pattern, "act_qtype": "int8"},))
 
 
 def test_the_slowest_that_is_let_through_ends() -> None:

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import sdquant
 from sdquant.calibrating import Calibration, calibrate
-from sdquant.components import main_part
 from sdquant.demo import digits
 from sdquant.drawing import draw
 from sdquant.errors import SettingsError
+from sdquant.models.pipelines import main_part
 from sdquant.rules import (
     PtqProvider,
     QtProvider,
@@ -386,7 +386,10 @@ def test_rules_that_nothing_is_found_for() -> None:
     """In calibration, and before any weight is read."""
     bare = rule(".*resnets.*")
     with pytest.raises(SettingsError, match=r"resnets.*saw no product.*unet\.down_blocks"):
-        calibrate(sdquant.load_model(sdquant.demo.path("digits-sd"), progress=False), task("digits-sd", rules=(bare,)))
+        calibrate(
+            sdquant.load_model(sdquant.demo.path("digits-sd"), progress=False),
+            task("digits-sd", rules=(bare,)),
+        )
 
 
 def test_ranges_of_another_rule(tmp_path: Path) -> None:

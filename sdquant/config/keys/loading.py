@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...offload import parse_budget, parse_size
 from ...request import Request
+from ...utils.byte_sizes import parse_budget, parse_size
 from ..row import COMMANDS, MAXDIFFUSION, Key
 
 _GENERATE = ("generate",)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..int8_steps import Coding, scales_in
+from ..int8_steps import scales_in
+from ..reader import Coding
 from ..scratch import address
 from . import extension
 from .integers import recodes

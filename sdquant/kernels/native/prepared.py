@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import float32, get_num_threads, is_autocast_enabled, is_grad_enabled
 
-from ..int8_steps import Coding, scales_in
+from ..int8_steps import scales_in
 from . import extension, int8
 from .blocks import grid
 from .pages import in_large_pages
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..forms import Activations, Form
-    from ..reader import Parts, Prepared
+    from ..reader import Coding, Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]
 

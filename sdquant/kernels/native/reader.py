@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..forms import Form
-    from ..int8_steps import Coding
-    from ..reader import Prepared
+    from ..reader import Coding, Prepared
 
 
 class Native(Reader):

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ...core.range_keys import OPERAND
 from ...errors import SettingsError
-from ..sites import MARK, OPERAND
+from ..sites import MARK
 from ..static import SUM
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import gradio as gr
 from ... import comparing
 from ...drawing import Stopped
 from ...errors import SdquantError, SettingsError
-from ...readable import size
 from ...settings import fields
+from ...utils.byte_sizes import size
 from .. import head as heads
 from .. import pieces
 from ..checks import MAX_PROMPT, MAX_SEED, prompt_of, whole
@@ -20,7 +20,7 @@ from ..engine import Job, Progress
 from ..following import follow
 
 if TYPE_CHECKING:
-    from ...comparing import Comparison
+    from ...evaluation.comparison import Comparison
     from ..desk import Desk
     from ..head import Head
 

@@ -13,7 +13,7 @@ from ... import backends, compat, machine
 from ...compat.row import OFFLOADS
 from ...detection import detect
 from ...errors import SdquantError
-from ...readable import size
+from ...utils.byte_sizes import size
 from .. import pieces
 from ..engine import Progress
 from ..following import follow

@@ -1,0 +1,102 @@
+"""The result of comparing schemes: a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..request import Quant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one scheme gave.
+
+    Attributes:
+        quant: as asked. label: the same in one line: "nf4", "unet=nf4+text_encoder=int8", "as found".
+        bytes, bytes_bf16: of all components in memory, and of the same with every weight in bf16; None where there
+            is no plan.
+        load_seconds, draw_seconds: wall time of the load, without what is imported for any scheme, and of the drawing.
+        psnr: against the reference, in dB; infinite where no pixel differs. largest: the largest difference of a
+            channel of a pixel, of 255. Both None for the reference itself.
+        image: PIL image. difference: against the reference, `Comparison.amplify` times as bright.
+        error: why there is no image, as sentences; None if there is one. kind: the error's class.
+    """
+
+    quant: Quant
+    label: str
+    bytes: int | None = None
+    bytes_bf16: int | None = None
+    load_seconds: float | None = None
+    draw_seconds: float | None = None
+    psnr: float | None = None
+    largest: int | None = None
+    image: Any = None
+    difference: Any = None
+    error: str | None = None
+    kind: str | None = None
+
+    @property
+    def identical(self) -> bool:
+        """Whether no pixel differs from the reference's."""
+        return self.psnr == float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the images. JSON has no infinity: `identical` says it, and psnr is null then."""
+        left_out = ("image", "difference")
+        values = {row.name: getattr(self, row.name) for row in fields(self) if row.name not in left_out}
+        return values | {
+            "quant": dict(self.quant) if isinstance(self.quant, Mapping) else self.quant,
+            "psnr": None if self.identical else self.psnr,
+            "identical": self.identical,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All rows, and what they have in common.
+
+    Attributes:
+        rows: the reference first, then the schemes in the order asked.
+        settings: the other arguments of `load_model` that were not left out, as JSON values.
+        size: width and height of the images.
+        amplify: how much brighter the difference images are than the differences.
+        device: torch's name of the compute device.
+        versions: of the installed packages. machine: names of the system and its devices.
+    """
+
+    model: str
+    prompt: str
+    seed: int
+    steps: int
+    guidance: float | None
+    size: tuple[int, int]
+    settings: Mapping[str, Any]
+    device: str
+    amplify: int
+    rows: tuple[Row, ...]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+
+    @property
+    def reference(self) -> Row:
+        """What the others are held to."""
+        return self.rows[0]
+
+    @property
+    def drawn(self) -> tuple[Row, ...]:
+        """The schemes that gave an image, without the reference."""
+        return tuple(row for row in self.rows[1:] if row.error is None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the images."""
+        values = {row.name: getattr(self, row.name) for row in fields(self)}
+        return values | {
+            "size": list(self.size),
+            "settings": dict(self.settings),
+            "rows": [row.to_dict() for row in self.rows],
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+        }

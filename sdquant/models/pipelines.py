@@ -1,0 +1,61 @@
+"""Pipelines and the components in them. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.choices import MAIN
+from ..weights import plain, quantized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def weight_parts(pipe: Any) -> dict[str, nn.Module]:
+    """A pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
+    from torch import nn
+
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    order = [name for name in str(pipe.model_cpu_offload_seq or "").split("->") if name in parts]
+    return {name: parts[name] for name in [*order, *(n for n in parts if n not in order)]}
+
+
+def main_part(model: Any) -> nn.Module:
+    """The UNet or transformer of a pipeline; a component is its own."""
+    if not is_pipeline(model):
+        only: nn.Module = model
+        return only
+    parts = weight_parts(model)
+    return next((parts[name] for name in MAIN if name in parts), next(iter(parts.values())))
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether it is a diffusers pipeline, told by what is used of it."""
+    from torch import nn
+
+    return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
+
+
+def components_of(model: Any) -> dict[str, nn.Module]:
+    """The networks of a pipeline by name, in the pipeline's order; a component alone is called "model"."""
+    from torch import nn
+
+    if isinstance(model, nn.Module):
+        return {"model": model}
+    parts: dict[str, nn.Module] = {}
+    for name, part in model.components.items():
+        # A network that has two names is one network.
+        if isinstance(part, nn.Module) and not any(part is other for other in parts.values()):
+            parts[name] = part
+    return parts
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of the weights of a pipeline or module: packed parts and plain tensors of the state.
+
+    Counted as `Detected.bytes` and `Plan.bytes` are, from the loaded tensors themselves. Code tables, which are
+    constants of a scheme, and buffers that no file holds are left out; `sdquant.offload.weight_bytes` counts those too.
+    """
+    parts = list(weight_parts(model).values()) if is_pipeline(model) else [model]
+    packed = sum(row.nbytes for part in parts for _, row in quantized(part))
+    return packed + sum(t.numel() * t.element_size() for part in parts for t in plain(part).values())

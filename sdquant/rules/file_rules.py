@@ -1,0 +1,38 @@
+"""The rules in a file that sdquant wrote, read back with every field checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import backends
+from ..errors import BadFileError, SettingsError
+from ..formats.own import damaged
+from .patterns import quick
+from .rule import rule_of
+from .spec import RulesSpec, with_rules
+
+
+def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | None:
+    """Return the rules that a model was quantized by; None where the file says none.
+
+    Args:
+        rows: see `formats.own.rule_rows`.
+
+    Raises:
+        BadFileError: a row is no rule, or its pattern could take for ever to match.
+    """
+    if not rows:
+        return None
+    slow = [row["module_path"] for row in rows if not quick(str(row.get("module_path", "")))]
+    if slow:
+        raise BadFileError(
+            f"Cannot read {file}",
+            f"one of its rules is for {slow[0]!r:.80}, a pattern that could take for ever to match",
+            "Quantize the model again with rules that repeat less: no repeated groups, four repetitions at most",
+        )
+    try:
+        return with_rules(backends.parse("rules"), tuple(rule_of(dict(row)) for row in rows))
+    except (SettingsError, TypeError) as error:
+        raise damaged(file, f"its rules are none: {error}") from error

@@ -1,0 +1,52 @@
+"""Sizes in bytes, read and written as people write them: "6GB", "3.8 MB"."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import SettingsError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+
+
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_budget(text: str | int | None) -> int | None:
+    """`parse_size` of a budget. None stays None: the machine decides.
+
+    Raises:
+        SettingsError: not a size, or not a positive one.
+    """
+    return None if text is None else parse_size(text, "A budget")
+
+
+def parse_size(text: str | int, what: str) -> int:
+    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are.
+
+    Raises:
+        SettingsError: `what` is not a size, or not a positive one.
+    """
+    size: int | None = None
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    elif isinstance(text, str) and (match := _SIZE.fullmatch(text.strip())):
+        number, unit, binary = match.groups()
+        base = 1024 if binary else 1000
+        size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
+    if size is None or size <= 0:
+        raise SettingsError(
+            f"{what} of {text!r} was given",
+            "it is not a size in bytes above zero",
+            "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
+        )
+    return size
+
+
+def size(nbytes: float) -> str:
+    """Bytes as people read them: "3.8 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.2f} GB"
