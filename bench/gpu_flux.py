@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from bench._cards import OURS, PLAIN, Clock, peers, present
 from bench._results import write
 from bench.linear_peers import packed
-from sdquant.inference import ordinary
 from sdquant.layers import quantized_layer
+from sdquant.utils.inference_mode import ordinary
 
 RESULTS = Path(__file__).parent / "results" / "gpu-flux.json"
 SCHEMES = ("nf4", "bnb-int8", "qint8", "int8_sym", "fp8,packing=float8", "q8_0", "q4_k", "sdnq-int8")

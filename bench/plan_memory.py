@@ -10,7 +10,7 @@ step, which the libraries themselves take, is held against
     + what oneDNN keeps of its kernels + freed memory that may be held.
 
 Quantized networks are quantized in place, which leaves more holes in the C library's heap than loading does. Then steps
-are made in turns with `sdquant.heap` looking after that and without: `unwatched` is what the process holds without it,
+are made in turns with `sdquant.utils.malloc_trim` looking after that and without: `unwatched` is what the process holds without it,
 and `step` the time of a step with it over that without (medians).
 """
 
@@ -122,21 +122,21 @@ def network(name: str, *, tiny: bool = False, through: Callable[..., Any] | None
 
 def without_looking(call: Callable[[], Any]) -> tuple[int, float]:
     """What the process holds at the most if nobody looks after its heap, and a step's time over that without."""
-    from sdquant import heap
+    from sdquant.utils import malloc_trim
 
     times: dict[bool, list[float]] = {False: [], True: []}
-    peak, looks = 0, heap._looks
+    peak, looks = 0, malloc_trim._looks
     try:
         for _ in range(ROUNDS):
             for looking in times:
-                heap._looks = looks if looking else lambda: False  # type: ignore[assignment]
+                malloc_trim._looks = looks if looking else lambda: False  # type: ignore[assignment]
                 with Watch() as watch:
                     start = time.perf_counter()
                     call()
                     times[looking].append(time.perf_counter() - start)
                 peak = peak if looking else max(peak, watch.peak)
     finally:
-        heap._looks = looks
+        malloc_trim._looks = looks
     return peak, statistics.median(times[True]) / statistics.median(times[False])
 
 
@@ -145,8 +145,9 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
     import torch
 
     import sdquant
-    from sdquant import activations, heap, offload
-    from sdquant.memory import give_back
+    from sdquant import activations, offload
+    from sdquant.utils import malloc_trim
+    from sdquant.utils.buffers import give_back
     from sdquant.weights import quantized
 
     torch.set_num_threads(1)
@@ -177,7 +178,7 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
         unwatched, step = without_looking(call)
         handle.remove()
     used = weights + trace.peak + decoded + trace.kernels
-    foretold = used + heap.spare(used)
+    foretold = used + malloc_trim.spare(used)
     measured = watch.peak - floor
     return {
         "name": scheme or "bf16", "case": f"{name}, budget {share or 1:.0%}",

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sdquant import demo
-from sdquant.writing import whole_file
+from sdquant.utils.atomic_write import whole_file
 
 from .fidelity import HERE, digest, machine, one_step, versions
 

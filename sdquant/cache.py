@@ -22,9 +22,9 @@ from . import backends, machine
 from .errors import ConflictError, SdquantError
 from .formats import safetensors_write
 from .formats.source import Source, single_file
+from .utils.atomic_write import whole_file
 from .utils.byte_sizes import parse_size
 from .utils.version import __version__
-from .writing import whole_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -23,8 +23,8 @@ from .rules.spec import RulesSpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .distributed import Processes
     from .planning.plan import Plan
+    from .utils.distributed import Processes
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import NoReturn
 
 from .commands import _shared
 from .commands._config import ConfigParser
-from .distributed import label, launched
 from .errors import SdquantError, SettingsError
-from .stopping import Stop
+from .utils.distributed import label, launched
+from .utils.signals import Stop
 from .utils.version import __version__
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say

@@ -12,10 +12,10 @@ import torch
 from . import components
 from .backends.base import Packed, PackedSpec, Part
 from .formats import safetensors_write
-from .heap import trim
 from .install import Installer, install_packed
 from .models.names import to_file
 from .saving import guard_of, written
+from .utils.malloc_trim import trim
 from .weights import plain
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from . import backends, compat, machine
 from .comparison_sheet import sheet
 from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from .evaluation.comparison import Comparison, Row
-from .pictures import difference, largest_difference, psnr
 from .preparation import prepare
 from .request import NOT_QUANTIZED, Quant, Request, request
+from .utils.images import difference, largest_difference, psnr
 
 if TYPE_CHECKING:
     from .planning.plan import Plan
@@ -146,7 +146,7 @@ def _row(
     asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
 ) -> Row:
     """The row of one scheme. `held_to`: the reference; None for the reference itself."""
-    from .memory import give_back
+    from .utils.buffers import give_back
 
     made: Plan | None = None
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .request import NOT_QUANTIZED
-from .sheets import INK, RULE, SOFT, WRONG, Sheet
 from .utils.byte_sizes import size
+from .utils.figure import INK, RULE, SOFT, WRONG, Sheet
 
 if TYPE_CHECKING:
     from .evaluation.comparison import Comparison, Row

@@ -23,7 +23,7 @@ from .formats import families
 from .formats.config_sizes import refuse_endless
 from .models import libraries
 from .models.bounds import refuse_oversized
-from .quieting import Shared, errors_only, no_warnings
+from .utils.process_state import Shared, errors_only, no_warnings
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
 PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)

@@ -19,9 +19,9 @@ from .formats.shards import MERGE, refuse_shard
 from .formats.source import METADATA_KEY, Source
 from .histogram import TypeRow, high_precision, histogram
 from .models import classes
-from .planning.arguments import answered
 from .planning.references import reference
 from .suffixes import suffix_hint
+from .utils.arguments import answered
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 

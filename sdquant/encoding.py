@@ -10,7 +10,7 @@ import torch
 from . import backends
 from .core.name_patterns import skipped
 from .errors import BadFileError
-from .finite import finite
+from .utils.finite import finite
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -69,7 +69,7 @@ def quantize_file(
         ConflictError: the weights are quantized already.
     """
     from .saving import refuse_existing, refuse_nested
-    from .writing import whole_folder
+    from .utils.atomic_write import whole_folder
 
     place, goal = Path(os.path.expanduser(path)), Path(target)
     spec = backends.parse(quant)

@@ -12,12 +12,12 @@ import torch
 from . import adapters, backends, components, library_floats
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
-from .finite import finite
-from .heap import Trimmer
 from .layers import kind_of, quantized_layer
 from .models.left_out import initialize, may_lack
 from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .rows import cut
+from .utils.finite import finite
+from .utils.malloc_trim import Trimmer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from .cache import cache_of
 from .errors import BadFileError
 from .formats.readahead import Readahead
-from .inference import ordinary
 from .models.classes import class_of, meta_model
-from .planning.arguments import answered
 from .planning.plan import folder_of, source_of
 from .preparation import prepare
 from .request import Request, request
 from .rules.file_rules import rules_in
 from .rules.spec import RulesSpec
+from .utils.arguments import answered
+from .utils.inference_mode import ordinary
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +164,7 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
         parts, kept = _parts(asked, made, tick)
     whole = assemble(made, parts)
     from . import adapters, offload
-    from .heap import trim
+    from .utils.malloc_trim import trim
 
     trim()
     adapters.prepare_pipeline(whole)

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .distributed import local_rank
 from .errors import SettingsError
 from .kernels.native import state as native_state
+from .utils.distributed import local_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

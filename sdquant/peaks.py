@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import heap
 from .networks import Network, of_plan, trace
 from .offload import group, plans
 from .offload.balanced import refuse_too_small
@@ -22,6 +21,7 @@ from .offload.handle import OffloadHandle
 from .offload.residency import Residency
 from .offload.units import Component, find_blocks
 from .planning.plan import Peak
+from .utils import malloc_trim
 
 if TYPE_CHECKING:
     from .activations import Trace
@@ -66,7 +66,7 @@ def predict(
         moments = _MODES[made.offload](ordered, device)
     used = copied + kernels
     used += max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items())
-    unused = heap.spare(used) if device.type == "cpu" else 0
+    unused = malloc_trim.spare(used) if device.type == "cpu" else 0
     return Peak(
         weights=max(moments.values()),
         activations=most,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from . import adapters, compat, machine, openvino_runtime, planner
 from .compat.runtimes import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
-from .inference import ordinary
-from .planning.arguments import answered
 from .request import AUTO, request
 from .rules.planning import marked_in
 from .rules.ranges import require_ranges
 from .rules.spec import RulesSpec
 from .selection import Extent, require_something
+from .utils.arguments import answered
+from .utils.inference_mode import ordinary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,8 +141,8 @@ def quantize_module(
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
     from .components import tied
     from .encoding import encode
-    from .heap import Trimmer, trim
     from .install import install_packed
+    from .utils.malloc_trim import Trimmer, trim
 
     trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):

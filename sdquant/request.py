@@ -15,10 +15,10 @@ from . import backends, machine
 from .compat.row import COMPUTES, meant
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES
-from .planning.arguments import unknown
 from .planning.parts import Part, parts_of, require_parts
 from .rules.spec import with_rules
 from .rules.text import rules_of
+from .utils.arguments import unknown
 from .utils.byte_sizes import parse_budget, parse_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import backends
 from .backends.base import Packed
-from .memory import dense
+from .utils.buffers import dense
 
 Range = tuple[int, int]  # first row, and the one after the last
 

@@ -174,7 +174,7 @@ def _tensors(
     import torch
 
     from .encoding import refuse_not_finite
-    from .heap import Trimmer
+    from .utils.malloc_trim import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
     for each in rows:

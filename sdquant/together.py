@@ -27,13 +27,13 @@ from .rules.sites import place, ranges_of, stand_in
 from .rules.spec import RulesSpec
 from .saving import config_of, write_config, write_rest
 from .shares import shares
-from .writing import whole_folder
+from .utils.atomic_write import whole_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .distributed import Processes
     from .request import Request
+    from .utils.distributed import Processes
 
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 

@@ -12,9 +12,9 @@ from . import backends
 from .backends.base import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
-from .finite import finite
-from .planning.arguments import answered
 from .reading import NOT_FINITE, read_weight, require_sound
+from .utils.arguments import answered
+from .utils.finite import finite
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from sdquant import demo
-from sdquant.distributed import Processes, processes
 from sdquant.errors import DistributedError
 from sdquant.rules import QuantizationRule
 from sdquant.rules.packed import encode
 from sdquant.rules.qtypes import QTYPES
 from sdquant.rules.sharding import sharded
+from sdquant.utils.distributed import Processes, processes
 
 SHAPES = ((10, 64), (7, 32, 3, 3), (1, 64))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -111,7 +111,7 @@ def gone(ranks: Processes, folder: Path) -> None:
     """The last process is killed after it has written something; write what the first is told by gloo, not by torchrun,
     which would end it."""
     from sdquant.together import _one_folder
-    from sdquant.writing import part_file
+    from sdquant.utils.atomic_write import part_file
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

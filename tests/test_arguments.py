@@ -13,8 +13,8 @@ import sdquant
 from sdquant.cli import main
 from sdquant.config import load as load_config
 from sdquant.errors import SettingsError
-from sdquant.planning.arguments import ANSWERS
 from sdquant.request import Request, request
+from sdquant.utils.arguments import ANSWERS
 
 NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "Config")
 CALLS: dict[str, Any] = {name: getattr(sdquant, name) for name in NAMES}

@@ -20,7 +20,7 @@ from sdquant.cache import VARIABLE, cache_of, default_folder
 from sdquant.cli import main
 from sdquant.errors import DiskSpaceError
 from sdquant.request import request
-from sdquant.writing import whole_file
+from sdquant.utils.atomic_write import whole_file
 
 from . import layouts
 from .foreign import WEIGHTS

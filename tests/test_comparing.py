@@ -15,12 +15,13 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import backends, cli, comparing, comparison_sheet, loader, sheets
+from sdquant import backends, cli, comparing, comparison_sheet, loader
 from sdquant.commands import compare as command
 from sdquant.comparing import allowed, compare, sheet
 from sdquant.drawing import Stopped, draw
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
-from sdquant.pictures import difference, largest_difference
+from sdquant.utils import figure
+from sdquant.utils.images import difference, largest_difference
 
 if TYPE_CHECKING:
     from sdquant.evaluation.comparison import Comparison, Row
@@ -243,8 +244,8 @@ def test_the_sheet_shows_the_pictures(made: Comparison) -> None:
 
 
 def test_no_image_is_red_and_nothing_else(made: Comparison) -> None:
-    assert sheets.WRONG in colours(sheet(made))
-    assert sheets.WRONG not in colours(sheet(replace(made, rows=made.rows[:4])))
+    assert figure.WRONG in colours(sheet(made))
+    assert figure.WRONG not in colours(sheet(replace(made, rows=made.rows[:4])))
 
 
 @pytest.mark.parametrize("size", [(1024, 576), (512, 1024), (300, 300), (1, 1)])
@@ -257,11 +258,11 @@ def test_the_sheet_of_other_sizes(size: tuple[int, int], made: Comparison) -> No
     assert image.width < 2200 and image.height < 1200
     # Nothing runs out of the margins.
     for edge in ((0, 0, comparison_sheet.MARGIN - 2, image.height), (image.width - 30, 0, image.width, image.height)):
-        assert colours(image.crop(edge)) == {sheets.PAPER}
+        assert colours(image.crop(edge)) == {figure.PAPER}
 
 
 def test_words_are_cut_and_wrapped() -> None:
-    paper = sheets.Sheet(10, 10)
+    paper = figure.Sheet(10, 10)
     assert paper.cut("short", "small", 100) == "short"
     cut = paper.cut("much too long for this", "small", 60)
     assert cut.endswith("\u2026") and paper.width_of(cut, "small") <= 60

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sdquant.constants import constant
+from sdquant.utils.device_constants import constant
 
 if TYPE_CHECKING:
     import pytest

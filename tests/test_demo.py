@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import cli, machine, sheets
+from sdquant import cli, machine
 from sdquant.commands import demo as command
 from sdquant.demo import digits, grid, show
 from sdquant.drawing import draw, native_size
 from sdquant.errors import DiskSpaceError, SettingsError
-from sdquant.pictures import psnr
+from sdquant.utils import figure
+from sdquant.utils.images import psnr
 
 # One worker takes all of these: what they share takes seconds to make.
 pytestmark = pytest.mark.xdist_group("demo")
@@ -103,7 +104,7 @@ def test_a_wrong_digit_is_framed(result: show.Result) -> None:
         row = show.Row(**{**vars(result.rows[0]), "seen": seen})
         image = grid.sheet([show.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
         body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
-        return sum(count for count, colour in body.getcolors(1 << 20) if colour == sheets.WRONG)
+        return sum(count for count, colour in body.getcolors(1 << 20) if colour == figure.WRONG)
 
     assert framed((0, 1)) == 0
     assert framed((0, 7)) > 300

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import distributed, together
+from sdquant import together
 from sdquant.commands.quantize import run
-from sdquant.distributed import ALONE, processes
 from sdquant.errors import BadFileError, SettingsError
 from sdquant.shares import shares
+from sdquant.utils import distributed
+from sdquant.utils.distributed import ALONE, processes
 
 from . import processes_at_work as work
 

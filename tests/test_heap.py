@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant import heap, offload
+from sdquant import offload
+from sdquant.utils import malloc_trim
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim"
@@ -24,7 +25,7 @@ PIECE = 16 << 10  # float32 values: 64 kB, which glibc takes from the heap and d
 @pytest.fixture(autouse=True)
 def anew() -> None:
     """What other tests needed says nothing here."""
-    heap.forget()
+    malloc_trim.forget()
 
 
 def holes(nbytes: int) -> list[torch.Tensor]:
@@ -35,58 +36,58 @@ def holes(nbytes: int) -> list[torch.Tensor]:
 
 def much() -> int:
     """More bytes than may be held without being used."""
-    return 2 * heap.spare(heap.held())
+    return 2 * malloc_trim.spare(malloc_trim.held())
 
 
 def fallen(call: Callable[[], Any]) -> int:
     """Bytes by which the memory that the process holds is smaller when a call has ended."""
-    before = heap.held()
+    before = malloc_trim.held()
     call()
-    return before - heap.held()
+    return before - malloc_trim.held()
 
 
 def test_what_is_freed_goes_back_once_it_is_much() -> None:
-    heap.look()
+    malloc_trim.look()
     apart = [holes(much())]
-    assert fallen(heap.look) > much() // 2
-    apart.append(holes(heap.LEAST // 4))
-    assert fallen(heap.look) < 1 << 20
+    assert fallen(malloc_trim.look) > much() // 2
+    apart.append(holes(malloc_trim.LEAST // 4))
+    assert fallen(malloc_trim.look) < 1 << 20
     apart.append(holes(much()))
-    assert fallen(heap.look) > much() // 2
+    assert fallen(malloc_trim.look) > much() // 2
 
 
 def test_another_model_is_looked_at_anew() -> None:
-    heap.look()
+    malloc_trim.look()
     kept = torch.ones(2 * much() // 4)
-    heap.look()
+    malloc_trim.look()
     del kept
     apart = [holes(much())]
-    assert fallen(heap.look) < 1 << 20  # the process was seen to need as much
-    heap.forget()
-    assert fallen(heap.look) > much() // 2
+    assert fallen(malloc_trim.look) < 1 << 20  # the process was seen to need as much
+    malloc_trim.forget()
+    assert fallen(malloc_trim.look) > much() // 2
     del apart
 
 
 def test_what_was_needed_once_may_be_held_again() -> None:
     once = [torch.ones(PIECE) for _ in range(2 * much() // (4 * PIECE))]
-    heap.look()
+    malloc_trim.look()
     apart = [once[::16], holes(much())]
     del once
-    assert fallen(heap.look) > 2 * much()  # what was there was more than that
+    assert fallen(malloc_trim.look) > 2 * much()  # what was there was more than that
     apart.append(holes(much()))
-    assert fallen(heap.look) < 1 << 20
+    assert fallen(malloc_trim.look) < 1 << 20
 
 
 def test_where_the_system_does_not_say_models_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when no more files may be open, in the middle of it all."""
     apart = [holes(much())]
-    before = heap.held()
+    before = malloc_trim.held()
     with monkeypatch.context() as patch:
-        patch.setattr(heap, "_STATM", "/nowhere")
-        assert heap.held() == 0
-        heap.look()
-    assert before - heap.held() < 1 << 20
-    assert fallen(heap.look) > much() // 2
+        patch.setattr(malloc_trim, "_STATM", "/nowhere")
+        assert malloc_trim.held() == 0
+        malloc_trim.look()
+    assert before - malloc_trim.held() < 1 << 20
+    assert fallen(malloc_trim.look) > much() // 2
     del apart
 
 
@@ -94,23 +95,23 @@ def test_who_has_memory_to_spare_can_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     apart = [holes(much())]
     try:
         monkeypatch.setenv("SDQUANT_TRIM", "0")
-        heap._looks.cache_clear()
-        assert fallen(heap.look) < 1 << 20
-        assert heap.spare(1 << 30) == 0
+        malloc_trim._looks.cache_clear()
+        assert fallen(malloc_trim.look) < 1 << 20
+        assert malloc_trim.spare(1 << 30) == 0
     finally:
         monkeypatch.undo()
-        heap._looks.cache_clear()
-    assert fallen(heap.look) > much() // 2
+        malloc_trim._looks.cache_clear()
+    assert fallen(malloc_trim.look) > much() // 2
     del apart
 
 
 def test_small_steps_are_counted_together() -> None:
     apart = [holes(much())]
-    small, large = torch.ones(heap.LARGE - 1), torch.ones(heap.LARGE)
-    assert fallen(lambda: heap.look_beside(small)) < 1 << 20
-    for _ in range(heap.OFTEN // heap.LARGE - 1):
-        assert fallen(lambda: heap.look_beside(large)) < 1 << 20
-    assert fallen(lambda: heap.look_beside(large)) > much() // 2
+    small, large = torch.ones(malloc_trim.LARGE - 1), torch.ones(malloc_trim.LARGE)
+    assert fallen(lambda: malloc_trim.look_beside(small)) < 1 << 20
+    for _ in range(malloc_trim.OFTEN // malloc_trim.LARGE - 1):
+        assert fallen(lambda: malloc_trim.look_beside(large)) < 1 << 20
+    assert fallen(lambda: malloc_trim.look_beside(large)) > much() // 2
     del apart
 
 
@@ -123,7 +124,7 @@ def test_quantized_layers_look_in_a_model_that_was_offloaded(layer: nn.Module, c
     )
     with torch.no_grad():
         net(large)
-        heap.forget()
+        malloc_trim.forget()
         apart = [holes(much())]
         assert fallen(lambda: net(large)) < 1 << 20  # a layer alone is not to pay for what others have freed
         handle = offload.apply(net, "none", device="cpu")
@@ -152,11 +153,11 @@ def test_layers_of_floats_look_where_a_model_was_loaded_or_offloaded(mode: str) 
     handle = offload.apply(net, mode, device="cpu", budget=4 << 20 if mode == "balanced" else None)
     with torch.no_grad():
         net(x)
-        heap.forget()
+        malloc_trim.forget()
         apart = [holes(much())]
         assert fallen(lambda: net(x)) > much() // 2
         handle.remove()
-        heap.forget()
+        malloc_trim.forget()
         apart = [holes(much())]
         assert fallen(lambda: net(x)) < 1 << 20
         del apart

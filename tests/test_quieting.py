@@ -13,7 +13,7 @@ from torch import nn
 
 import sdquant
 from sdquant import components
-from sdquant.quieting import errors_only, no_warnings
+from sdquant.utils.process_state import errors_only, no_warnings
 
 
 def interleaved(block: AbstractContextManager[object], other: AbstractContextManager[object]) -> None:

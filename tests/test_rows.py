@@ -11,8 +11,8 @@ import torch
 
 from sdquant import backends
 from sdquant.formats.safetensors_write import write
-from sdquant.memory import dense
 from sdquant.rows import cut, join
+from sdquant.utils.buffers import dense
 
 if TYPE_CHECKING:
     from sdquant.backends.base import Packed

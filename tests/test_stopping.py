@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sdquant import stopping
-from sdquant.stopping import Stop
+from sdquant.utils import signals
+from sdquant.utils.signals import Stop
 
 SLOW = """
 import signal, time
@@ -43,7 +43,7 @@ def test_in_an_import(
 
 
 def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "PATIENCE", 0.04)
+    monkeypatch.setattr(signals, "PATIENCE", 0.04)
     imported = module(tmp_path, monkeypatch, "SIGINT")
     with pytest.raises(KeyboardInterrupt), Stop():
         __import__(imported)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sdquant.offload.store import DiskStore
-from sdquant.temporary import temporary_folder
+from sdquant.utils.temp_dirs import temporary_folder
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from sdquant import ConflictError, DiskSpaceError, SettingsError, demo, writing
+from sdquant import ConflictError, DiskSpaceError, SettingsError, demo
 from sdquant.detection import detect
 from sdquant.saving import refuse_existing, save
-from sdquant.writing import whole_file, whole_folder
+from sdquant.utils import atomic_write
+from sdquant.utils.atomic_write import whole_file, whole_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9, file modes and resource limits are POSIX's")
 
@@ -29,7 +30,7 @@ def names(folder: Path) -> list[str]:
 def test_a_second_signal_waits_until_what_was_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean, seen = writing.remove, []
+    clean, seen = atomic_write.remove, []
 
     def disturbed(path: Path) -> None:
         if path.suffix == ".gone" and path.exists():
@@ -37,7 +38,7 @@ def test_a_second_signal_waits_until_what_was_written_is_removed(
             seen.append(path)
         clean(path)
 
-    monkeypatch.setattr(writing, "remove", disturbed)
+    monkeypatch.setattr(atomic_write, "remove", disturbed)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test runner's worker may ignore it
     try:
         with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "a") as folder:
@@ -51,10 +52,10 @@ def test_a_second_signal_waits_until_what_was_written_is_removed(
 
 
 def test_a_part_is_made_in_its_folder_and_not_where_that_was(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "a") as folder, writing.part_file(folder / "part", 3) as file:
+    with whole_folder(tmp_path / "a") as folder, atomic_write.part_file(folder / "part", 3) as file:
         file.write(b"new")
     assert (tmp_path / "a" / "part").read_bytes() == b"new"
-    with pytest.raises(SettingsError, match="part"), writing.part_file(folder / "part", 3):
+    with pytest.raises(SettingsError, match="part"), atomic_write.part_file(folder / "part", 3):
         pass
     assert names(tmp_path) == ["a"]
 
@@ -117,7 +118,7 @@ class TestFolder:
         assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["new"]
 
     def test_also_where_two_names_cannot_be_exchanged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(writing, "_swap", lambda *_: False)
+        monkeypatch.setattr(atomic_write, "_swap", lambda *_: False)
         self.test_it_takes_the_place_of_the_old(tmp_path)
 
     def test_a_file_is_replaced_too(self, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..constants import constant
-from ..memory import empty
+from ..utils.buffers import empty
+from ..utils.device_constants import constant
 from ._bnb_tables import fourbit_code
 
 TILE = 1 << 18  # weights at a time: what stays in a core's cache

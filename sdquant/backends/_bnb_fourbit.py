@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from ..kernels.forms import Form
 from ..kernels.seen import transformed
-from ..parameters import put
+from ..utils.parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE

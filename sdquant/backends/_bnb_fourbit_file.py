@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import jsonline
-from ..memory import dense
+from ..utils import strict_json
+from ..utils.buffers import dense
 from ._bnb_codec import bad
 from ._bnb_find import STATE
 from ._bnb_library import FLOATS, TORCH_FLOATS
@@ -45,7 +45,7 @@ def claims(found: Found, shape: tuple[int, ...] | None, nested: bool, get: Calla
     if raw.dtype != torch.uint8 or raw.ndim != 1 or raw.numel() > 4096:
         raise bad(key, f"a quant_state is a short line of uint8, and this is {raw.dtype} {list(raw.shape)}")
     try:
-        claims = jsonline.parse(jsonline.text(bytes(raw.tolist())))
+        claims = strict_json.parse(strict_json.text(bytes(raw.tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     if not isinstance(claims, dict):

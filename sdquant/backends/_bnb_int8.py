@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.forms import Form
-from ..parameters import put
+from ..utils.parameters import put
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, apply_to_layer, library, tile
 from ._chunks import by_rows

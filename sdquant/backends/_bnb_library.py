@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..quieting import errors_only
+from ..utils.process_state import errors_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable

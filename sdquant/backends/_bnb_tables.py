@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..constants import constant
+from ..utils.device_constants import constant
 
 # Quantiles of the normal distribution: table 1 of "QLoRA", https://arxiv.org/abs/2305.14314, appendix E.
 NF4 = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..memory import empty
+from ..utils.buffers import empty
 
 if TYPE_CHECKING:
     from torch import Tensor

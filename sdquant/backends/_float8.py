@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import jsonline
 from ..kernels.division import divided
 from ..kernels.forms import BYTES, Form
+from ..utils import strict_json
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
@@ -173,7 +173,7 @@ def _format(found: Found, get: Callable[[str], Tensor]) -> str | None:
 def _marked(key: str, line: Tensor) -> str:
     """What ComfyUI's JSON line of bytes says; some of the other formats use float8 tensors too."""
     try:
-        claims = jsonline.parse(jsonline.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
+        claims = strict_json.parse(strict_json.text(bytes(line.to(torch.uint8).flatten()[:4096].tolist())))
     except ValueError as error:
         raise bad(key, f"its JSON cannot be parsed ({error})") from error
     kind = claims.get("format") if isinstance(claims, dict) else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..constants import constant
+from ..utils.device_constants import constant
 from ._gguf_bits import copied, half
 
 if TYPE_CHECKING:

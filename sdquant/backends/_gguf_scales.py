@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..finite import finite
+from ..utils.finite import finite
 from ._gguf_iq import iq1_m_scale
 
 _CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB

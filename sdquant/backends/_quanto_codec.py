@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.division import divided
-from ..memory import empty
+from ..utils.buffers import empty
 from ._chunks import by_rows
 from ._qint3 import pack3, unpack3
 from ._quanto_extension import shift_right

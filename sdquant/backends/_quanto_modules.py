@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..parameters import put
+from ..utils.parameters import put
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
 from .base import Packed, PackedSpec

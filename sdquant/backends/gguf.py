@@ -104,7 +104,7 @@ class GGUF(Backend):
         """A mix is encoded as its base type: the writer asks `mix_type` for the type of each weight first."""
         import torch
 
-        from ..finite import finite
+        from ..utils.finite import finite
         from ._gguf_scales import sound
 
         shape = tuple(weight.shape)

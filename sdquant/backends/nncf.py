@@ -27,8 +27,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..kernels.forms import Form
-from ..quieting import errors_only
-from ..telemetry import no_telemetry
+from ..utils.no_telemetry import no_telemetry
+from ..utils.process_state import errors_only
 from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadFileError
 from ..kernels.forms import Form
-from ..parameters import put
-from ..quieting import errors_only
+from ..utils.parameters import put
+from ..utils.process_state import errors_only
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
 from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
@@ -230,7 +230,7 @@ class SDNQ(Backend):
         shape = shape_of(parts, CODES[found.scheme]) if shape is None else shape
         if len(shape) > 1 and parts["scale"].shape == (1, shape[0]) and parts["weight"].shape == turned(shape):
             # Written for SDNQ's quantized matmul: the weight as [in, out].
-            from ..memory import dense
+            from ..utils.buffers import dense
 
             parts |= {part: dense(tensor.t()) for part, tensor in parts.items()}
             parts["weight"] = parts["weight"].view(shape)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..sheets import BAR, INK, RULE, SOFT, TRACK, WRONG, Sheet
 from ..utils.byte_sizes import size
+from ..utils.figure import BAR, INK, RULE, SOFT, TRACK, WRONG, Sheet
 
 if TYPE_CHECKING:
     from .rows import Benchmark, Row

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import machine
 from ..errors import SettingsError
 from ..request import Request, request
-from ..writing import whole_file
+from ..utils.atomic_write import whole_file
 from . import variants
 from .jobs import INPUTS, Job, Target
 from .rows import CLOCKS, Benchmark, Row

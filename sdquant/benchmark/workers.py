@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
 from ..errors import SdquantError
-from ..temporary import temporary_folder
-from ..writing import undisturbed
+from ..utils.atomic_write import undisturbed
+from ..utils.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
     from .jobs import Job

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..planning.arguments import ANSWERS
 from ..planning.bundled_models import place as place
 from ..request import AUTO, Request, request
+from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
 
 _SHORT = {"quant": "-q"}

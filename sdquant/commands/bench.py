@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..benchmark import CLOCKS, INPUT_KINDS, PROMPT
-from ..pictures import SUFFIXES, save
 from ..utils.byte_sizes import size
+from ..utils.images import SUFFIXES, save
 from . import _shared
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, made: Benchmark) -> None:
-    from ..writing import whole_file
+    from ..utils.atomic_write import whole_file
 
     raw = (json.dumps(made.to_dict(), indent=1) + "\n").encode()
     with whole_file(path, len(raw)) as file:

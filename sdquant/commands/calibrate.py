@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
     from .. import offload
     from ..calibrating import Calibration, calibrate, prepared, refuse_unfollowed
-    from ..distributed import processes
     from ..loader import load_planned
     from ..preparation import prepare
     from ..rules.statistics_file import write_statistics
     from ..saving import refuse_existing
+    from ..utils.distributed import processes
 
     _shared.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..pictures import SUFFIXES, save
 from ..request import NOT_QUANTIZED
 from ..utils.byte_sizes import size
+from ..utils.images import SUFFIXES, save
 from . import _shared
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..distributed import rank
 from ..errors import SettingsError
-from ..pictures import SUFFIXES, save
+from ..utils.distributed import rank
+from ..utils.images import SUFFIXES, save
 from . import _config, _shared
 
 if TYPE_CHECKING:

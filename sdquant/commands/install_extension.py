@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy the folder or remove it, and say which web UI it was and what comes next."""
     from ..hosts import host
-    from ..writing import remove, whole_folder
+    from ..utils.atomic_write import remove, whole_folder
 
     if args.remove and args.overwrite:
         raise SettingsError("--remove and --overwrite were given", "they do different things", "Give one of them")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import backends, distributed
+from .. import backends
 from ..errors import SettingsError
 from ..request import RULES
+from ..utils import distributed
 from . import _shared
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..portable import of_model, refuse_scheme, said
     from ..preparation import prepare
     from ..saving import refuse_existing, refuse_nested, refuse_portable_file, save
-    from ..writing import require_space
+    from ..utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
         why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"

@@ -24,7 +24,7 @@ from ..errors import (
     UnknownOffloadError,
     UntestedWarning,
 )
-from ..planning.arguments import answered
+from ..utils.arguments import answered
 from .packages import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import jsonline
-from .scalars import resolved
+from ..utils import strict_json
+from ..utils.yaml_scalars import resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def _scalar(text: str) -> Any:
 def _literal(text: str) -> Any:
     """JSON, or a Python literal."""
     with contextlib.suppress(ValueError):  # the other spelling is tried next
-        return jsonline.parse(text, constants=False)
+        return strict_json.parse(text, constants=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # "\d" in a pattern
@@ -137,7 +137,7 @@ def _literal(text: str) -> Any:
 
 def _json(text: str) -> Any:
     try:
-        return jsonline.parse(text, constants=False)
+        return strict_json.parse(text, constants=False)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
-from . import topology, yamlfile
+from ..utils import strict_yaml
+from . import topology
 from .config import Config
 from .keys import did_you_mean, key, keys
 from .kinds import KINDS, shown
@@ -58,7 +59,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
     source = "" if path is None else os.fspath(path)
     lines: Mapping[str, int] = {}
     if path is not None:
-        document = yamlfile.read(path)
+        document = strict_yaml.read(path)
         lines = document.lines
         for name, value in document.values.items():
             values[name] = _of_file(name, value, f"{source}, line {document.lines[name]}")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
+from ..utils.atomic_write import whole_file
 from ..utils.version import __version__
-from ..writing import whole_file
 from .asked import request_of, require_command, size_of
 from .loading import shards_of
 
@@ -51,8 +51,8 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
     """
-    from .. import pictures
     from ..drawing import draw
+    from ..utils import images as pictures
 
     require_command(config, "generate")
     width, height = size_of(config)
@@ -99,10 +99,10 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     not: what comes out of it has its ranges.
     """
     from ..cache import cache_of
-    from ..distributed import ALONE, processes, rank
     from ..loader import load
     from ..machine import default_device, probe
     from ..rules.sharding import sharded
+    from ..utils.distributed import ALONE, processes, rank
 
     in_parts = asked.rules is not None and shards.parts > 1
     together = in_parts and cache_of(asked) is None

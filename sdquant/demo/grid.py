@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import pictures
 from ..planning.bundled_models import path
-from ..sheets import RULE, SOFT, WRONG, Sheet, few_colours
+from ..utils import images
+from ..utils.figure import RULE, SOFT, WRONG, Sheet, few_colours
 from .show import Result, Row, Skipped
 
 COLUMNS = 10
@@ -20,7 +20,7 @@ PANEL = DIGITS + 20 + FACTS
 
 def write(results: Sequence[Result], target: Path) -> None:
     """Draw the sheet and write it as PNG."""
-    pictures.save(few_colours(sheet(results)), target, optimize=True)
+    images.save(few_colours(sheet(results)), target, optimize=True)
 
 
 def sheet(results: Sequence[Result]) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 
 from .. import backends
 from ..errors import BackendUnavailableError
-from ..pictures import psnr
 from ..planning.bundled_models import path
-from ..temporary import temporary_folder
+from ..utils.images import psnr
+from ..utils.temp_dirs import temporary_folder
 from . import digits
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import jsonline
 from ..backends._float8_find import FORMATS as FLOAT8
 from ..backends._float8_find import MARKER
 from ..errors import BadFileError, UnsupportedFileError
+from ..utils import strict_json
 from . import safetensors
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     if text is None:
         return {}
     try:
-        rows = jsonline.parse(text)["layers"].items()
+        rows = strict_json.parse(text)["layers"].items()
         return {layer: _kind(row) for layer, row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, METADATA, f"it is no table of layers: {error!r}") from error
@@ -90,7 +90,7 @@ def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict
             raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, and it is one line of JSON")
         for key, line in safetensors.peek(path, here).items():
             try:
-                said[key] = _kind(jsonline.parse(jsonline.text(line)))
+                said[key] = _kind(strict_json.parse(strict_json.text(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise _bad(path, key, f"its JSON says no format: {error!r}") from error
     return said

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import jsonline
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
+from ..utils import strict_json
 from .pickles import refused
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise BadFileError(asked, "it is not a regular file", "Check the path")
         if path.stat().st_size > MAX_JSON:
             raise BadFileError(asked, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
-        value = jsonline.parse(jsonline.text(path.read_bytes()), duplicates=True)
+        value = strict_json.parse(strict_json.text(path.read_bytes()), duplicates=True)
     except (OSError, ValueError) as error:
         raise BadFileError(asked, str(error), "Check the file") from error
     if not isinstance(value, dict):

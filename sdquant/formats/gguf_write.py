@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..writing import whole_file
+from ..utils.atomic_write import whole_file
 from ._gguf_values import ARRAY, BOOL, FORMS, NAMES, STRING
 from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
 from .gguf_types import TYPES
@@ -167,7 +167,7 @@ def _write(file: BinaryIO, place: _Place) -> None:
 def _raw(place: _Place, tensor: Tensor) -> memoryview:
     import torch
 
-    from ..memory import dense
+    from ..utils.buffers import dense
 
     dtype = TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import backends, jsonline
+from .. import backends
 from ..errors import BadFileError, UnsupportedFileError
+from ..utils import strict_json
 from .strays import stray_of
 from .transforms import left_to_do
 
@@ -203,7 +204,7 @@ def _everywhere(
 def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = metadata.get("quantization_config")
     try:
-        table = jsonline.parse(text) if isinstance(text, str) else None
+        table = strict_json.parse(text) if isinstance(text, str) else None
     except ValueError:
         return None  # of another program, which sdquant need not understand: the tensors decide
     return table if isinstance(table, dict) else None

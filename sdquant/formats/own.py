@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import backends, jsonline
+from .. import backends
 from ..backends.base import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
+from ..utils import strict_json
 
 METADATA_KEY = "sdquant"
 FORMAT_VERSION = 1
@@ -22,7 +23,7 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, str):
         return {}
     try:
-        own = jsonline.parse(text)
+        own = strict_json.parse(text)
         version = own["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(file, repr(error)) from error

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .. import jsonline
 from ..backends.base import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
+from ..utils import strict_json
 from .base import TensorFile
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     """
     size, length, text = _raw_header(path)
     try:
-        header = jsonline.parse(text, constants=False)
+        header = strict_json.parse(text, constants=False)
     except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     if not isinstance(header, dict):
@@ -113,7 +113,7 @@ def _raw_header(path: Path) -> tuple[int, int, str]:
             if len(start) == 8 and length <= min(MAX_HEADER, status.st_size - 8):
                 raw = file.read(length)
                 if len(raw) == length:
-                    return status.st_size, length, jsonline.text(raw)
+                    return status.st_size, length, strict_json.text(raw)
             file.seek(0)
             head = file.read(32)
     except ValueError as error:

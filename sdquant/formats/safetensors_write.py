@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..backends.base import Part
-from ..writing import part_file, whole_file
+from ..utils.atomic_write import part_file, whole_file
 from .safetensors import NAMES
 
 if TYPE_CHECKING:
@@ -98,6 +98,6 @@ def _itemsize(part: Part) -> int:
 def _data(tensor: Tensor) -> memoryview:
     import torch
 
-    from ..memory import dense
+    from ..utils.buffers import dense
 
     return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..heap import look_beside
 from ..kernels import choice
 from ..kernels.scratch import scratch
 from ..layers.quantized import QuantizedLayer
 from ..layers.states import LIKE
+from ..utils.malloc_trim import look_beside
 from .comfy_tensor import Counted, PackedTensor
 
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .. import planner
 from ..encoding import encode
-from ..heap import Trimmer, trim
 from ..layers.quantized import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:
     from ..backends.base import Packed, QuantSpec

@@ -14,10 +14,10 @@ from ..compat.row import COMPUTES
 from ..core.choices import METHOD
 from ..errors import SettingsError
 from ..planner import refuse_computing
-from ..planning.arguments import answered
 from ..rules.rule import to_dict
 from ..rules.spec import with_rules
 from ..rules.text import rules_of
+from ..utils.arguments import answered
 
 _ALWAYS = ("quant_method", "quant", "skip")
 

@@ -14,7 +14,7 @@ import threading
 import torch
 from torch import Tensor
 
-from ..inference import ordinary
+from ..utils.inference_mode import ordinary
 
 _local = threading.local()
 _empty = ordinary(torch.empty)  # it is written to in inference mode and outside of it

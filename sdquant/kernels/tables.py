@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..backends import _bnb_tables
 from ..backends._bnb_tables import E2M1_LEVELS
-from ..constants import constant
+from ..utils.device_constants import constant
 
 
 @constant

@@ -18,7 +18,7 @@ from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
 from ..kernels.scratch import scratch
 from ..kernels.seen import seen, transformed
-from ..parameters import put
+from ..utils.parameters import put
 from . import attention, states
 from .casts import warn_of_cast
 from .fit import require_fit

@@ -16,7 +16,7 @@ from ..errors import (
 )
 from ..formats.config_sizes import refuse_endless
 from ..formats.folder import is_named, no_folder, read_json
-from ..quieting import no_warnings
+from ..utils.process_state import no_warnings
 from . import libraries
 
 if TYPE_CHECKING:

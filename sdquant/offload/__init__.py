@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
-from ..inference import make_ordinary, ordinary
 from ..models.pipelines import components_of
 from ..utils.byte_sizes import parse_budget
+from ..utils.inference_mode import make_ordinary, ordinary
 from .handle import HANDLE, OffloadHandle
 
 if TYPE_CHECKING:
@@ -162,11 +162,11 @@ def _engage(
         part.__dict__[HANDLE] = handle
         handle.undo.callback(part.__dict__.pop, HANDLE, None)
     if target.type == "cpu":
-        from ..heap import watch
+        from ..utils.malloc_trim import watch
 
         handle.undo.callback(watch(*parts.values()))
     if offloaded:
-        from ..memory import give_back
+        from ..utils.buffers import give_back
 
         give_back()
 

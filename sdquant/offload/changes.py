@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import SettingsError
-from ..inference import ordinary
+from ..utils.inference_mode import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
 from .backward import refuse_derivatives
 from .entry import ENTRIES, wrap

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import IncompatibleError, SettingsError
-from ..heap import trim
 from ..machine import ram
+from ..utils.malloc_trim import trim
 from .backward import refusing
 from .entry import serialize, tidy
 from .pinning import ByTorch

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import SettingsError
-from ..inference import ordinary
+from ..utils.inference_mode import ordinary
 from .locking import ComputingLock
 
 HANDLE = "_sdquant_offload"  # on each component: the handle that is active
@@ -187,7 +187,7 @@ class OffloadHandle:
             if self.owners is not None:
                 self.owners.release()
         if self.mode != "none":
-            from ..memory import give_back
+            from ..utils.buffers import give_back
 
             give_back()
 

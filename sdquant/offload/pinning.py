@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..inference import ordinary
+from ..utils.inference_mode import ordinary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
-from ..heap import trim
+from ..utils.malloc_trim import trim
 from .pinning import pinning
 from .slots import bring, tensor_bytes
 from .staging import Staging

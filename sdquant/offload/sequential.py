@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..heap import trim
+from ..utils.malloc_trim import trim
 from .backward import refusing
 from .entry import serialize, tidy
 from .residency import tier

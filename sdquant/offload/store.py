@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..errors import BadFileError, SettingsError
 from ..machine import ram
-from ..memory import ALIGN
-from ..temporary import OwnFolder
+from ..utils.buffers import ALIGN
+from ..utils.temp_dirs import OwnFolder
 from .slots import is_opaque, tensor_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..memory import flat_buffer
+from ..utils.buffers import flat_buffer
 from .arena import Arena
 from .plans import least, plan
 from .transfer import Ticket, transfer

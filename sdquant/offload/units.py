@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..inference import ordinary
-from ..memory import flat_buffer
+from ..utils.buffers import flat_buffer
+from ..utils.inference_mode import ordinary
 from .slots import Slot, is_opaque, own_slots, tensor_bytes
 from .store import aligned
 

@@ -18,7 +18,7 @@ from torch.jit._trace import TracerWarning
 
 from ..layers import QuantizedLayer
 from ..layers.states import PREFIX
-from ..memory import dense
+from ..utils.buffers import dense
 from .layers import Layers
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 
 from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
-from ..heap import trim
 from ..layers import QuantizedLayer, kind_of, packed_of
+from ..utils.malloc_trim import trim
 from .kept import keep
 from .qt.layers import QtLayer
 from .rule import to_dict

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..components import missing, set_tensor
 from ..core import range_keys
 from ..errors import SettingsError
-from ..heap import Trimmer, trim
 from ..layers.quantized import QuantizedLayer
 from ..layers.states import LIKE, PREFIX
+from ..utils.malloc_trim import Trimmer, trim
 from . import sites
 from .interception import marks
 from .layout import ACT_SHAPE

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backends._bnb_tables import E2M1_LEVELS, NF4
-from ..constants import constant
+from ..utils.device_constants import constant
 
 if TYPE_CHECKING:
     from .qtypes import QType

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..distributed import ALONE
 from ..errors import SettingsError
+from ..utils.distributed import ALONE
 from .how import HowToQuantize, scale_shape
 from .qarray import range_of
 
 if TYPE_CHECKING:
-    from ..distributed import Processes
+    from ..utils.distributed import Processes
 
 _IN_PARTS = ("absmax", "minmax")
 

@@ -44,11 +44,11 @@ def _rule(row: Any) -> QuantizationRule:
 
 
 def _read(path: Path) -> Any:
-    from ..config import yamlfile
+    from ..utils import strict_yaml
 
     what = f"rules={str(path)!r} was given"
-    text = yamlfile.text_of(path, what)
-    return _json(text, str(path)) if path.suffix == ".json" else yamlfile.value(text, what)
+    text = strict_yaml.text_of(path, what)
+    return _json(text, str(path)) if path.suffix == ".json" else strict_yaml.value(text, what)
 
 
 def _json(text: str, name: str) -> Any:

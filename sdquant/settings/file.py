@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from .. import jsonline
 from ..errors import SdquantError, SettingsError
-from ..writing import place_of, whole_file
+from ..utils import strict_json
+from ..utils.atomic_write import place_of, whole_file
 from .fields import fields
 from .values import Settings
 
@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     if raw is None:
         return Settings()
     try:
-        text = jsonline.text(raw)
+        text = strict_json.text(raw)
     except ValueError as error:
         raise _refused(str(path), "it is no text in UTF-8", f"Choose another file, or {_AWAY}") from error
     return from_value(parse(text, str(path)), str(path))
@@ -132,7 +132,7 @@ def parse(text: str, where: str) -> Any:
     if len(text) > LARGEST:
         raise _refused(where, _too_large(len(text)), "Choose a settings file")
     try:
-        return jsonline.parse(text, constants=False)
+        return strict_json.parse(text, constants=False)
     except ValueError as error:
         raise _refused(where, f"it is not JSON: {_short(error)}", f"Correct it, or {_AWAY}") from error
 

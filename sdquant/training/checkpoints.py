@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..writing import remove, whole_folder
+from ..utils.atomic_write import remove, whole_folder
 from . import network
 
 if TYPE_CHECKING:

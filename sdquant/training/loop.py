@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import TrainingError
-from ..writing import remove
+from ..utils.atomic_write import remove
 from . import chance, checkpoints, network
 from .record import Line, Log
 

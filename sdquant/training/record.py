@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..sheets import BAR, INK, RULE, SOFT, Sheet
+from ..utils.figure import BAR, INK, RULE, SOFT, Sheet
 
 WIDTH, HEIGHT = 960, 540
 LEFT, RIGHT, TOP, BOTTOM = 92, 28, 84, 62  # pixels around the axes
@@ -34,7 +34,7 @@ class Log:
     """
 
     def __init__(self, path: Path, upto: int) -> None:
-        from ..writing import whole_file
+        from ..utils.atomic_write import whole_file
 
         self.lines = [line for line in read(path) if line.step <= upto]
         with whole_file(path) as file:

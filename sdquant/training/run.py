@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ..config.keys import key
 from ..config.loading import shards_of
 from ..config.pictures import save as save_config
-from ..distributed import launched
 from ..errors import SettingsError
+from ..utils.distributed import launched
 from . import checkpoints, data, encoded, families, model, network, objectives, record, samples
 from .interrupts import Interrupts
 from .settings import settings_of
@@ -186,7 +186,7 @@ def _tell_guidance(settings: Settings, whole: model.Model) -> None:
 
 def _require_space(job: loop.Job) -> None:
     """Raise DiskSpaceError now if there is no room for the checkpoints that are kept, one more, and the model."""
-    from ..writing import require_space
+    from ..utils.atomic_write import require_space
     from . import loop
 
     if job.accelerator.is_main_process:
@@ -238,7 +238,7 @@ def _averaged(job: loop.Job) -> Iterator[None]:
 
 
 def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
-    from .. import pictures
+    from ..utils import images as pictures
 
     settings = job.settings
     prompts = settings.sample_prompts or job.data.prompts[1 : PROMPTS + 1] or ("",)
@@ -252,7 +252,7 @@ def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
 
 
 def _draw_curve(settings: Settings, lines: list[record.Line]) -> None:
-    from .. import pictures
+    from ..utils import images as pictures
 
     pictures.save(record.curve(lines, f"Loss of {settings.run_name}"), settings.folder / "loss.png")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..sheets import SOFT, Sheet
+from ..utils.figure import SOFT, Sheet
 
 CELL, GAP, MARGIN, HEAD, LABEL, COLUMNS = 128, 16, 28, 76, 42, 6  # pixels, and pictures side by side
 

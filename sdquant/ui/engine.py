@@ -191,9 +191,9 @@ class Engine:
 
     def _switch(self, asked: Request, job: Job) -> Held:
         from ..loader import load_planned
-        from ..memory import give_back
         from ..models.pipelines import weight_bytes
         from ..preparation import prepare
+        from ..utils.buffers import give_back
 
         if self._held is not None and self._held.asked == asked and not _changed(self._held):
             return self._held
@@ -218,7 +218,7 @@ class Engine:
         return self._held
 
     def _drop(self) -> None:
-        from ..memory import give_back
+        from ..utils.buffers import give_back
 
         self._held = None
         give_back()

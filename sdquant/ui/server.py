@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendUnavailableError, SettingsError
-from ..temporary import temporary_folder
+from ..utils.temp_dirs import temporary_folder
 from .guard import Guard
 from .signin import SignIn
 

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench import offload as bench
-from sdquant import backends, memory, offload
+from sdquant import backends, offload
 from sdquant.kernels import scratch
 from sdquant.layers import quantized_layer
 from sdquant.models import pipelines
 from sdquant.offload import residency, staging
 from sdquant.offload.pinning import Registered, proves
 from sdquant.offload.transfer import StreamTransfer, _StreamTicket
+from sdquant.utils import buffers
 
 from ..offload.conftest import draw, hooked, made
 from ..offload.test_balanced import Pipe
@@ -206,7 +207,7 @@ def larger(card: Card) -> dict[str, Any]:
         whole = str(error)
         net.to("cpu")
         gc.collect()
-    with mock.patch.object(memory, "LEAST_RESERVE", 128 << 20):  # of a card as small as this one
+    with mock.patch.object(buffers, "LEAST_RESERVE", 128 << 20):  # of a card as small as this one
         handle = offload.apply(net, "balanced", device="card")
     card.reset_peak()
     same = [torch.equal(step().cpu(), expected) for _ in range(2)]

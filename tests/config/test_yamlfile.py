@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sdquant.config import yamlfile
 from sdquant.errors import BadFileError, SettingsError
 from sdquant.rules.text import rules_of
+from sdquant.utils import strict_yaml
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,17 @@ from sdquant.rules.text import rules_of
     ],
 )  # fmt: skip
 def test_a_value(text: str, value: Any) -> None:
-    got = yamlfile.loads(f"key: {text}\n").values["key"]
+    got = strict_yaml.loads(f"key: {text}\n").values["key"]
     assert got == value and type(got) is type(value)
 
 
 def test_lines_are_remembered() -> None:
-    assert yamlfile.loads("# first\na: 1\n\nb:\n  - c: 2\n").lines == {"a": 2, "b": 4}
+    assert strict_yaml.loads("# first\na: 1\n\nb:\n  - c: 2\n").lines == {"a": 2, "b": 4}
 
 
 @pytest.mark.parametrize("text", ["", "# only this\n", "---\n", "---\n...\n"])
 def test_a_file_without_keys(text: str) -> None:
-    assert yamlfile.loads(text).values == {}
+    assert strict_yaml.loads(text).values == {}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: in
     path = tmp_path / "config.yml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadFileError) as error:
-        yamlfile.read(path)
+        strict_yaml.read(path)
     assert str(path) in error.value.what and error.value.what.endswith(f"line {line}")
     assert why in error.value.why
 
@@ -77,26 +77,26 @@ def test_no_text(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_bytes(b"a: 1\nb: \xff\xfe\n")
     with pytest.raises(BadFileError, match=r"line 2.*UTF-8"):
-        yamlfile.read(path)
+        strict_yaml.read(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
-    assert yamlfile.read(path).values == {"a": 1}
+    assert strict_yaml.read(path).values == {"a": 1}
 
 
 def test_too_large(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
-    path.write_bytes(b"# " + b"x" * yamlfile.LARGEST)
+    path.write_bytes(b"# " + b"x" * strict_yaml.LARGEST)
     with pytest.raises(BadFileError, match="more than 262144 bytes"):
-        yamlfile.read(path)
+        strict_yaml.read(path)
 
 
 @pytest.mark.parametrize(("name", "why"), [("none.yml", "no such file"), (".", "a folder"), ("a\0b", "null")])
 def test_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why):
-        yamlfile.read(f"{tmp_path}/{name}")
+        strict_yaml.read(f"{tmp_path}/{name}")
 
 
 def test_the_module_needs_neither_torch_nor_yaml() -> None:

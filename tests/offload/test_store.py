@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sdquant.errors import BadFileError
-from sdquant.memory import flat_buffer
 from sdquant.offload.pinning import ByTorch
 from sdquant.offload.store import DiskStore, PinnedStore, Store, pinned_limit
+from sdquant.utils.buffers import flat_buffer
 
 CPU = torch.device("cpu")
 

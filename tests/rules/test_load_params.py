@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdquant import heap
+from sdquant.utils import malloc_trim
 
 COUNT, SIZE = 48, 1024
 FLOAT = 4 * SIZE * SIZE  # bytes of a weight
@@ -45,7 +45,7 @@ print(json.dumps([max(seen) - before, heap.held() - before]))
 """
 
 
-@pytest.mark.skipif(heap.held() == 0, reason="this system does not say what a process holds")
+@pytest.mark.skipif(malloc_trim.held() == 0, reason="this system does not say what a process holds")
 def test_the_peak_is_that_of_what_is_quantized_and_little_more(tmp_path: Path) -> None:
     file = tmp_path / "floats.safetensors"
     save_file({f"{n}.weight": torch.randn(SIZE, SIZE) for n in range(COUNT)}, file)

@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import cli, config, writing
+from sdquant import cli, config
 from sdquant.config import examples
 from sdquant.config.pictures import draw_config
 from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
 from sdquant.training import checkpoints
 from sdquant.training.record import read
 from sdquant.training.run import train
+from sdquant.utils import atomic_write
 
 if TYPE_CHECKING:
     from sdquant.training.settings import Settings
@@ -69,7 +70,7 @@ def test_resumed_is_bit_identical(short: Short, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     log = (broken / "log.jsonl").read_text()
     for name in ("model", "checkpoints/step-4", "loss.png"):
-        writing.remove(broken / name)  # as if it had been killed after step 3
+        atomic_write.remove(broken / name)  # as if it had been killed after step 3
     (broken / "log.jsonl").write_text(log[: log.index('{"step": 4')] + '{"step": 4, "lo')
     done = short(run_name="broken", checkpoint_every=2, resume="latest", **same)
     assert (done.begun, done.steps) == (2, 4)
@@ -115,7 +116,7 @@ def test_a_loss_that_is_not_finite_names_the_step(short: Short, tmp_path: Path) 
 
 
 def test_no_room_is_said_before_the_first_step(short: Short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_free", lambda _: 1 << 20)
+    monkeypatch.setattr(atomic_write, "_free", lambda _: 1 << 20)
     with pytest.raises(DiskSpaceError, match="checkpoints"):
         short()
     assert not (tmp_path / "run").exists()
@@ -221,7 +222,7 @@ def test_stochastic_rounding_is_resumed_bit_for_bit(short: Short, tmp_path: Path
     }
     short(run_name="whole", max_train_steps=3, checkpoint_every=0, **rules)
     short(run_name="broken", max_train_steps=3, checkpoint_every=2, **rules)
-    writing.remove(tmp_path / "broken/checkpoints/step-3")
+    atomic_write.remove(tmp_path / "broken/checkpoints/step-3")
     assert short(run_name="broken", max_train_steps=3, resume="latest", **rules).begun == 2
     assert _same(*(tmp_path / run / "checkpoints/step-3/trained.safetensors" for run in ("whole", "broken")))
 
@@ -251,8 +252,8 @@ def test_a_lora(short: Short, tmp_path: Path, sd: Path) -> None:
         before = pipe.unet(x, t, states).sample
         pipe.load_lora_weights(tmp_path / "run/lora")
         assert not torch.equal(pipe.unet(x, t, states).sample, before)
-    writing.remove(tmp_path / "run/checkpoints/step-4")
-    writing.remove(tmp_path / "run/lora")
+    atomic_write.remove(tmp_path / "run/checkpoints/step-4")
+    atomic_write.remove(tmp_path / "run/lora")
     again = short(lora_rank=2, lora_dropout=0.1, checkpoint_every=2, learning_rate=1e-2, resume="latest")
     assert again.begun == 2
     assert all(torch.equal(rows[name], row) for name, row in load_file(file).items())

@@ -166,7 +166,7 @@ def test_gradio_itself_checks_files_too(tmp_path: Path) -> None:
     code = f"""
 import asyncio, json, sys
 from pathlib import Path
-from sdquant.temporary import temporary_folder
+from sdquant.utils.temp_dirs import temporary_folder
 from sdquant.ui import server
 from tests.ui import small_page
 with temporary_folder("sdquant-ui-") as folder, server._environment(folder):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import SettingsError
-from ...planning.arguments import ANSWERS
+from ...utils.arguments import ANSWERS
 
 if TYPE_CHECKING:
     from ..row import Key

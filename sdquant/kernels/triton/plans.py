@@ -10,8 +10,8 @@ import torch
 
 from ...backends import _bnb_tables
 from ...backends._gguf_iq import _NON_LINEAR
-from ...constants import constant
 from ...formats.gguf_fields import places
+from ...utils.device_constants import constant
 from ..tables import table
 from .blocks import Block, block_of
 from .running import INTERPRETED

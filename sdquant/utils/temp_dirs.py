@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .writing import undisturbed
+from .atomic_write import undisturbed
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import ConflictError, DiskSpaceError, SettingsError
+from ..errors import ConflictError, DiskSpaceError, SettingsError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _LONG = 200  # bytes of a name, of the 255 that file systems allow

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from .inference import ordinary
+from .inference_mode import ordinary
 
 _modes = torch._C._len_torch_dispatch_stack
 _P = ParamSpec("_P")

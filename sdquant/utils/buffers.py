@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import heap
-from .heap import trim
-from .inference import ordinary
+from . import malloc_trim
+from .inference_mode import ordinary
+from .malloc_trim import trim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,4 +62,4 @@ def give_back() -> None:
         if give is not None:
             give()
     trim()
-    heap.forget()
+    malloc_trim.forget()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import BackendUnavailableError, BadFileError, SettingsError
-from .scalars import resolved
+from .yaml_scalars import resolved
 
 T = TypeVar("T")
 

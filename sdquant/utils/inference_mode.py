@@ -38,7 +38,7 @@ def make_ordinary(*modules: nn.Module) -> None:
     """
     import torch
 
-    from .errors import SettingsError
+    from ..errors import SettingsError
 
     copies: dict[int, Tensor] = {}
     for path, part in (pair for module in modules for pair in module.named_modules()):

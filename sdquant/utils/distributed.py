@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import DistributedError, SettingsError
+from ..errors import DistributedError, SettingsError
 
 if TYPE_CHECKING:
     import torch

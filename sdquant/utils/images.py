@@ -46,7 +46,7 @@ def save(image: Any, path: Path, *, optimize: bool = False) -> None:
     """
     from PIL import Image
 
-    from .writing import whole_file
+    from .atomic_write import whole_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
