@@ -22,7 +22,7 @@ from sdquant.kernels.triton.reader import TritonReader
 from sdquant.layers import quantized_layer
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Backend, Packed
+    from sdquant.core.backend import Backend, Packed
 
 NO_DEVICE = "no CUDA device"
 FLUSHED = 256 << 20  # bytes written between two calls: more than any card's cache, so that weights come from memory

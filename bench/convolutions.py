@@ -21,7 +21,7 @@ from bench._results import read, write
 from bench.linear import INTEGER, INTEGERS, OURS, PLAIN, measured
 from bench.linear_peers import packed
 from sdquant import backends
-from sdquant.backends.base import Unfit
+from sdquant.core.backend import Unfit
 from sdquant.kernels.native import isa
 from sdquant.layers import quantized_layer
 

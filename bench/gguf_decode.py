@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
-from sdquant.formats.gguf_types import TYPES
-from sdquant.kernels.forms import Form
+from sdquant.core.gguf_types import TYPES
+from sdquant.core.packed_layout import Form
 from sdquant.kernels.libgguf import Libgguf
 from sdquant.kernels.native import extension
 from sdquant.kernels.native.reader import Native

@@ -8,7 +8,7 @@ CUDA events, medians, the ways of one format in turns, the card's cache written 
 ratio to the plain bf16 layer of the same turns. `error` is the distance from the product with the decoded weight in
 float32, as a part of it. "decoded by Triton" and "multiplied by Triton" are what sdquant chooses between: where they
 cross is what `few` of the Triton reader should be. "fields apart" is the same with GGUF's blocks in the order that
-models loaded for a card have (`sdquant/formats/gguf_fields.py`); without it, blocks as in the file.
+models loaded for a card have (`sdquant/core/gguf_fields.py`); without it, blocks as in the file.
 Without a CUDA device it says so, and exits with 2.
 """
 

@@ -20,7 +20,7 @@ from bench.repeated import repeated
 from sdquant import backends
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 Run = Callable[[Tensor], Tensor]
 Peer = Callable[[nn.Linear, str], "Run | None"]
@@ -59,7 +59,7 @@ def bitsandbytes_blockwise(floats: nn.Linear, scheme: str) -> Run:
     """bitsandbytes has no layer for its 8-bit floats: its kernel for decoding, then the product."""
     from bitsandbytes import functional
 
-    from sdquant.backends._bnb_tables import e4m3_code
+    from sdquant.core.code_tables import e4m3_code
 
     weight = floats.weight.data
     codes, state = functional.quantize_blockwise(weight, code=e4m3_code(weight.device), blocksize=256)
@@ -121,7 +121,7 @@ def libgguf_decoded(floats: nn.Linear, scheme: str) -> Run | None:
         return None
     import libgguf
 
-    from sdquant.formats.gguf_types import TYPES
+    from sdquant.core.gguf_types import TYPES
 
     rows, columns = floats.weight.shape
     blocks, kind = packed(floats, scheme).parts["blocks"].view(rows, -1).numpy(), TYPES[scheme].id

@@ -10,7 +10,7 @@ step, which the libraries themselves take, is held against
     + what oneDNN keeps of its kernels + freed memory that may be held.
 
 Quantized networks are quantized in place, which leaves more holes in the C library's heap than loading does. Then steps
-are made in turns with `sdquant.utils.malloc_trim` looking after that and without: `unwatched` is what the process holds without it,
+are made in turns with and without `sdquant.utils.malloc_trim`: `unwatched` is what the process holds without it,
 and `step` the time of a step with it over that without (medians).
 """
 

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sdquant import backends
-from sdquant.backends._gguf_mixes import BASES
-from sdquant.formats.gguf_types import TYPES
+from sdquant.core.gguf_mixes import BASES
+from sdquant.core.gguf_types import TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sdquant.backends.base import Packed, QuantSpec
-    from sdquant.formats.gguf_types import GGMLType
+    from sdquant.core.backend import Packed, QuantSpec
+    from sdquant.core.gguf_types import GGMLType
 
 NOTE = "of each weight {} blocks are encoded, which repeat"
 

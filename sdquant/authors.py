@@ -23,7 +23,7 @@ from .formats.reference import Written
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
     from .detection import Detected
     from .formats.base import TensorFile
     from .formats.source import Source

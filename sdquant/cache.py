@@ -18,7 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, machine
+from . import machine
+from .core import registry
 from .errors import ConflictError, SdquantError
 from .formats import safetensors_write
 from .formats.source import Source, single_file
@@ -56,7 +57,7 @@ class Cache:
     def place(self, part: ComponentPlan, src: Source, dtype: str | None, device: str, *, progress: bool) -> Path:
         """The file of a component that is to be encoded. Reads the source files if their digests are not known."""
         assert part.spec is not None
-        package = backends.get(part.spec.scheme.backend).requires
+        package = registry.get(part.spec.scheme.backend).requires
         named = {} if package is None else {package.package: machine.versions().get(package.package)}
         said = {
             "format": _FORMAT,

@@ -173,10 +173,10 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
 
 def refuse_unfollowed(made: Plan, task: Calibration) -> None:
     """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
-    from . import backends
+    from .core import registry
     from .rules.planning import marked_in_file
 
-    spec = RulesSpec(backends.scheme("rules"), rules=task.rules)
+    spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in by_name(made.detected).items():
         if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
             marked_in_file(src, spec)
@@ -188,7 +188,7 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     Raises:
         SettingsError: none has.
     """
-    from . import backends
+    from .core import registry
     from .layers import kind_of
     from .models.pipelines import is_pipeline, weight_parts
     from .rules.flow import quantize_model
@@ -201,7 +201,7 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         raise SettingsError(
             f"Ranges were to be found in a {type(pipe).__name__}", "it cannot draw alone", "Give its pipeline"
         )
-    spec = RulesSpec(backends.scheme("rules"), rules=task.rules)
+    spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     made = {}
     for name, model in weight_parts(pipe).items():
         if name not in task.components if task.components else not QUANTIZED_BY_DEFAULT.match(name):

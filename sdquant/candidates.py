@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import backends, machine, planner
+from . import machine, planner
 from .compat import Query, look_up
 from .compat.packages import require
 from .compat.row import meant
+from .core import registry
 from .errors import BackendUnavailableError, SdquantError
 from .gathering import whole_of
 from .planning import resolve
@@ -71,7 +72,7 @@ class Opened:
 
     def verdict(self, scheme: str, offload: str, *, found: bool, plain_only: bool = False) -> str | None:
         """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
-        row = backends.scheme(scheme)
+        row = registry.scheme(scheme)
         compute = self.settings["compute"] or "float"
         runtime = "plain" if plain_only else meant(self.settings["runtime"], compute) or "default"
         if runtime != "default" and runtime not in row.runtimes:
@@ -153,7 +154,7 @@ def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced"))
     made = [Candidate(schemes={}, plan=found, noise=0.0, worst=None, verdicts=base)]
     floats = {part.name for part in found.components if part.action == "keep"}
     roles = [role for role in CHOSEN if (names := opened.playing(role)) and floats.issuperset(names)]
-    for row in backends.schemes():
+    for row in registry.schemes():
         if row.on_the_fly and roles:
             made += _of_scheme(opened, row.name, roles, made[0])
     return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import components
-from .backends.base import Packed, PackedSpec, Part
+from .core.backend import Packed, PackedSpec, Part
 from .formats import safetensors_write
 from .install import Installer, install_packed
 from .models.names import to_file
@@ -21,7 +21,7 @@ from .weights import plain
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
     from .formats.source import Source
     from .planning import plan
 

@@ -16,8 +16,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, compat, machine
+from . import compat, machine
 from .comparison_sheet import sheet
+from .core import registry
 from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from .evaluation.comparison import Comparison, Row
 from .preparation import prepare
@@ -127,7 +128,7 @@ def allowed(
     return tuple(
         name
         for name in schemes
-        if (runtime is None or runtime in backends.scheme(name).runtimes)
+        if (runtime is None or runtime in registry.scheme(name).runtimes)
         and _passes(name, offload, mode=mode, runtime=runtime, device=device, machine=here, allow=allow_incompatible)
     )
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import backends
-from .backends._gguf_mixes import dominant
+from .core import registry
 from .core.choices import MAIN
+from .core.gguf_mixes import dominant
 from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
 from .formats import adapters, families, folder, source, text
 from .formats.shards import MERGE, refuse_shard
@@ -241,7 +241,7 @@ def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
         family=main.family,
         component="pipeline",
         quant=quant,
-        backend=backends.scheme(quant).backend if quant else None,
+        backend=registry.scheme(quant).backend if quant else None,
         prequantized=bool(quantized),
         evidence=[f"{name}: {line}" for name, part in parts.items() for line in part.evidence],
         suffix_hint=hint,
@@ -282,7 +282,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
         family=families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
         component=row.component if row else ("lora" if lora is not None else None),
         quant=quant,
-        backend=backends.scheme(quant).backend if quant else None,
+        backend=registry.scheme(quant).backend if quant else None,
         prequantized=bool(src.found),
         evidence=evidence,
         suffix_hint=hint,
@@ -343,8 +343,8 @@ def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
 def _keeps_promise(hint: str, quant: str | None) -> bool:
     """Whether a name is as good as true: people write "int8" or "fp8" for every scheme of that kind."""
     if quant is None:
-        return backends.scheme(hint).bits >= 16
-    if backends.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
+        return registry.scheme(hint).bits >= 16
+    if registry.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
         return True
     return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
 
@@ -355,7 +355,7 @@ def same_scheme(asked: str, found: str | None) -> bool:
         return False
     if asked == found:
         return True
-    one, other = backends.scheme(asked), backends.scheme(found)
+    one, other = registry.scheme(asked), registry.scheme(found)
     return one.backend == other.backend == "gguf" and re.sub(r"_[sml]$", "", one.name) == re.sub(
         r"_[sml]$", "", other.name
     )
@@ -387,7 +387,7 @@ def _refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
             "it has tensors in types that this version does not decode: "
             + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
             "Use a file of the same model in one of "
-            + ", ".join(row.name for row in backends.get("gguf").schemes if row.group),
+            + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
     if METADATA_KEY in src.metadata:
         return

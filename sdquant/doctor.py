@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import backends
 from .advice import Finding, advice, gib
 from .allowance import allowance
 from .compat import look_up
 from .compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from .compat.row import Query
+from .core import registry as backends
 
 if TYPE_CHECKING:
-    from .backends import Backend, Scheme
+    from .core.registry import Backend, Scheme
     from .machine import Machine
 
 # Bytes of a quantized weight against bf16, by bits, scales counted: the promise of the README.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import backends
+from .core import registry
 from .core.name_patterns import skipped
 from .errors import BadFileError
 from .utils.finite import finite
@@ -15,7 +15,7 @@ from .utils.finite import finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .backends.base import Packed, QuantSpec
+    from .core.backend import Packed, QuantSpec
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -30,7 +30,7 @@ def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
         BadFileError: it has values that are NaN or infinite, or larger than the scheme's scales can say. A codec takes
             the largest value of each block, so that one such value shows in a scale.
     """
-    packed = backends.get(spec.scheme.backend).encode(weight, spec.of(name, tuple(weight.shape)))
+    packed = registry.get(spec.scheme.backend).encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
         if part.dtype in _FLOATS:
             require_finite(name, part, spec)

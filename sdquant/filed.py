@@ -6,14 +6,14 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import backends
+from .core import registry
 from .portable import Later
 from .weights import quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import Packed
+    from .core.backend import Packed
 
 
 def as_filed(packed: Packed) -> Packed:
@@ -26,7 +26,7 @@ def as_filed(packed: Packed) -> Packed:
     if not is_apart(packed):
         return packed
     here = packed if packed.device.type == "meta" else packed.to(torch.device("cpu"))
-    return backends.of_scheme(packed.spec.scheme).for_files(here)
+    return registry.of_scheme(packed.spec.scheme).for_files(here)
 
 
 def shape_of(packed: Packed) -> Packed:
@@ -53,10 +53,10 @@ def reordered(
         if name in without or shape is packed:
             continue
         there = (keys or {}).get(name, name)
-        forms = backends.of_scheme(packed.spec.scheme).write(there, shape)
+        forms = registry.of_scheme(packed.spec.scheme).write(there, shape)
         made |= {key: Later(form, partial(_written, there, packed, key)) for key, form in forms.items()}
     return made
 
 
 def _written(name: str, packed: Packed, key: str) -> Tensor:
-    return backends.of_scheme(packed.spec.scheme).write(name, as_filed(packed))[key]
+    return registry.of_scheme(packed.spec.scheme).write(name, as_filed(packed))[key]

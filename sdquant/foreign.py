@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import backends, key_maps
-from .backends.base import Cut, Found, TensorInfo, Unfit
+from . import key_maps
 from .converters import completed
+from .core import registry
+from .core.backend import Cut, Found, TensorInfo, Unfit
 from .core.dtypes import FLOATS
 from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .backends.base import PackedSpec
+    from .core.backend import PackedSpec
+    from .core.packed_rows import Range
     from .formats.base import TensorFile
     from .formats.recipe import Recipe
     from .formats.source import Source
-    from .rows import Range
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ def _packs(src: Source) -> dict[str, _Pack]:
 
 
 def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
-    backend = backends.of_scheme(found.scheme)
+    backend = registry.of_scheme(found.scheme)
     try:
         packed = read_weight(found, None, None, lambda key: src.read(files, key))
     except BadFileError as error:

@@ -18,16 +18,17 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors, backends, planner
-from .backends._gguf_mixes import BASES, FILE_TYPES
-from .backends.base import QuantSpec, Unfit
+from . import authors, planner
+from .core import registry
+from .core.backend import QuantSpec, Unfit
 from .core.dtypes import FLOATS
+from .core.gguf_mixes import BASES, FILE_TYPES
+from .core.gguf_types import TYPES
 from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
 from .formats import gguf_conventions, reference
 from .formats.folder import inside
 from .formats.gguf_header import MAX_DIMS, MAX_NAME
-from .formats.gguf_types import TYPES
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
 from .request import request
 
@@ -72,7 +73,7 @@ def quantize_file(
     from .utils.atomic_write import whole_folder
 
     place, goal = Path(os.path.expanduser(path)), Path(target)
-    spec = backends.parse(quant)
+    spec = registry.parse(quant)
     if goal.suffix == ".safetensors":
         raise SettingsError(
             f"{goal} was to be written", f"{spec.scheme.name} is a GGUF type", f"Call it {goal.with_suffix('.gguf')}"
@@ -178,7 +179,7 @@ def _rows(
     """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
     parts, kind = named[0], gguf_conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
-    fallback = QuantSpec(backends.scheme(FALLBACK), embeddings=spec.embeddings)
+    fallback = QuantSpec(registry.scheme(FALLBACK), embeddings=spec.embeddings)
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, fallback, "plain", skip)[0]}
     for part in parts:
@@ -222,7 +223,7 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
         refuse_not_finite(name, tensor, spec, skip)
         return tensor
     try:
-        return backends.get("gguf").encode(tensor, backends.parse(type_)).parts["blocks"]
+        return registry.get("gguf").encode(tensor, registry.parse(type_)).parts["blocks"]
     except Unfit as error:
         raise BadFileError(
             f"Weight {name!r} was to be quantized to {type_}",

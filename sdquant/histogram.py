@@ -7,8 +7,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import backends
-from .backends.base import DTYPE_BITS
+from .core import registry
+from .core.backend import DTYPE_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,5 +80,5 @@ def weights_of(src: Source, name: str) -> int:
     codes = src.tensors[next(iter(found.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return math.prod(codes.shape)
-    bits = found.details.get("bits", backends.scheme(found.scheme).bits)
+    bits = found.details.get("bits", registry.scheme(found.scheme).bits)
     return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)

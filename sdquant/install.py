@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import adapters, backends, components, library_floats
+from . import adapters, components, library_floats
+from .core import registry
+from .core.packed_rows import cut
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .models.left_out import initialize, may_lack
 from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
-from .rows import cut
 from .utils.finite import finite
 from .utils.malloc_trim import Trimmer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import Packed, PackedSpec
+    from .core.backend import Packed, PackedSpec
     from .formats.source import Source
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Installer:
         """A tensor in the model's shape, under the model's name."""
         components.set_tensor(self.model, self._names(name), tensor)
 
-    def quantizable(self, key: str, spec: backends.QuantSpec) -> str | None:
+    def quantizable(self, key: str, spec: registry.QuantSpec) -> str | None:
         """The model's name for a weight that is planned to be quantized; None, and a warning, where it cannot be."""
         name = components.model_name(key, self.known)
         kind = kind_to_quantize(self.model, self._names(name)) if name is not None else None
@@ -90,7 +91,7 @@ class Installer:
             return None
         return name
 
-    def encode(self, key: str, tensor: Tensor, spec: backends.QuantSpec, device: str, file: Path | None = None) -> None:
+    def encode(self, key: str, tensor: Tensor, spec: registry.QuantSpec, device: str, file: Path | None = None) -> None:
         """A float weight that is to be quantized now; `file` as for `plain`."""
         name = self.quantizable(key, spec)
         if name is None:
@@ -101,14 +102,14 @@ class Installer:
         self.packed(name, packed.to(tensor.device), spec)
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
-    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: backends.QuantSpec | None = None) -> None:
+    def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: registry.QuantSpec | None = None) -> None:
         """A weight that is quantized on disk, by its name in `src.found`; `spec` if it is there because it was asked
         for."""
         name, found = components.model_name(key, self.known), src.found[key]
         if name is None:
             self.unexpected.append(key)
             return
-        backend = backends.of_scheme(found.scheme)
+        backend = registry.of_scheme(found.scheme)
 
         def get(part: str) -> Tensor:
             return src.read(files, part)
@@ -127,7 +128,7 @@ class Installer:
             return
         self.packed(name, packed, spec)
 
-    def packed(self, name: str, packed: Packed, spec: backends.QuantSpec | None) -> None:
+    def packed(self, name: str, packed: Packed, spec: registry.QuantSpec | None) -> None:
         """A packed weight: its module is replaced by one that can run it."""
         dtype = self._computes_in(name, packed.spec.dtype)
         install_packed(self.model, self._names(name), packed, self.runtime, spec, dtype, self.device)
@@ -198,7 +199,7 @@ def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:
 
 
 def _read(
-    found: backends.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
+    found: registry.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
 ) -> Packed:
     """A weight of `shape` that is quantized on disk, its parts held against each other.
 
@@ -210,10 +211,10 @@ def _read(
     return read_weight(found, spec, shape, get)
 
 
-def _read_cut(found: backends.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read_cut(found: registry.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """Some rows of a weight that is quantized on disk."""
     assert found.cut is not None
-    whole, backend = found.cut.of, backends.of_scheme(found.scheme)
+    whole, backend = found.cut.of, registry.of_scheme(found.scheme)
     if not found.cut.rows:
         return read_weight(whole, None, shape, get)
     packed = cut(backend.cuttable(read_weight(whole, None, found.cut.shape, get)), found.cut.rows)
@@ -254,7 +255,7 @@ def install_packed(
     names: tuple[str, ...],
     packed: Packed,
     runtime: str,
-    spec: backends.QuantSpec | None = None,
+    spec: registry.QuantSpec | None = None,
     dtype: torch.dtype | None = None,
     device: str | None = None,
 ) -> None:
@@ -270,7 +271,7 @@ def install_packed(
     paths = [name.rpartition(".")[0] for name in names]
     modules = [model.get_submodule(path) for path in paths]
     kind = common_kind(model, names)
-    row = backends.scheme(packed.spec.scheme)
+    row = registry.scheme(packed.spec.scheme)
     if kind is None:
         raise UnsupportedFileError(
             f"Weight {names[0]!r} is quantized to {row.name}",
@@ -281,7 +282,7 @@ def install_packed(
     made: nn.Module
     library = runtime == "library" and "library" in row.runtimes and row.runs("library", kind, packed.spec.shape)
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
-        made = backends.get(row.backend).to_library(modules[0], packed, spec)
+        made = registry.get(row.backend).to_library(modules[0], packed, spec)
     else:
         made = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
         layer.lay_out(device or str(packed.device))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import backends
+from .core import registry
 from .core.choices import METHOD
 from .library_floats import matched
 from .models import libraries
@@ -18,7 +18,7 @@ from .weights import quantized
 if TYPE_CHECKING:
     from torch import nn
 
-    from .backends.base import PackedSpec, QuantSpec
+    from .core.backend import PackedSpec, QuantSpec
 
 _LINEAR = ("linear",)
 
@@ -87,7 +87,7 @@ def reading(model: nn.Module) -> Reading:
         return Reading()
     scheme = counts.most_common(1)[0][0]
     first = next(spec for spec in specs.values() if spec.scheme == scheme)
-    config = backends.of_scheme(scheme).config(_asked(scheme, first.details), first.dtype)
+    config = registry.of_scheme(scheme).config(_asked(scheme, first.details), first.dtype)
     if not config:
         return Reading(floats=frozenset(specs))
     read = _READ.get(config["quant_method"])
@@ -124,8 +124,8 @@ def refused_here(model: nn.Module, floats: Collection[str] = frozenset()) -> str
 
 def readable(scheme: str) -> bool:
     """Whether diffusers reads the scheme without another package that knows of quantized models."""
-    row = backends.scheme(scheme)
-    config = backends.get(row.backend).config(backends.QuantSpec(row), "bfloat16")
+    row = registry.scheme(scheme)
+    config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
     return config is not None and config["quant_method"] in _READ
 
 
@@ -208,5 +208,5 @@ def _leaf(path: str) -> str:
 
 
 def _asked(scheme: str, details: Mapping[str, Any]) -> QuantSpec:
-    row = backends.scheme(scheme)
-    return backends.QuantSpec(row, tuple(sorted((k, details[k]) for k in row.options if k in details)))
+    row = registry.scheme(scheme)
+    return registry.QuantSpec(row, tuple(sorted((k, details[k]) for k in row.options if k in details)))

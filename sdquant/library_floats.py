@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
 
 OPTION = "wo"
 

@@ -132,9 +132,9 @@ class Machine:
 
 def versions() -> dict[str, str]:
     """Installed distributions that matter, by name. Reads metadata, imports none of them."""
-    from . import backends
+    from .core import registry
 
-    known = [backends.get(name) for name in backends.names()]
+    known = [registry.get(name) for name in registry.names()]
     required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]
     found = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):

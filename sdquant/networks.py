@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import activations, backends, components, openvino_runtime
+from . import activations, components, openvino_runtime
+from .core import registry
 from .errors import SdquantError
 from .models import classes, pipeline_folders
 from .offload.store import aligned
@@ -50,7 +51,7 @@ class Network:
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
         held = [
-            memory.Held(w.bytes, backends.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name])
+            memory.Held(w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name])
             for w in self.plan.weights
         ]
         return memory.copied(held, self._itemsize)
@@ -68,7 +69,7 @@ class Network:
     def wrapped(self) -> bool:
         """Whether its quantized weights are wrapper tensors, as optimum-quanto's modules have them."""
         scheme = self.plan.scheme
-        return self.plan.runtime == "library" and scheme is not None and backends.scheme(scheme).backend == "quanto"
+        return self.plan.runtime == "library" and scheme is not None and registry.scheme(scheme).backend == "quanto"
 
     @property
     def keeps(self) -> bool:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from . import backends, openvino_runtime
+from . import openvino_runtime
 from .compat.runtimes import default_runtime
+from .core import registry
 from .core.dtypes import FLOATS
 from .core.name_patterns import skipped
 from .detection import Detected, same_scheme
@@ -22,7 +23,7 @@ from .rules.spec import RulesSpec
 from .selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
     from .formats.source import Source
     from .request import Request
 
@@ -219,7 +220,7 @@ def _found(name: str, src: Source, request: Request, device: str, versions: Mapp
         if key not in decoded
     )
     counts = {row.scheme: sum(w.bytes for w in weights if w.scheme == row.scheme) for row in src.found.values()}
-    scheme = backends.scheme(max(counts, key=lambda name: counts[name]))
+    scheme = registry.scheme(max(counts, key=lambda name: counts[name]))
     default = default_runtime(scheme, device, found=True, versions=versions)
     runtime = "plain" if src.plain_only else _runtime(name, src, request) or default
     plain = sum(nbytes(info.shape, _in_memory(src, key, request.dtype)) for key, info in src.plain.items())

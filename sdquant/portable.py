@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import backends
+from .core import registry
 from .errors import ConflictError
 from .library_config import readable, reading, refused_here, said_rules
 from .models.libraries import is_of_transformers
@@ -20,7 +20,7 @@ from .weights import quantized
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import Packed
+    from .core.backend import Packed
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def refuse_scheme(scheme: str, what: str = "A model was") -> None:
     """Raise ConflictError if nothing in this scheme can be read without sdquant."""
     if readable(scheme):
         return
-    row = backends.scheme(scheme)
-    config = backends.get(row.backend).config(backends.QuantSpec(row), "bfloat16")
+    row = registry.scheme(scheme)
+    config = registry.get(row.backend).config(registry.QuantSpec(row), "bfloat16")
     package = f" without the package {config['quant_method']}" if config else ""
     raise ConflictError(
         f"{what} to be saved in {row.name} for diffusers without sdquant (portable)",
@@ -102,7 +102,7 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
         # A plain layer may have been cast since.
         dtype = layer.compute_dtype if isinstance(layer, QuantizedLayer) else getattr(torch, packed.spec.dtype)
         form = torch.empty(packed.spec.shape, dtype=dtype, device="meta")
-        return Later(form, lambda: backends.of_scheme(packed.spec.scheme).decode(packed, dtype))
+        return Later(form, lambda: registry.of_scheme(packed.spec.scheme).decode(packed, dtype))
 
     return {name: later(name.rpartition(".")[0], packed) for name, packed in quantized(model) if name in names}
 

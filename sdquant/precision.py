@@ -6,7 +6,7 @@ import logging
 import math
 from functools import lru_cache
 
-from . import backends
+from .core import registry
 from .errors import SdquantError
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ def snr(scheme: str) -> float | None:
     """
     import torch
 
-    spec = backends.parse(scheme)
-    backend = backends.get(spec.scheme.backend)
+    spec = registry.parse(scheme)
+    backend = registry.get(spec.scheme.backend)
     weight = torch.empty(_SHAPE).normal_(generator=torch.Generator().manual_seed(0))
     try:
         packed = backend.encode(weight.to(torch.bfloat16), spec)

@@ -21,7 +21,7 @@ from .utils.inference_mode import ordinary
 if TYPE_CHECKING:
     from torch import nn
 
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import backends
-from .backends.base import Backend, Found, Packed, PackedSpec, Unfit
+from .core import registry
+from .core.backend import Backend, Found, Packed, PackedSpec, Unfit
+from .core.packed_validation import forms, has_layout
 from .errors import BadFileError
-from .layouts import forms, has_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | 
             encoder writes: NaN, infinite, or negative where a scale is a magnitude.
         Unfit, NotImplementedError: see `Backend.read`.
     """
-    backend = backends.of_scheme(found.scheme)
+    backend = registry.of_scheme(found.scheme)
     try:
         packed = backend.read(found, shape, get) if spec is None else _own(backend, found, spec, shape, get)
     except Unfit:
@@ -50,7 +50,7 @@ def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | 
 
 def require_sound(found: Found, packed: Packed) -> None:
     """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
-    if not backends.of_scheme(found.scheme).sound(packed):
+    if not registry.of_scheme(found.scheme).sound(packed):
         key = next(iter(found.keys.values()))
         raise _bad(key, f"it is in {found.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
 

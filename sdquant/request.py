@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from . import backends, machine
+from . import machine
 from .compat.row import COMPUTES, meant
+from .core import registry
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES
 from .planning.parts import Part, parts_of, require_parts
@@ -22,7 +23,7 @@ from .utils.arguments import unknown
 from .utils.byte_sizes import parse_budget, parse_size
 
 if TYPE_CHECKING:
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
     from .rules.rule import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `automatic`
@@ -364,7 +365,7 @@ def _spec(text: str) -> QuantSpec | None:
         raise SettingsError(
             f"quant={text!r} was given", "a scheme is a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
         )
-    return None if text.strip().lower() == NOT_QUANTIZED else backends.parse(text)
+    return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
 
 
 def _one_of(name: str, value: object, choices: Sequence[str], error: type[SdquantError] = SettingsError) -> None:

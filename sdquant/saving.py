@@ -23,8 +23,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends
 from .adapters import refuse_adapted
+from .core import registry
 from .core.choices import METHOD
 from .errors import SettingsError
 from .filed import as_filed, reordered, shape_of
@@ -41,7 +41,7 @@ from .weights import plain, quantized
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .backends.base import Packed
+    from .core.backend import Packed
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def written(
     weights: dict[str, Any] = {}
     for name, held in rows:
         packed = as_filed(held)
-        backend = backends.of_scheme(packed.spec.scheme)
+        backend = registry.of_scheme(packed.spec.scheme)
         mine = backend.write(name, packed)
         tensors |= mine
         keys = {backend.key(name, part, packed.spec) for part in packed.parts}

@@ -9,15 +9,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import backends, library_floats
-from .backends.base import DTYPE_BITS, Unfit, layer_name
+from . import library_floats
+from .core import registry
+from .core.backend import DTYPE_BITS, Unfit, layer_name
 from .core.dtypes import FLOATS
 from .core.name_patterns import skipped
 from .errors import IncompatibleError
 from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
-    from .backends.base import QuantSpec
+    from .core.backend import QuantSpec
 
 # Two-dimensional weights that are looked up, not multiplied: they stay as they are unless it is asked for them
 # (`nf4,embeddings`). Modules by the last word of their path, as diffusers and transformers call those that are an
@@ -64,7 +65,7 @@ def select(
         layers: what the model says of its layers, see `Source.layers`; None where only names and shapes tell.
         keys: other names for weights, which `skip` may mean as well: those that its file has.
     """
-    backend = backends.get(spec.scheme.backend)
+    backend = registry.get(spec.scheme.backend)
     weights, kept, floats = [], {}, library_floats.kept(class_name, spec)
     for name, said in candidates(shapes):
         kind, why = (layers or {}).get(name, (said, ""))

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors, backends, planner
-from .backends.base import Packed, PackedSpec, Part, QuantSpec
+from . import authors, planner
+from .core import registry
+from .core.backend import Packed, PackedSpec, Part, QuantSpec
 from .detection import detect
 from .formats import gguf_conventions, reference, safetensors_write
 from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
@@ -68,7 +69,7 @@ def quantize_file(
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
-    spec = backends.parse(quant)
+    spec = registry.parse(quant)
     asked = request(path, quant=quant, components=components, skip=skip)
     (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
     authors.refuse_quantized(src, spec)
@@ -93,18 +94,18 @@ def suits(quant: str) -> bool:
     """Whether such a file can be written: the scheme is one of SCHEMES, as it is without options."""
     if quant.strip().lower() == NOT_QUANTIZED:
         return False
-    spec = backends.parse(quant)
+    spec = registry.parse(quant)
     return spec == QuantSpec(spec.scheme) and spec.scheme.name in SCHEMES
 
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     """The file's tensors for packed weights by name; None if one is not packed as such a file has it."""
-    from .layouts import forms
+    from .core.packed_validation import forms
 
     made: dict[str, Tensor] = {}
     for name, packed in rows.items():
         scheme = SCHEMES.get(packed.spec.scheme)
-        spec = QuantSpec(backends.scheme(packed.spec.scheme))
+        spec = QuantSpec(registry.scheme(packed.spec.scheme))
         if scheme is None or len(packed.spec.shape) != 2 or hidden(name, spec) or _whole_file(spec):
             return None
         layout = scheme.layout(spec, packed.spec.shape, packed.spec.dtype)
@@ -192,7 +193,7 @@ def _tensors(
 
 
 def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:
-    return backends.get(spec.scheme.backend).layout(spec, shape, dtype)
+    return registry.get(spec.scheme.backend).layout(spec, shape, dtype)
 
 
 def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
@@ -202,7 +203,7 @@ def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
 
 
 def _bitsandbytes(name: str, packed: Packed) -> Mapping[str, Tensor]:
-    return backends.get("bnb").write(name, packed)
+    return registry.get("bnb").write(name, packed)
 
 
 def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from . import backends
+from .core import registry
 
 # What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
 # header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
@@ -56,7 +56,7 @@ def suffix_hint(name: str) -> str | None:
 def _hinted(scheme: str, match: re.Match[str]) -> str | None:
     if not scheme.startswith("<"):
         return scheme
-    known = {row.name for row in backends.schemes()}
+    known = {row.name for row in registry.schemes()}
     words = {name: text or "" for name, text in match.groupdict().items()}
     if scheme == "<sdnq>":
         names = [f"sdnq-{words['code']}"]

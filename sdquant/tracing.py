@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .formats.recipe import Get, Recipe
 
 if TYPE_CHECKING:
-    from .rows import Range
+    from .core.packed_rows import Range
 
 
 def trace(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import backends
-from .backends.base import Found, Unfit
+from .core import registry
+from .core.backend import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
 from .reading import NOT_FINITE, read_weight, require_sound
@@ -136,7 +136,7 @@ class _Contents:
             require_sound(found, packed)
             for part, tensor in packed.parts.items():
                 self._finite(found.keys[part], tensor)
-            weight = backends.of_scheme(found.scheme).decode(packed, torch.float32)
+            weight = registry.of_scheme(found.scheme).decode(packed, torch.float32)
         except BadFileError as error:
             raise BadFileError(f"{self._file(found.name)} was verified: {error.what}", error.why, error.fix) from error
         except Unfit as reason:

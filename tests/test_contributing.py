@@ -13,6 +13,7 @@ import torch
 
 from sdquant import backends, demo
 from sdquant.compat import UntestedWarning
+from sdquant.core import registry
 from sdquant.settings import Settings, fields
 
 from .backends import test_contract as contract
@@ -29,8 +30,8 @@ def _block(language: str) -> str:
 
 def _forget() -> None:
     fields.cache_clear()
-    backends._registry.cache_clear()
-    backends._schemes.cache_clear()
+    registry._registry.cache_clear()
+    registry._schemes.cache_clear()
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def round8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[backends
     """The example as an installed package: its module and its metadata on the path, found by its entry point."""
     group, line = re.fullmatch(r'\[project\.entry-points\."(.*)"\]\n(.*)\n', _block("toml")).groups()  # type: ignore[union-attr]
     name, target = re.fullmatch(r'(\w+) = "(.*)"', line).groups()  # type: ignore[union-attr]
-    assert group == backends.ENTRY_POINTS
+    assert group == registry.ENTRY_POINTS
     module = target.partition(":")[0]
     (tmp_path / f"{module}.py").write_text(_block("python"), encoding="utf-8")
     info = tmp_path / f"{module}-1.0.dist-info"

@@ -20,7 +20,7 @@ import sdquant
 from sdquant import saving
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
-from sdquant.formats.gguf_fields import FIELDS
+from sdquant.core.gguf_fields import FIELDS
 from sdquant.kernels import choice, int8, layout
 from sdquant.layers import QuantizedLayer
 from sdquant.layers.quantized import QuantizedEmbedding

@@ -28,7 +28,7 @@ from . import layouts
 from .conftest import shell
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 pytestmark = pytest.mark.slow
 

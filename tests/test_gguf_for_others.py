@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.backends._gguf_mixes import FILE_TYPES
+from sdquant.core.gguf_mixes import FILE_TYPES
 from sdquant.errors import UnsupportedFileError
 from sdquant.formats import reference
 from sdquant.formats.gguf import read_header, write_gguf

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 import sdquant
 from sdquant import backends
+from sdquant.core.gguf_types import TYPES as TYPE_ROWS
 from sdquant.errors import BadFileError, SdquantError, UnsupportedFileError
-from sdquant.formats.gguf_types import TYPES as TYPE_ROWS
 from sdquant.formats.gguf_write import write_gguf
 
 from . import layouts

@@ -416,6 +416,6 @@ class TestPlan:
 
 def test_torch_is_what_it_is_about() -> None:
     """Dtypes that the plan counts exist in torch under these names, with these sizes."""
-    from sdquant.backends.base import DTYPE_BITS
+    from sdquant.core.backend import DTYPE_BITS
 
     assert {name: getattr(torch, name).itemsize * 8 for name in DTYPE_BITS} == dict(DTYPE_BITS)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from sdquant import backends
+from sdquant.core.packed_rows import cut, join
 from sdquant.formats.safetensors_write import write
-from sdquant.rows import cut, join
 from sdquant.utils.buffers import dense
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 
 def packed(scheme: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Packed:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-TARGET = Path(__file__).parent.parent / "sdquant" / "backends" / "gguf_grids.safetensors"
+TARGET = Path(__file__).parent.parent / "sdquant" / "core" / "gguf_grids.safetensors"
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")
 
 

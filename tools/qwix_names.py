@@ -121,7 +121,9 @@ REST = (
         "for products of activations; weights are in layers of their own"),
     Row("training loops", ("sdquant train",), "accelerate is the engine"),
     Row("disable_jit", (), "torch runs eagerly unless it is compiled"),
-    Row("shardings, logical axes", ("sdquant.utils.distributed.processes",), "processes of `torchrun`; no layer is cut"),
+    Row(
+        "shardings, logical axes", ("sdquant.utils.distributed.processes",), "processes of `torchrun`; no layer is cut"
+    ),
     Row("hijax QArray", (), "of JAX's tracing"),
     Row("checkpoints (orbax)", ("sdquant train", "sdquant.save")),
     Row("profiling, comparing", ("sdquant compare",)),

@@ -77,8 +77,8 @@ def schemes(_: Path) -> str:
 def _ratio(row: Scheme) -> str:
     """Bytes of a packed 3072 x 3072 weight against bf16; for a mix, of its base type, which most weights get."""
     from sdquant import backends
-    from sdquant.backends._gguf_mixes import BASES
-    from sdquant.backends.base import Unfit
+    from sdquant.core.backend import Unfit
+    from sdquant.core.gguf_mixes import BASES
 
     try:
         layout = backends.get(row.backend).layout(backends.parse(row.name), SHAPE, "bfloat16")

@@ -15,7 +15,7 @@ from bench import gpu_flux
 from bench._cards import PLAIN, Clock
 from bench.linear_peers import SOME, library_layer, packed
 from bench.repeated import repeated
-from sdquant.backends.base import Packed
+from sdquant.core.backend import Packed
 from sdquant.layers import quantized_layer
 
 # Name -> format, `compute`, and whether it is the library's own module.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.code_tables import fourbit_code
 from ..utils.buffers import empty
 from ..utils.device_constants import constant
-from ._bnb_tables import fourbit_code
 
 TILE = 1 << 18  # weights at a time: what stays in a core's cache
 TILE_ELSEWHERE = 1 << 25

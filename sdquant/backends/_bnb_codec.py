@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ..kernels.forms import Form
-    from .base import Found, Packed, Part, QuantSpec
+    from ..core.backend import Found, Packed, Part, QuantSpec
+    from ..core.packed_layout import Form
 
 _FLOAT_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.backend import Found, PackedSpec, TensorInfo
+from ..core.tensor_keys import leaf
 from ._float8_find import find_float8
-from ._names import leaf
-from .base import Found, PackedSpec, TensorInfo
 
 STATE = ".quant_state.bitsandbytes__"  # the key suffix by which a file shows nf4 and fp4
 

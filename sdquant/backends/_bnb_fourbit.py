@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..kernels.forms import Form
+from ..core.backend import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.code_tables import dynamic_code, fourbit_code
+from ..core.packed_layout import Form
 from ..kernels.seen import transformed
 from ..utils.parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
@@ -30,8 +32,6 @@ from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_find import STATE
 from ._bnb_fourbit_file import NESTED_BLOCK, as_bytes, check_table, claims
 from ._bnb_library import FLOATS, TORCH_FLOATS, apply_to_layer, installed, library, on_library, tile
-from ._bnb_tables import dynamic_code, fourbit_code
-from .base import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .base import Found
+    from ..core.backend import Found
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_DIMS = 8

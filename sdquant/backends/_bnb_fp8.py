@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels.forms import Form
+from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.code_tables import e4m3_code
+from ..core.packed_layout import Form
 from ._bnb_arithmetic import decode_bytes
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, TORCH_FLOATS, library, on_library
-from ._bnb_tables import e4m3_code
 from ._chunks import by_rows
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.forms import Form
+from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.packed_layout import Form
 from ..utils.parameters import put
 from ._bnb_codec import Codec, bad, require, scales
 from ._bnb_library import FLOATS, apply_to_layer, library, tile
 from ._chunks import by_rows
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core.backend import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
+from ..core.packed_layout import BYTES, Form
 from ..kernels.division import divided
-from ..kernels.forms import BYTES, Form
 from ..utils import strict_json
 from ._bnb_codec import Codec, bad, require
 from ._bnb_library import FLOATS, tile
 from ._chunks import by_rows
 from ._float8_find import FLOAT8, FORMATS, HINTS, MARKER, SCALES, WHOLE
 from ._float8_scales import factors, fitted, grid_shape, of_rows
-from .base import Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..core.backend import Found, TensorInfo
+from ..core.tensor_keys import leaf
 from ..errors import BadFileError, UnsupportedFileError
-from ._names import leaf
-from .base import Found, TensorInfo
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.

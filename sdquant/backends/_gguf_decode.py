@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._gguf_bits import copied, half
-from ._gguf_iq import IQ_DECODERS
+from ..core.ggml_bytes import copied, half
+from ..core.ggml_iq import IQ_DECODERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..formats.gguf_fields import FIELDS
-from ..formats.gguf_types import TYPES
+from ..core.gguf_fields import FIELDS
+from ..core.gguf_types import TYPES
 
 
 def apart(kind: str, blocks: Tensor) -> Tensor:

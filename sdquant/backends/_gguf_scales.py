@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..core.ggml_iq import iq1_m_scale
 from ..utils.finite import finite
-from ._gguf_iq import iq1_m_scale
 
 _CHUNK = 1 << 16  # blocks looked at together: what is copied of them stays below 1 MB
 _E8M0_LARGEST = 253  # from here on 12 times the power of two is no float32; 255 stands for NaN

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core.backend import Part
 from ..kernels.division import divided
 from ..utils.buffers import empty
 from ._chunks import by_rows
 from ._qint3 import pack3, unpack3
 from ._quanto_extension import shift_right
 from ._quanto_layout import BITS
-from .base import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .base import Packed
+    from ..core.backend import Packed
 
 SLAB = {"cpu": 1 << 18}  # weights decoded at a time: what stays in a core's cache
 SLAB_ELSEWHERE = 1 << 24  # on a GPU each slab costs kernel launches

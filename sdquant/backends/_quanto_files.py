@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..core.backend import PLAIN_ONLY, Found, Packed, PackedSpec, Part, TensorInfo, Unfit
+from ..core.tensor_keys import leaf
 from ..errors import BadFileError
-from ._names import leaf
 from ._quanto_layout import FLOAT8, FLOATS, GROUPS, parts_of
-from .base import PLAIN_ONLY, Found, Packed, PackedSpec, Part, TensorInfo, Unfit
 
 if TYPE_CHECKING:
     from torch import Tensor

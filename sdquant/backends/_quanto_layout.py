@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from .base import Part, Unfit
+from ..core.backend import Part, Unfit
 
 BITS = {"qint8": 8, "qfloat8": 8, "qint4": 4, "qint3": 3, "qint2": 2}
 PACKINGS = {4: "planes4", 3: "threes", 2: "planes2"}  # as `kernels.forms` names them

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.backend import Packed, PackedSpec
 from ..utils.parameters import put
 from ._quanto_extension import without_compiler
 from ._quanto_layout import BITS
-from .base import Packed, PackedSpec
 
 
 def to_library(module: nn.Module, packed: Packed) -> nn.Module:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..core.backend import Found, Packed, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from ..rules.qtypes import qtype
 from ..rules.rule import QtRule, QuantizationRule, to_dict
-from .base import Found, Packed, PackedSpec, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..core.backend import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
 from . import _bnb_find
-from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..kernels.forms import Form
+    from ..core.packed_layout import Form
     from ._bnb_codec import Codec
 
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..core.backend import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
+from ..core.gguf_mixes import BASES, dominant, mix_type
+from ..core.gguf_types import TYPES, GGMLType
+from ..core.packed_layout import Form
 from ..errors import BackendUnavailableError, BadFileError
-from ..formats.gguf_types import TYPES, GGMLType
-from ..kernels.forms import Form
-from ._gguf_mixes import BASES, dominant, mix_type
-from .base import Backend, Found, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,7 +167,7 @@ class GGUF(Backend):
         return {FIELDS: torch.cat([chosen(field).reshape(-1) for field in fields])}
 
     def for_kernels(self, packed: Packed) -> Packed:
-        from ..formats import gguf_fields
+        from ..core import gguf_fields
         from ._gguf_fields import apart
 
         kind = packed.spec.details["type"]

@@ -26,10 +26,10 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..kernels.forms import Form
+from ..core.backend import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
+from ..core.packed_layout import Form
 from ..utils.no_telemetry import no_telemetry
 from ..utils.process_state import errors_only
-from .base import Backend, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,10 +13,10 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..kernels.forms import Form
+from ..core.backend import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
+from ..core.packed_layout import Form
 from . import _quanto_files as files
 from ._quanto_layout import BITS, check, group_of_all, group_of_row, parts_of
-from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import SettingsError
-from ..kernels.forms import Activations, Form
-from .base import (
+from ..core.backend import (
     Backend,
     Floats,
     Found,
@@ -25,6 +23,8 @@ from .base import (
     Scheme,
     TensorInfo,
 )
+from ..core.packed_layout import Activations, Form
+from ..errors import SettingsError
 
 if TYPE_CHECKING:
     import torch

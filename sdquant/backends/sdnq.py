@@ -25,13 +25,25 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..core.backend import (
+    Backend,
+    Found,
+    Option,
+    Packed,
+    PackedSpec,
+    Part,
+    QuantSpec,
+    Requirement,
+    Scheme,
+    TensorInfo,
+    Unfit,
+)
+from ..core.packed_layout import Form
 from ..errors import BadFileError
-from ..kernels.forms import Form
 from ..utils.parameters import put
 from ..utils.process_state import errors_only
 from ._sdnq_codes import CODES, numbers
 from ._sdnq_files import belong_together, float_dtype, scheme_of, shape_of, turned
-from .base import Backend, Found, Option, Packed, PackedSpec, Part, QuantSpec, Requirement, Scheme, TensorInfo, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import backends, compat
+from .. import compat
 from ..comparing import AS_FOUND, allowed
+from ..core import registry
 from ..errors import ConflictError, SdquantError
 from ..preparation import prepare
 from . import peers
@@ -86,7 +87,7 @@ def make(
 
 def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, str]) -> Iterator[Variant]:
     row = Row(name=text, by="sdquant", quant=text, dtype=target.dtype)
-    spec = None if is_float(text) else backends.parse(text)
+    spec = None if is_float(text) else registry.parse(text)
     job = replace(common, asked=request_for(target, text))
     if spec is not None and not spec.scheme.on_the_fly:
         try:

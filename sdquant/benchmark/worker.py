@@ -56,8 +56,8 @@ class Held:
     def _prepare_ours(self) -> Callable[[], Any]:
         import torch
 
-        from ..backends import of_scheme
-        from ..backends.base import Unfit
+        from ..core.backend import Unfit
+        from ..core.registry import of_scheme
         from ..loader import import_classes, load_planned
         from ..preparation import prepare
 

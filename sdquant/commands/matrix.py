@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look every cell up, and print."""
-    from .. import backends, compat, machine
+    from .. import compat, machine
     from ..compat.row import OFFLOADS
+    from ..core import registry
 
     device = args.device or machine.device_kind(machine.default_device(machine.probe()))
-    wanted = backends.scheme(args.scheme).name if args.scheme else None
+    wanted = registry.scheme(args.scheme).name if args.scheme else None
     cells = [
         cell
         for cell in compat.matrix(device=device)

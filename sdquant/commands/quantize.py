@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import backends
+from ..core import registry
 from ..errors import SettingsError
 from ..request import RULES
 from ..utils import distributed
@@ -58,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
     quant = _shared.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
     _shared.refuse_target(out)
-    gguf = [text for text in each if text != "none" and not backends.parse(text).scheme.on_the_fly]
+    gguf = [text for text in each if text != "none" and not registry.parse(text).scheme.on_the_fly]
     refuse_existing(out, args.overwrite)
     refuse_nested(Path(_shared.place(args.path)), out)
     if args.portable:
         for text in each:
             if text != "none":
-                refuse_scheme(backends.parse(text).scheme.name)
+                refuse_scheme(registry.parse(text).scheme.name)
         if out.suffix in (".safetensors", ".gguf"):
             refuse_portable_file(out)
     if distributed.launched():

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import backends
 from .. import machine as machines
+from ..core import registry
 from ..errors import (
     BackendUnavailableError,
     IncompatibleError,
@@ -32,7 +32,7 @@ from .table import ROWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..backends import Scheme
+    from ..core.registry import Scheme
     from ..machine import Machine
 
 __all__ = [
@@ -97,7 +97,7 @@ def matrix(
     else:
         names = [device] if isinstance(device, str) else device
         kinds = tuple(dict.fromkeys(machines.device_kind(name, machine) for name in names))
-    rows = backends.schemes() if schemes is None else tuple(backends.scheme(name) for name in schemes)
+    rows = registry.schemes() if schemes is None else tuple(registry.scheme(name) for name in schemes)
     versions = machine.versions if machine is not None else machines.versions()
     return tuple(
         _cell(scheme, mode, offload, runtime, kind, versions)
@@ -164,7 +164,7 @@ def check(
     compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
         machines.device_kind(device, machine)  # a wrong name is an error even where nothing is quantized
-    specs = [backends.parse(name).scheme for name in _names(quant)]
+    specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
         if asked != "default" and asked not in scheme.runtimes:
             raise SettingsError(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import backends
+from ..core import registry
 from ..errors import BackendUnavailableError
 from .row import in_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..backends import Backend, Scheme
-    from ..backends.base import Requirement
+    from ..core.backend import Requirement
+    from ..core.registry import Backend, Scheme
 
 # fp8 has a second packing, torch's own float8, which is used where bitsandbytes is missing.
 PACKAGE_OPTIONAL = frozenset({"fp8"})
@@ -58,7 +58,7 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     Raises:
         BackendUnavailableError: it is missing or too old; names the pip line and the backends that are there.
     """
-    backend = backends.get(scheme.backend)
+    backend = registry.get(scheme.backend)
     lacks = runtime_problem(backend, runtime, versions)
     if lacks is not None:
         fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no more'
@@ -66,6 +66,6 @@ def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
-    here = [name for name in backends.names() if problem(backends.get(name), versions) is None]
+    here = [name for name in registry.names() if problem(registry.get(name), versions) is None]
     instead = f". Or use a scheme of {' or '.join(here)}, which this machine has" if here else ""
     raise BackendUnavailableError(f"{scheme.name} was asked for", why, f"Run: {pip_line(backend)}{instead}")

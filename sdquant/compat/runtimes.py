@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import backends
-from ..backends import QuantSpec
+from ..core import registry
+from ..core.registry import QuantSpec
 from ..kernels import native
 from .packages import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..backends import Scheme
+    from ..core.registry import Scheme
 
 # Devices and C kernels with which sdquant's layers were measured to be at least as fast as the libraries' modules, for
 # every scheme and number of rows (bench/results/linear-*.json; tests/compat/test_runtimes.py looks). Elsewhere nobody
@@ -39,7 +39,7 @@ def default_runtime(
         versions: installed packages; None: all are there.
     """
     scheme, options = (asked.scheme, asked.options) if isinstance(asked, QuantSpec) else (asked, ())
-    lacks = found and versions is not None and problem(backends.get(scheme.backend), versions) is not None
+    lacks = found and versions is not None and problem(registry.get(scheme.backend), versions) is not None
     faster = device.partition(":")[0] == PLAIN_FIRST and native.isa() in MEASURED
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)
     if lacks or ("plain" in scheme.runtimes and faster and not for_library):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import backends
+from ..core import registry
 from ..errors import SdquantError, SettingsError, UnknownQuantError
 from ..request import AUTO, NOT_QUANTIZED, RULES
 from ..rules.presets import PRESETS, Choices, preset_rules
@@ -132,7 +132,7 @@ def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
         why = "that is a scheme of a backend for each component, and a preset is for all"
         return SettingsError(what, why, f"Name a preset, with the components in `components`, or set {_SWITCH}: false")
     try:
-        row = backends.parse(name).scheme
+        row = registry.parse(name).scheme
     except SdquantError:
         return UnknownQuantError(what, error.why, error.fix)
     why = f"{error.why}; {row.name} is a scheme of the backend {row.backend}"
@@ -165,12 +165,12 @@ def _check_scheme(scheme: str) -> None:
     if scheme.partition(",")[0].strip().lower() == RULES:
         raise SettingsError(what, "rules are the rule engine's", f"Set {_SWITCH}: true and quantization: '', and rules")
     try:
-        backends.parse(scheme)
+        registry.parse(scheme)
     except UnknownQuantError as error:
         if scheme.lower() in {row.name for row in PRESETS}:
             why = f"{scheme} is a preset of the rule engine, and no scheme of a backend"
             raise UnknownQuantError(what, why, f"Set {_SWITCH}: true") from None
-        names = ", ".join(row.name for row in backends.schemes() if row.on_the_fly and row.name != RULES)
+        names = ", ".join(row.name for row in registry.schemes() if row.on_the_fly and row.name != RULES)
         raise UnknownQuantError(what, f"the schemes that weights can be quantized to are {names}", error.fix) from None
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import backends
+from ..core import registry
 from ..errors import BackendUnavailableError
 from ..planning.bundled_models import path
 from ..utils.images import psnr
@@ -45,7 +45,7 @@ class Case:
     def backend(self) -> str:
         """The backend as people call it: "bitsandbytes"."""
         return (
-            "not quantized" if self.quant is None else backends.of_scheme(backends.parse(self.quant).scheme.name).title
+            "not quantized" if self.quant is None else registry.of_scheme(registry.parse(self.quant).scheme.name).title
         )
 
 
@@ -248,7 +248,7 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
 
     source: Path = path(model)
     quant = case.quant
-    if quant is not None and not backends.parse(quant).scheme.on_the_fly:
+    if quant is not None and not registry.parse(quant).scheme.on_the_fly:
         from ..gguf_files import quantize_file
 
         source = quantize_file(path(model), quant, work / f"{model}-{quant}", progress=False)

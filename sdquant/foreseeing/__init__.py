@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..components import model_name
-from ..formats.gguf_types import TYPES
+from ..core.gguf_types import TYPES
 from ..settings.roles import role_of
 from .facts import Facts, known
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..backends.base import TensorInfo
+    from ..core.backend import TensorInfo
 
 
 class TensorFile(ABC):

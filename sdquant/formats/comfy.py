@@ -20,7 +20,7 @@ from ..utils import strict_json
 from . import safetensors
 
 if TYPE_CHECKING:
-    from ..backends.base import TensorInfo
+    from ..core.backend import TensorInfo
 
 METADATA = "_quantization_metadata"
 # The formats that are read here, and the dtype of their codes. int8_tensorwise is qint8: a scale for all or for a row.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ..core.gguf_types import TYPES
 from ..utils.atomic_write import whole_file
 from ._gguf_values import ARRAY, BOOL, FORMS, NAMES, STRING
 from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
-from .gguf_types import TYPES
 
 if TYPE_CHECKING:
     import os

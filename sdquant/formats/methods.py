@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import backends
+from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
 from .strays import stray_of
 from .transforms import left_to_do
 
 if TYPE_CHECKING:
-    from ..backends.base import Found, TensorInfo
+    from ..core.backend import Found, TensorInfo
 
 _USE = (
     "Load the unquantized model and quantize it here (quant='int8' or 'nf4'), or use a file of it in a format that "
@@ -157,7 +157,7 @@ def _title(word: str) -> str:
 
 def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) -> None:
     for row in found.values():
-        key = backends.of_scheme(row.scheme).missing(row)
+        key = registry.of_scheme(row.scheme).missing(row)
         if key is not None:
             raise BadFileError(
                 f"Cannot load {home[next(iter(row.keys.values()))]}",

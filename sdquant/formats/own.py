@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import backends
-from ..backends.base import Found, PackedSpec, TensorInfo
+from ..core import registry
+from ..core.backend import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnknownQuantError, UnsupportedFileError
 from ..utils import strict_json
 
@@ -129,7 +129,7 @@ def found_in(
         )
         # Before anything of that size is allocated: the codes of so many weights cannot take less than their bits.
         size = sum(tensors[key].nbytes for key in keys.values())
-        row = backends.scheme(spec.scheme)
+        row = registry.scheme(spec.scheme)
         if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
             raise damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
     return found
@@ -138,7 +138,7 @@ def found_in(
 def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:
     """The file key of each part."""
     try:
-        backend = backends.of_scheme(spec.scheme)
+        backend = registry.of_scheme(spec.scheme)
     except UnknownQuantError as error:
         raise UnsupportedFileError(
             f"{file} was to be read",

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends.base import DTYPE_BITS, TensorInfo
+from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from .base import TensorFile
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..rows import Range, pieces
+from ..core.packed_rows import Range, pieces
 
 Get = Callable[[str], Tensor]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..backends.base import DTYPE_BITS, TensorInfo
+from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
 from ..utils import strict_json
 from .base import TensorFile

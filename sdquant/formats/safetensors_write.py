@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..backends.base import Part
+from ..core.backend import Part
 from ..utils.atomic_write import part_file, whole_file
 from .safetensors import NAMES
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import backends
-from ..backends.base import Found, PackedSpec, TensorInfo
+from ..core import registry
+from ..core.backend import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from . import comfy, methods, safetensors
 from . import folder as folders
@@ -105,7 +105,7 @@ class Source:
     def named_quant(self) -> str | None:
         """The scheme that a GGUF file of ours is named after: a mix cannot be told from its types alone."""
         name = self.metadata.get(f"{METADATA_KEY}.quant")
-        return name if name in {row.name for row in backends.get("gguf").schemes} else None
+        return name if name in {row.name for row in registry.get("gguf").schemes} else None
 
     @property
     def named_dtype(self) -> str | None:
@@ -317,9 +317,9 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
 
 def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
     found: dict[str, Found] = {}
-    for name in backends.names():
+    for name in registry.names():
         try:
-            rows = backends.get(name).find(tensors, side)
+            rows = registry.get(name).find(tensors, side)
         except (UnsupportedFileError, BadFileError) as error:
             raise type(error)(f"{path} was to be read: {error.what}", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..backends.base import TensorInfo
+    from ..core.backend import TensorInfo
     from .source import Source
 
 # The families of text encoders (`families`), and the word that the names of their classes have in common.

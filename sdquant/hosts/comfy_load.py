@@ -7,12 +7,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import backends, compat, machine
+from .. import compat, machine
+from ..core import registry
 from ..errors import UnsupportedFileError
 from . import comfy_state
 
 if TYPE_CHECKING:
-    from ..backends.base import QuantSpec
+    from ..core.backend import QuantSpec
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ AS_FOUND = "as found"
 
 def choices() -> list[str]:
     """What a model can be quantized to while it loads: schemes that plain layers run; first, as it is in the file."""
-    return [AS_FOUND, *(row.name for row in backends.schemes() if row.on_the_fly and "plain" in row.runtimes)]
+    return [AS_FOUND, *(row.name for row in registry.schemes() if row.on_the_fly and "plain" in row.runtimes)]
 
 
 def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
@@ -43,7 +44,7 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
     from .comfy_patcher import packed_layers, patcher_class, refuse_to_save
 
     device = comfy.model_management.get_torch_device()
-    spec = None if quant == AS_FOUND else backends.parse(quant)
+    spec = None if quant == AS_FOUND else registry.parse(quant)
     if spec is not None:
         _check(str(spec), "pre", device)
     src = comfy_state.source(Path(path))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import authors, backends, planner, single_files
-from ..backends.base import Packed, QuantSpec, TensorInfo, Unfit
+from .. import authors, planner, single_files
+from ..core import registry
+from ..core.backend import Packed, QuantSpec, TensorInfo, Unfit
 from ..core.dtypes import FLOATS
 from ..detection import detect_elsewhere
 from ..errors import BadFileError, UnsupportedFileError
@@ -165,7 +166,7 @@ def _joined(src: Source, part: Written, packs: Mapping[str, Packed]) -> Packed:
     Raises:
         UnsupportedFileError: packed weights of their schemes cannot be joined.
     """
-    from ..rows import join
+    from ..core.packed_rows import join
 
     held = [packs[source] for source in part.sources if source in packs]
     packed = join(held) if len(held) == len(part.sources) else None
@@ -198,9 +199,9 @@ def _shown(packed: Packed, src: Source) -> PackedTensor:
 
 def _swapped(packed: Packed) -> Packed | None:
     """The second half of the rows before the first."""
-    from ..rows import cut
+    from ..core.packed_rows import cut
 
-    backend = backends.of_scheme(packed.spec.scheme)
+    backend = registry.of_scheme(packed.spec.scheme)
     loose = backend.cuttable(packed)
     half, rows = packed.spec.shape[0] // 2, packed.spec.shape[0]
     return cut(loose, [(half, rows), (0, half)]) if backend.by_row(loose) else None

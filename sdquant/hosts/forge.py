@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import backends
+from ..core import registry
 from ..errors import ConflictError
 from . import display, load, options
 
@@ -71,7 +71,7 @@ class Adapter:
         from ..layers.quantized import set_compute
         from .swapped import quantize
 
-        quantize(module, backends.parse(scheme), settings["skip"])
+        quantize(module, registry.parse(scheme), settings["skip"])
         set_compute(module, settings["compute"])
         load.require_quantized(name, module, scheme)
 

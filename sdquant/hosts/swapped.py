@@ -18,7 +18,7 @@ from ..layers.quantized import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d
 from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:
-    from ..backends.base import Packed, QuantSpec
+    from ..core.backend import Packed, QuantSpec
 
 _SWAP = "parameters_manual_cast"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

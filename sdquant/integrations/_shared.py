@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import compat, machine
-from ..backends.base import PackedSpec
 from ..components import set_module, tied
+from ..core.backend import PackedSpec
 from ..core.range_keys import is_range
 from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
@@ -34,7 +34,7 @@ from ..rules.spec import RulesSpec
 from ..selection import require_something
 
 if TYPE_CHECKING:
-    from ..backends.base import Found, Packed, TensorInfo
+    from ..core.backend import Found, Packed, TensorInfo
     from .config import Config
 
 log = logging.getLogger(__name__)

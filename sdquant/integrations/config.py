@@ -9,8 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from .. import backends
 from ..compat.row import COMPUTES
+from ..core import registry
 from ..core.choices import METHOD
 from ..errors import SettingsError
 from ..planner import refuse_computing
@@ -61,7 +61,7 @@ class Config:
     ) -> None:
         self.quant_method = Method.SDQUANT
         self.rules = rules_of(rules)
-        parsed = backends.parse(quant or ("int8" if self.rules is None else "rules"))
+        parsed = registry.parse(quant or ("int8" if self.rules is None else "rules"))
         self.quant = str(parsed)
         self.skip = [skip] if isinstance(skip, str) else list(skip)
         self.quant_stats = None if quant_stats is None else os.path.expanduser(os.fspath(quant_stats))

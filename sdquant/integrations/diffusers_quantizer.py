@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import adapters
-from ..backends.base import Packed
 from ..components import quiet, set_tensor
+from ..core.backend import Packed
 from ..core.choices import METHOD
 from ..errors import SettingsError, UnsupportedFileError
 from ..install import install_packed

@@ -23,7 +23,7 @@ from ._shared import Weights, dequantize
 from .config import Config
 
 if TYPE_CHECKING:
-    from ..backends.base import Found
+    from ..core.backend import Found
 
 with quiet():  # what it imports besides has remarks to make
     from transformers.core_model_loading import ConversionOps, WeightConverter

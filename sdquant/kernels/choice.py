@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..rows import take
+from ..core.packed_rows import take
 from . import fp8, int8, tiled, widened
 from .patches import few_patches, outputs
 from .scratch import scratch
 from .seen import plain
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Geometry, Packed
-    from .forms import Form
+    from ..core.backend import Backend, Geometry, Packed
+    from ..core.packed_layout import Form
     from .reader import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]

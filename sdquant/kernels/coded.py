@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..backends.base import Geometry
-from ..rows import cut
+from ..core.backend import Geometry
+from ..core.packed_rows import cut
 from . import choice
 from .checks import undisturbed
 from .int8_steps import RUN, direct, in_runs
@@ -26,8 +26,8 @@ from .reader import Coding
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..backends.base import Backend, Packed
-    from .forms import Activations, Form
+    from ..core.backend import Backend, Packed
+    from ..core.packed_layout import Activations, Form
     from .reader import Prepared
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from .scratch import scratch
 from .triton import library
 
 if TYPE_CHECKING:
-    from ..backends.base import Packed
-    from .forms import Form
+    from ..core.backend import Packed
+    from ..core.packed_layout import Form
 
 log = logging.getLogger(__name__)
 

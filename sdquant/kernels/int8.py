@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..backends.base import Geometry
-from ..rows import cut
+from ..core.backend import Geometry
+from ..core.packed_rows import cut
 from ..rules import integers
 from . import int8_steps as steps
 from .checks import undisturbed
@@ -41,8 +41,8 @@ from .reader import Coding
 from .triton import library
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Packed
-    from .forms import Form
+    from ..core.backend import Backend, Packed
+    from ..core.packed_layout import Form
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..rows import take
+from ..core.packed_rows import take
 from ..rules import integers
 from .checks import undisturbed
 from .division import divided
@@ -27,8 +27,8 @@ from .scratch import scratch
 from .triton import library
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Packed
-    from .forms import Form
+    from ..core.backend import Backend, Packed
+    from ..core.packed_layout import Form
 
 log = logging.getLogger(__name__)
 

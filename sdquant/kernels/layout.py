@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import backends
-from ..backends.base import Packed
+from ..core import registry
+from ..core.backend import Packed
 from . import choice
 
 if TYPE_CHECKING:
-    from .forms import Form
+    from ..core.packed_layout import Form
 
 
 def laid_out(packed: Packed, device: str) -> Packed:
     """The weight of a linear layer or a convolution in the order for `device`; itself where that is the one it has, or
     it has no bytes (on the meta device)."""
-    backend = backends.of_scheme(packed.spec.scheme)
+    backend = registry.of_scheme(packed.spec.scheme)
     form = backend.form(packed)
     if form is None or form.apart or packed.device.type == "meta" or not wanted(form, device):
         return packed
@@ -36,7 +36,7 @@ def wanted(form: Form, device: str) -> bool:
 
 def is_apart(packed: Packed) -> bool:
     """Whether it is not in the order of its file."""
-    form = backends.of_scheme(packed.spec.scheme).form(packed)
+    form = registry.of_scheme(packed.spec.scheme).form(packed)
     return form is not None and form.apart
 
 
@@ -48,7 +48,7 @@ def bring_into_order(state: dict[str, Any], prefix: str, own: Packed) -> None:
 
     What is not a weight of the size of `own` is left to torch, which says what is wrong.
     """
-    backend = backends.of_scheme(own.spec.scheme)
+    backend = registry.of_scheme(own.spec.scheme)
     found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not all(isinstance(value, Tensor) for value in found.values()):
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from ..formats.gguf_types import TYPES
+from ..core.gguf_types import TYPES
 from .native.blocks import by_block, is_blocks
 from .native.threads import over_rows
 from .reader import Parts, Reader
@@ -21,7 +21,7 @@ from .scratch import scratch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .forms import Form
+    from ..core.packed_layout import Form
 
 # CPU time as a share of torch's decoding, to bfloat16 and to float32: bench/gguf_decode.py, one core of an AMD EPYC
 # (Zen 5). The other types take 0.8 to 1.6 of it.

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import backends
-from ..backends.base import Geometry, Packed, PackedSpec
+from ..core import registry
+from ..core.backend import Geometry, Packed, PackedSpec
 from . import choice, coded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..backends.base import Backend
-    from .forms import Form
+    from ..core.backend import Backend
+    from ..core.packed_layout import Form
 
 
 def described(spec: PackedSpec, names: Sequence[str]) -> str:
@@ -32,7 +32,7 @@ def described(spec: PackedSpec, names: Sequence[str]) -> str:
 @lru_cache(maxsize=4096)
 def _read(text: str) -> tuple[Backend, PackedSpec, tuple[str, ...]]:
     spec, names = json.loads(text)
-    return backends.of_scheme(spec["scheme"]), PackedSpec.from_dict(spec), tuple(names)
+    return registry.of_scheme(spec["scheme"]), PackedSpec.from_dict(spec), tuple(names)
 
 
 def _packed(text: str, parts: Sequence[Tensor]) -> tuple[Backend, Packed, Form | None]:

@@ -12,7 +12,7 @@ from .native import patches as native
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..backends.base import Geometry
+    from ..core.backend import Geometry
 
 
 def outputs(sizes: tuple[int, ...], kernel: tuple[int, ...], how: Geometry) -> tuple[int, ...]:

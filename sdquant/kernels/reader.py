@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .forms import Form
+    from ..core.packed_layout import Form
 
 
 Parts = Mapping[str, "Tensor"]

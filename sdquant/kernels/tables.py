@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends import _bnb_tables
-from ..backends._bnb_tables import E2M1_LEVELS
+from ..core import code_tables
+from ..core.code_tables import E2M1_LEVELS
 from ..utils.device_constants import constant
 
 
@@ -14,9 +14,9 @@ from ..utils.device_constants import constant
 def table(name: str, arithmetic: str, device: torch.device) -> Tensor:
     """float32 [16 or 256], by code: numbers of the dtype `arithmetic`."""
     if name == "e4m3":
-        found = _bnb_tables.e4m3_code(device)
+        found = code_tables.e4m3_code(device)
     elif name == "e2m1":
         found = torch.tensor((*E2M1_LEVELS, *(-level for level in E2M1_LEVELS)), dtype=torch.float32, device=device)
     else:
-        found = _bnb_tables.fourbit_code(name, device)
+        found = code_tables.fourbit_code(name, device)
     return found.to(getattr(torch, arithmetic)).to(torch.float32)

@@ -11,7 +11,7 @@ from ..kernels import choice
 from ..kernels.scratch import scratch
 
 if TYPE_CHECKING:
-    from ..backends.base import Geometry
+    from ..core.backend import Geometry
     from .packed_layer import PackedLayer
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import backends
-from ..backends.base import OFFSET, Packed
+from ..core import registry
+from ..core.backend import OFFSET, Packed
 from ..errors import IncompatibleError
 from .quantized import QuantizedLayer, packed_of
 from .states import PREFIX
@@ -89,7 +89,7 @@ def _packed(layer: nn.Module, state: Mapping[str, Any], path: str) -> Packed | N
 def _decoded(packed: Packed, target: nn.Module) -> Tensor:
     weight = getattr(target, "weight", None)
     dtype = weight.dtype if isinstance(weight, Tensor) else getattr(torch, packed.spec.dtype)
-    return backends.of_scheme(packed.spec.scheme).decode(packed, dtype)
+    return registry.of_scheme(packed.spec.scheme).decode(packed, dtype)
 
 
 def _at(module: nn.Module, path: str) -> nn.Module | None:

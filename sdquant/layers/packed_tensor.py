@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import backends
+from ..core import registry
 from ..errors import IncompatibleError
 from ..kernels import choice
 from .read_only import AsTensor, ReadOnly
 
 if TYPE_CHECKING:
-    from ..backends.base import Packed
+    from ..core.backend import Packed
 
 # What LoRAs are fused by, and taken out again; other writes set new values: a new token's, those of an initialization.
 _TO_FUSE = ("aten.add", "aten.sub", "aten.addmm", "aten.baddbmm", "aten.addcmul")
@@ -113,7 +113,7 @@ class LayerWeight(AsTensor, PackedTensor):
 def decoded(weight: PackedTensor) -> Tensor:
     """The float weight in the dtype that the tensor shows, in memory of its own."""
     packed = weight.packed
-    backend = backends.of_scheme(packed.spec.scheme)
+    backend = registry.of_scheme(packed.spec.scheme)
     out = torch.empty(packed.spec.shape, dtype=weight.dtype, device=packed.device)
     choice.decode_into(backend, packed, backend.form(packed), out)
     return out

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from .. import backends
-from ..backends.base import Backend, Geometry, Packed, PackedSpec
+from ..core import registry
+from ..core.backend import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
 from ..kernels import choice, coded, int8, ops
 from ..kernels.layout import bring_into_order, laid_out
@@ -27,7 +27,7 @@ from .packed_tensor import LayerWeight
 from .states import LIKE, PREFIX
 
 if TYPE_CHECKING:
-    from ..kernels.forms import Activations, Form
+    from ..core.packed_layout import Activations, Form
     from ..kernels.reader import Prepared
 
 _KINDS: dict[type[nn.Module], str] = {
@@ -98,7 +98,7 @@ class QuantizedLayer(nn.Module):
     def _know(self, packed: Packed) -> None:
         """Find out what there is to know of a packed weight whose parts are this layer's parameters already."""
         self.spec = packed.spec
-        self._backend = backends.of_scheme(packed.spec.scheme)
+        self._backend = registry.of_scheme(packed.spec.scheme)
         self.part_names = tuple(packed.parts)
         self._form, self._activations = self._backend.form(packed), self._backend.activations(packed)
         self._text = ops.described(packed.spec, self.part_names)
@@ -453,8 +453,8 @@ def packed_of(module: nn.Module) -> Packed | None:
     """The packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
     if isinstance(module, QuantizedLayer):
         return module.packed
-    for name in backends.names():
-        packed = backends.get(name).from_library(module)
+    for name in registry.names():
+        packed = registry.get(name).from_library(module)
         if packed is not None:
             return packed
     return None

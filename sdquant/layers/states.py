@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..backends.base import OFFSET
+from ..core.backend import OFFSET
 from ..errors import IncompatibleError, SettingsError
 from ..kernels.layout import bring_into_order
 from .packed_tensor import LayerWeight

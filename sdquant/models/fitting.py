@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..backends.base import TensorInfo
+from ..core.backend import TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
 from ..formats import families
 from .left_out import may_lack
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..backends.base import Found, PackedSpec
+    from ..core.backend import Found, PackedSpec
     from ..formats.recipe import Get, Recipe
     from ..formats.source import Source
 

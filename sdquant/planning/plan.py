@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..backends.base import QuantSpec
+    from ..core.backend import QuantSpec
     from ..detection import Detected
     from ..formats.source import Source
     from ..selection import WeightPlan

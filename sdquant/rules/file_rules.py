@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import backends
+from ..core import registry
 from ..errors import BadFileError, SettingsError
 from ..formats.own import damaged
 from .patterns import quick
@@ -33,6 +33,6 @@ def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | Non
             "Quantize the model again with rules that repeat less: no repeated groups, four repetitions at most",
         )
     try:
-        return with_rules(backends.parse("rules"), tuple(rule_of(dict(row)) for row in rows))
+        return with_rules(registry.parse("rules"), tuple(rule_of(dict(row)) for row in rows))
     except (SettingsError, TypeError) as error:
         raise damaged(file, f"its rules are none: {error}") from error

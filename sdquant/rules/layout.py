@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..backends.base import Part, Unfit
+from ..core.backend import Part, Unfit
 from ..errors import SettingsError
 from .how import HowToQuantize, scale_shape, tile_sizes
 from .method import Method, method

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..backends.base import Packed, PackedSpec
+from ..core.backend import Packed, PackedSpec
 from .layout import ACT_SHAPE, SCALES, act_how, weight_how
 from .packing import pack, unpack
 from .qarray import QArray, quantize, quantize_with

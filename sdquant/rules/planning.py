@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..backends.base import Unfit
+from ..core.backend import Unfit
 from ..errors import ConflictError, MissingComponentError
 from ..selection import Extent
 from .layout import ACT_SHAPE, plain_tiles
@@ -16,7 +16,7 @@ from .spec import RulesSpec, is_for_products_alone
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..backends.base import QuantSpec
+    from ..core.backend import QuantSpec
     from ..formats.source import Source
     from ..planning.plan import ComponentPlan
 

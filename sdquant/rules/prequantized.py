@@ -29,7 +29,7 @@ from .rule import QtRule, QuantizationRule
 from .spec import operation_of
 
 if TYPE_CHECKING:
-    from ..backends.base import Part
+    from ..core.backend import Part
     from ..layers.quantized import QuantizedLayer
 
 _TOGETHER = "Check that the weights and the template belong together"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .. import backends
-from ..backends.base import Packed, PackedSpec, Unfit
+from ..core import registry
+from ..core.backend import Packed, PackedSpec, Unfit
 from ..encoding import require_finite
 from ..errors import SettingsError
 from ..layers import QuantizedLayer, quantized_layer
@@ -71,7 +71,7 @@ class PtqProvider:
             module = module.float_layer()
         weight = module.weight
         assert isinstance(weight, Tensor)
-        spec = backends.QuantSpec(backends.scheme(SCHEME))
+        spec = registry.QuantSpec(registry.scheme(SCHEME))
         try:
             packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
         except Unfit as reason:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..backends._bnb_tables import E2M1_LEVELS, NF4
+from ..core.code_tables import E2M1_LEVELS, NF4
 from ..utils.device_constants import constant
 
 if TYPE_CHECKING:

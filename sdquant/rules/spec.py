@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends.base import QuantSpec, Unfit
+from ..core.backend import QuantSpec, Unfit
 from ..errors import SettingsError
 from .rule import PRODUCTS, QuantizationRule, to_dict
 

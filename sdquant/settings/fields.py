@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .. import backends
+from ..core import registry
 from ..errors import SettingsError
 from ..request import NOT_QUANTIZED, Request
 from .roles import ROLES
@@ -97,7 +97,7 @@ def field_named(name: str) -> Field:
 
 
 def _schemes() -> tuple[Field, ...]:
-    choices = (AS_FOUND, NOT_QUANTIZED, *(row.name for row in backends.schemes() if row.on_the_fly))
+    choices = (AS_FOUND, NOT_QUANTIZED, *(row.name for row in registry.schemes() if row.on_the_fly))
     return tuple(
         Field(
             name=f"quant.{role.name}",

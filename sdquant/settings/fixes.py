@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import backends
+from ..core import registry
 from ..errors import SdquantError
 from ..request import NOT_QUANTIZED
 from .fields import field_named
@@ -76,10 +76,10 @@ def _another_scheme(values: Mapping[str, Any]) -> Iterator[Fix]:
     held = _held(values)
     for old in dict.fromkeys(held.values()):
         try:
-            scheme = backends.parse(old).scheme
+            scheme = registry.parse(old).scheme
         except SdquantError:  # no such scheme: nothing is near it
             continue
-        others = [row for row in backends.schemes() if row.on_the_fly and row.backend != scheme.backend]
+        others = [row for row in registry.schemes() if row.on_the_fly and row.backend != scheme.backend]
         for other in sorted(others, key=lambda row: abs(row.bits - scheme.bits)):
             changes = {name: other.name for name, value in held.items() if value == old}
             yield Fix(text=f"Use {other.name} instead of {scheme.name}", changes=changes)

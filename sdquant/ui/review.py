@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import backends, machine
+from .. import machine
 from ..compat import look_up
 from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from ..compat.row import OFFLOADS, Query, meant
+from ..core import registry
 from ..errors import SdquantError
 from ..preparation import prepare
 from ..request import AUTO, NOT_QUANTIZED
@@ -143,7 +144,7 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
     if held is None and (asked is None or asked.lower() == NOT_QUANTIZED):
         return Mark(verdict="works")
     try:
-        scheme = backends.scheme(held) if held is not None else backends.parse(str(asked)).scheme
+        scheme = registry.scheme(held) if held is not None else registry.parse(str(asked)).scheme
     except SdquantError as error:
         return Mark(verdict="breaks", why=error.why, fix=error.fix)
     compute = values["compute"] or "float"
@@ -152,12 +153,12 @@ def _of(values: Mapping[str, Any], role: str, held: str | None, kind: str, here:
         why = f"{scheme.name} has only the runtime {', '.join(scheme.runtimes)}"
         return Mark(verdict="breaks", why=why, fix="Leave the runtime at its default")
     mode = "found" if held is not None else values["mode"] if values["mode"] != "auto" else "pre"
-    trouble = problem(backends.get(scheme.backend), here.versions)
+    trouble = problem(registry.get(scheme.backend), here.versions)
     if trouble is not None and held is None and scheme.name not in PACKAGE_OPTIONAL:
-        return Mark(verdict="breaks", why=trouble, fix=pip_line(backends.get(scheme.backend)) or "")
-    lacks = runtime_problem(backends.get(scheme.backend), runtime, here.versions)
+        return Mark(verdict="breaks", why=trouble, fix=pip_line(registry.get(scheme.backend)) or "")
+    lacks = runtime_problem(registry.get(scheme.backend), runtime, here.versions)
     if lacks is not None:
-        return Mark(verdict="breaks", why=lacks, fix=pip_line(backends.get(scheme.backend), runtime) or "")
+        return Mark(verdict="breaks", why=lacks, fix=pip_line(registry.get(scheme.backend), runtime) or "")
     named = values["offload"]
     rows = [
         look_up(

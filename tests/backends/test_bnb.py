@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sdquant import backends
 from sdquant.backends._bnb_library import has_kernel
-from sdquant.backends.base import Packed, TensorInfo
 from sdquant.backends.bnb import _say_float8
+from sdquant.core.backend import Packed, TensorInfo
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.layers import quantized_layer
 

@@ -10,8 +10,9 @@ from bitsandbytes import functional
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.backends import _bnb_arithmetic, _bnb_library, _bnb_tables
+from sdquant.backends import _bnb_arithmetic, _bnb_library
 from sdquant.backends._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
+from sdquant.core import code_tables
 
 CPU = torch.device("cpu")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -19,16 +20,16 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 def test_the_tables_are_those_of_bitsandbytes() -> None:
     for kind in ("nf4", "fp4"):
-        assert torch.equal(_bnb_tables.fourbit_code(kind, CPU), functional.get_4bit_type(kind, device="cpu"))
-    assert torch.equal(_bnb_tables.dynamic_code(CPU), functional.create_dynamic_map())
-    assert torch.equal(_bnb_tables.e4m3_code(CPU), functional.create_fp8_map(True, 4, 3, 8))
+        assert torch.equal(code_tables.fourbit_code(kind, CPU), functional.get_4bit_type(kind, device="cpu"))
+    assert torch.equal(code_tables.dynamic_code(CPU), functional.create_dynamic_map())
+    assert torch.equal(code_tables.e4m3_code(CPU), functional.create_fp8_map(True, 4, 3, 8))
 
 
 def weights(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> Tensor:
     """Random ones, and what is special: zeros, borders between codes, denormals, huge numbers."""
     made = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul_(0.02)
     flat = made.view(-1)
-    code = _bnb_tables.fourbit_code(kind, CPU).sort()[0]
+    code = code_tables.fourbit_code(kind, CPU).sort()[0]
     special = [(code[1:] + code[:-1]) / 2, code, -code, torch.tensor([0.0, -0.0, 1.0, 1e-39, -1e-39, 1e-30])]
     flat[: min(len(flat), 53)] = torch.cat(special)[: len(flat)]
     if len(flat) > 512:
@@ -72,7 +73,7 @@ def test_tiles_do_not_matter(tile: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_eight_bits(dtype: torch.dtype, size: int) -> None:
-    table = _bnb_tables.e4m3_code(CPU)
+    table = code_tables.e4m3_code(CPU)
     weight = torch.randn(size, generator=torch.Generator().manual_seed(2))
     codes, state = functional.quantize_blockwise(weight, code=table, blocksize=256)
     out = torch.empty(size, dtype=dtype)

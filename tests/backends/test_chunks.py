@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sdquant import backends
 from sdquant.backends import _bnb_arithmetic, _chunks
-from sdquant.backends.base import Part, Unfit
+from sdquant.core.backend import Part, Unfit
 
 SHAPES = [(96, 64), (33, 128), (24, 16, 3, 3), (9, 256), (8, 7)]
 

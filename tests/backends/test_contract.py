@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sdquant import backends
-from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
+from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.kernels import choice, widened
 from sdquant.layers import quantized_layer
 

@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdquant import backends
 from sdquant.backends import _gguf_decode
-from sdquant.backends._gguf_mixes import BASES, FILE_TYPES
 from sdquant.backends._gguf_scales import HALVES
-from sdquant.backends.base import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.backends.gguf import BACKEND, dominant, mix_type, undecodable
+from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
+from sdquant.core.gguf_mixes import BASES, FILE_TYPES
+from sdquant.core.gguf_types import TYPES
 from sdquant.errors import BackendUnavailableError, BadFileError
 from sdquant.formats.gguf import GGUFFile, write_gguf
-from sdquant.formats.gguf_types import TYPES
 from sdquant.layers import quantized_layer
 
 if TYPE_CHECKING:

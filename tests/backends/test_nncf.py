@@ -12,7 +12,7 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 
 from sdquant import backends
-from sdquant.backends.base import Packed, Unfit
+from sdquant.core.backend import Packed, Unfit
 
 nncf = pytest.importorskip("nncf")
 

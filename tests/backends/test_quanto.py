@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.backends.base import Packed, TensorInfo, Unfit
+from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError
 
 quanto = pytest.importorskip("optimum.quanto", reason="tests of the optimum-quanto backend need optimum-quanto")

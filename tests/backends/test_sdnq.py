@@ -19,7 +19,7 @@ import sdquant
 from sdquant import backends
 from sdquant.backends import sdnq as module
 from sdquant.backends._sdnq_codes import OF_DTYPE
-from sdquant.backends.base import Packed, TensorInfo, Unfit
+from sdquant.core.backend import Packed, TensorInfo, Unfit
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.layers.quantized import set_compute
 from sdquant.weights import quantized

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from sdquant.core.gguf_types import BY_ID, REFUSED, TYPES
 from sdquant.errors import BadFileError, SdquantError, UnsupportedFileError
 from sdquant.formats import _gguf_values
 from sdquant.formats.gguf import GGUFFile, Skipped, classify, read_header, write_gguf
-from sdquant.formats.gguf_types import BY_ID, REFUSED, TYPES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sdquant.backends._gguf_scales import HALVES, sound
-from sdquant.formats.gguf_types import TYPES
-from sdquant.kernels.forms import Form
+from sdquant.core.gguf_types import TYPES
+from sdquant.core.packed_layout import Form
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((24, 512), (7, 768), (64, 320))  # rows of whole blocks, an odd number of rows, blocks across rows

@@ -1,4 +1,4 @@
-"""A form decoded in numpy, word for word as `sdquant.kernels.forms` describes it: what the fast ones are held to."""
+"""A layout decoded in numpy, word for word as `sdquant.core.packed_layout` says: what fast ones are held to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sdquant.backends import _bnb_tables as tables
 from sdquant.backends._sdnq_codes import CODES
-from sdquant.kernels.forms import BYTES, PACKED
+from sdquant.core import code_tables as tables
+from sdquant.core.packed_layout import BYTES, PACKED
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Backend, Packed
-    from sdquant.kernels.forms import Form
+    from sdquant.core.backend import Backend, Packed
+    from sdquant.core.packed_layout import Form
     from sdquant.kernels.reader import Reader
 
 CPU = torch.device("cpu")

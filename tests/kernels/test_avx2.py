@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdquant import backends
+from sdquant.core.packed_layout import BYTES, PACKED
 from sdquant.kernels import native
-from sdquant.kernels.forms import BYTES, PACKED
 from sdquant.kernels.native.reader import Native
 
 from .reference import multiplied

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sdquant.backends.base import Geometry
+from sdquant.core.backend import Geometry
 from sdquant.kernels import coded
 from sdquant.kernels.native import int8
 from sdquant.kernels.native.reader import Native

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sdquant import backends
-from sdquant.backends.base import Unfit
+from sdquant.core.backend import Unfit
 from sdquant.kernels import int8_steps
 from sdquant.kernels.division import divided
 from sdquant.rules.how import HowToQuantize

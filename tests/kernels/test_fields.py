@@ -15,18 +15,18 @@ import sdquant
 from sdquant import backends
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
-from sdquant.formats.gguf_fields import FIELDS, places
-from sdquant.formats.gguf_types import TYPES
+from sdquant.core.gguf_fields import FIELDS, places
+from sdquant.core.gguf_types import TYPES
+from sdquant.core.packed_rows import cut, join, take
 from sdquant.kernels import choice, layout, libgguf, widened
 from sdquant.kernels.native import reader as native
 from sdquant.kernels.triton import library
 from sdquant.kernels.triton.blocks import GGUF, MOST
 from sdquant.kernels.triton.reader import TritonReader
 from sdquant.layers import QuantizedLayer, quantized_layer
-from sdquant.rows import cut, join, take
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 KINDS = tuple(FIELDS)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sdquant import backends
-from sdquant.formats.gguf_types import TYPES
+from sdquant.core.gguf_types import TYPES
 
 from .reference import decoded
 

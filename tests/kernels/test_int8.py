@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends
-from sdquant.backends.base import Geometry, Packed, Unfit
+from sdquant.core.backend import Geometry, Packed, Unfit
 from sdquant.kernels import int8, int8_steps, reader
 from sdquant.kernels.native import int8 as native
 from sdquant.layers import quantized_layer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
-from sdquant.formats.gguf_types import TYPES
+from sdquant.core.gguf_types import TYPES
 from sdquant.kernels.libgguf import Libgguf, reader
 
 from .blocks import DTYPES, SHAPES, bits, form_of, random_blocks

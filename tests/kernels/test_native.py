@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sdquant import backends
-from sdquant.backends.base import Packed, Unfit
+from sdquant.core.backend import Packed, Unfit
 from sdquant.kernels.native import SWITCH, extension
 
 from .reference import decoded, multiplied

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
-from sdquant.formats.gguf_types import TYPES
-from sdquant.kernels.forms import Form
+from sdquant.core.gguf_types import TYPES
+from sdquant.core.packed_layout import Form
 from sdquant.kernels.native import extension, isa
 from sdquant.kernels.native.reader import Native
 

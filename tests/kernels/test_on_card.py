@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends, offload
-from sdquant.backends._bnb_tables import dynamic_code, e4m3_code, fourbit_code
+from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
 from sdquant.kernels.tables import table
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import set_compute

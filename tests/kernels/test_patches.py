@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sdquant import backends
-from sdquant.backends.base import Geometry
+from sdquant.core.backend import Geometry
 from sdquant.kernels import choice
 from sdquant.kernels.patches import few_patches, outputs, patches
 from sdquant.layers import quantized_layer

@@ -15,7 +15,7 @@ from sdquant.rules import integers
 from .test_forms import SPECS
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 QUANTIZES_ACTIVATIONS = (
     "rules,act_qtype=int8", "rules,act_qtype=int8,tile_size=16", "rules,weight_qtype=nf4,act_qtype=int8",

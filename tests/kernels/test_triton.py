@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from sdquant import backends
-from sdquant.backends.base import Unfit
+from sdquant.core.backend import Unfit
+from sdquant.core.packed_layout import Form
 from sdquant.kernels import int8_steps
 from sdquant.kernels import triton as package
-from sdquant.kernels.forms import Form
 from sdquant.kernels.triton import library
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.reader import TritonReader

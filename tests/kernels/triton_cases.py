@@ -19,8 +19,8 @@ from torch import Tensor
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.backends._gguf_fields import apart, together
 from sdquant.backends._gguf_scales import HALVES
-from sdquant.formats.gguf_types import TYPES
-from sdquant.kernels.forms import Form
+from sdquant.core.gguf_types import TYPES
+from sdquant.core.packed_layout import Form
 from sdquant.kernels.triton import library
 from sdquant.kernels.triton.blocks import GGUF
 from sdquant.kernels.triton.reader import TritonReader
@@ -310,7 +310,7 @@ def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False)
     """What is wrong with a layer's product in integers: all steps by Triton, against those in torch. apart: with the
     fields of GGUF's blocks so."""
     from sdquant import backends
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
     from sdquant.kernels import int8, int8_steps
 
     spec = backends.parse(text)

@@ -14,7 +14,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.backends.base import Unfit
+from sdquant.core.backend import Unfit
 from sdquant.errors import ConflictError, IncompatibleError
 from sdquant.layers import packed_of, quantized_layer
 from sdquant.layers.quantized import float_layer

@@ -16,7 +16,7 @@ from sdquant.layers import quantized_layer
 from sdquant.offload.slots import Place, Slot, bring, slots, with_number
 
 if TYPE_CHECKING:
-    from sdquant.backends.base import Packed
+    from sdquant.core.backend import Packed
 
 
 def library(name: str, module: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdquant.backends._bnb_tables import NF4
+from sdquant.core.code_tables import NF4
 from sdquant.errors import SettingsError
 from sdquant.rules.matmul import linear
 from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, quantize_with, range_of, scale_shape

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.backends.base import PackedSpec, QuantSpec, Unfit
 from sdquant.backends.rules import TYPES
+from sdquant.core.backend import PackedSpec, QuantSpec, Unfit
 from sdquant.errors import SettingsError
 from sdquant.rules.layout import row_bytes, weight_how
 from sdquant.rules.packing import pack, unpack
@@ -83,7 +83,7 @@ def test_packed_as_foretold_and_decoded_as_dequantized(
     again = BACKEND.spec_of(PackedSpec.from_dict(packed.spec.to_dict()))
     assert isinstance(again, RuleSpec) and again.rule == rule
     if BACKEND.by_row(packed):
-        from sdquant.rows import cut
+        from sdquant.core.packed_rows import cut
 
         assert torch.equal(BACKEND.decode(cut(packed, [(2, 5)]), dtype), wanted[2:5])
 

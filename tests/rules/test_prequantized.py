@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.backends.base import TensorInfo
+from sdquant.core.backend import TensorInfo
 from sdquant.demo import path
 from sdquant.errors import BadFileError, ConflictError, SettingsError, UnsupportedFileError
 from sdquant.layers import QuantizedLayer

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ...backends import _gguf_iq
-from ...formats.gguf_types import TYPES
+from ...core import ggml_iq
+from ...core.gguf_types import TYPES
 
 if TYPE_CHECKING:
-    from ..forms import Form
+    from ...core.packed_layout import Form
 
 
 def is_blocks(form: Form) -> bool:
@@ -20,7 +20,7 @@ def is_blocks(form: Form) -> bool:
 
 def grid(form: Form) -> int:
     """Address of the table of small weights that the type's codes are rows of: int8; 0 where it has none."""
-    return _gguf_iq.grid(form.packing).data_ptr() if form.packing in _gguf_iq.GRIDS else 0
+    return ggml_iq.grid(form.packing).data_ptr() if form.packing in ggml_iq.GRIDS else 0
 
 
 @cache  # at every call of a small layer

@@ -1,4 +1,4 @@
-/* Packed weights as C sees them: a `Form` of sdquant/kernels/forms.py, and the addresses of its parts.
+/* Packed weights as C sees them: a `Form` of sdquant/core/packed_layout.py, and the addresses of its parts.
 
    Files: module.c is what Python calls; isa.c chooses between the `Kernels` of portable.c, avx2.c and avx512.c, which
    put together what portable.h, blocks_*.c and avx512_*.c have; packings.c names the packings; product.c works on whole

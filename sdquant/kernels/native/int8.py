@@ -22,8 +22,8 @@ from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
-    from ...backends.base import Geometry
-    from ..forms import Activations, Form
+    from ...core.backend import Geometry
+    from ...core.packed_layout import Activations, Form
     from ..reader import Parts
 
 KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`

@@ -17,7 +17,7 @@ from .plans import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
-    from ..forms import Form
+    from ...core.packed_layout import Form
     from ..reader import Parts
 
 

@@ -1,4 +1,4 @@
-/* Names of packings, as sdquant/kernels/forms.py has them. */
+/* Names of packings, as sdquant/core/packed_layout.py has them. */
 #include "blocks.h"
 
 #include <string.h>

@@ -12,7 +12,7 @@ from .threads import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...backends.base import Geometry
+    from ...core.backend import Geometry
 
 
 def copies(x: Tensor) -> bool:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...backends import _bnb_tables
+from ...core import code_tables
 from ..tables import table
 from . import extension
 from .blocks import grid
 
 if TYPE_CHECKING:
-    from ..forms import Form
+    from ...core.packed_layout import Form
     from ..reader import Parts
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -84,7 +84,7 @@ def _table(form: Form) -> bytes:
 def _scale_table(form: Form, scale: torch.dtype | None) -> bytes:
     """What codes of scales stand for, where they are no numbers."""
     if form.nested:
-        return _bytes(_bnb_tables.dynamic_code(_CPU))
+        return _bytes(code_tables.dynamic_code(_CPU))
     return _bytes(torch.arange(256, dtype=torch.uint8, device=_CPU).view(scale).float()) if scale in _SCALES else b""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..forms import Activations, Form
+    from ...core.packed_layout import Activations, Form
     from ..reader import Coding, Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]

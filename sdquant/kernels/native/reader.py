@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..forms import Form
+    from ...core.packed_layout import Form
     from ..reader import Coding, Prepared
 
 

@@ -34,7 +34,7 @@ from .runs import runs_kernel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..forms import Form
+    from ...core.packed_layout import Form
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 

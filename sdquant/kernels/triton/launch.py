@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..forms import Form
+    from ...core.packed_layout import Form
 
 DECODED_AT_ONCE = 4096  # weights for each program that decodes
 _WARPS = 4

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...backends import _bnb_tables
-from ...backends._gguf_iq import _NON_LINEAR
-from ...formats.gguf_fields import places
+from ...core import code_tables
+from ...core.ggml_iq import _NON_LINEAR
+from ...core.gguf_fields import places
 from ...utils.device_constants import constant
 from ..tables import table
 from .blocks import Block, block_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..forms import Form
+    from ...core.packed_layout import Form
 
 _FIELDS = ("codes", "high", "scales", "scale", "minimum")
 
@@ -100,7 +100,7 @@ def pointers(form: Form, parts: Mapping[str, Tensor], block: Block) -> dict[str,
         "zero": parts[form.zero] if isinstance(form.zero, str) else codes,
         "shift": parts[form.shift] if form.shift else codes,
         "table": table_of(name, form.arithmetic, codes.device) if name else codes,
-        "dynamic": _bnb_tables.dynamic_code(codes.device) if form.nested else codes,
+        "dynamic": code_tables.dynamic_code(codes.device) if form.nested else codes,
     }
 
 

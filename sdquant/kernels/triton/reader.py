@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from ...formats.gguf_types import TYPES
+from ...core.gguf_types import TYPES
 from ..reader import Reader
 from . import library
 from .blocks import GGUF, block_of
@@ -14,7 +14,7 @@ from .blocks import GGUF, block_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..forms import Form
+    from ...core.packed_layout import Form
     from ..reader import Parts
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...backends.base import Unfit
+from ...core.backend import Unfit
 from ...errors import SettingsError
 from ...layers.fit import require_fit
 from ...layers.quantized import settings_of

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ... import backends, compat, machine
+from ... import compat, machine
 from ...compat.row import OFFLOADS
+from ...core import registry
 from ...detection import detect
 from ...errors import SdquantError
 from ...utils.byte_sizes import size
@@ -142,7 +143,7 @@ def _goes_with(seen: Detected) -> str:
     """A table of schemes against offload modes: the held scheme as found, or all that a float file can be made into."""
     mode = "found" if seen.prequantized else "pre"
     held = {part.quant for part in (seen.parts or {"": seen}).values() if part.quant}
-    names = sorted(held) if seen.prequantized else [row.name for row in backends.schemes() if row.on_the_fly]
+    names = sorted(held) if seen.prequantized else [row.name for row in registry.schemes() if row.on_the_fly]
     here = machine.probe()
     cells = [
         cell

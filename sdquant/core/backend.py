@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ..kernels.forms import Activations, Form
+    from .packed_layout import Activations, Form
 
 # Sizes in bits of the dtypes that occur in files, by safetensors-independent torch names.
 DTYPE_BITS: Mapping[str, int] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from . import backends
-from .backends.base import QuantSpec, Unfit
+from . import registry
+from .backend import QuantSpec, Unfit
 
 if TYPE_CHECKING:
-    from .backends.base import Packed
+    from .backend import Packed
 
 
 def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -20,8 +20,8 @@ def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
 def has_layout(packed: Packed) -> bool:
     """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
     spec = packed.spec
-    row = backends.scheme(spec.scheme)
-    backend = backends.get(row.backend)
+    row = registry.scheme(spec.scheme)
+    backend = registry.get(row.backend)
     said = backend.spec_of(spec)
     if said is not None:
         return _is_of(packed, said)
@@ -37,7 +37,7 @@ def has_layout(packed: Packed) -> bool:
 
 def _is_of(packed: Packed, asked: QuantSpec) -> bool:
     try:
-        layout = backends.get(asked.scheme.backend).layout(asked, packed.spec.shape, packed.spec.dtype)
+        layout = registry.get(asked.scheme.backend).layout(asked, packed.spec.shape, packed.spec.dtype)
     except Unfit:
         return False
     return forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..utils.device_constants import constant
-from ._gguf_bits import copied, half
+from .ggml_bytes import copied, half
 
 if TYPE_CHECKING:
     from collections.abc import Callable

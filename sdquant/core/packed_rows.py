@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from . import backends
-from .backends.base import Packed
-from .utils.buffers import dense
+from ..utils.buffers import dense
+from . import registry
+from .backend import Packed
 
 Range = tuple[int, int]  # first row, and the one after the last
 
@@ -31,7 +31,7 @@ def join(packs: Sequence[Packed]) -> Packed | None:
     """The packed form of weights whose rows follow one another; None where it is more than their parts in a row."""
     if len(packs) == 1:
         return packs[0]
-    backend = backends.of_scheme(packs[0].spec.scheme)
+    backend = registry.of_scheme(packs[0].spec.scheme)
     loose = [backend.cuttable(packed) for packed in packs]
     first = loose[0]
     alike = all(replace(packed.spec, shape=first.spec.shape) == first.spec for packed in loose)
@@ -75,5 +75,5 @@ def _of_rows(packed: Packed, count: int, select: Callable[[Tensor], Tensor]) -> 
 
     return Packed(
         spec=replace(packed.spec, shape=(count, *packed.spec.shape[1:])),
-        parts=backends.of_scheme(packed.spec.scheme).rows_by(packed, chosen),
+        parts=registry.of_scheme(packed.spec.scheme).rows_by(packed, chosen),
     )

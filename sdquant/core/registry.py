@@ -1,0 +1,192 @@
+"""The registry: which backends and schemes there are.
+
+A backend registers itself by being a module of `sdquant.backends` with a `BACKEND`, as is every entry point of that
+group. Modules whose name starts with an underscore are helpers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import re
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError, UnknownQuantError
+from .backend import EMBEDDINGS, Backend, Found, Option, QuantSpec, Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme", "parse", "scheme", "schemes"]
+
+ENTRY_POINTS = HOME = "sdquant.backends"
+# Backends that are not in that folder, by name.
+ELSEWHERE: Mapping[str, str] = {}
+
+
+# What people say for a kind of schemes, without signs between letters: the ones to take, the usual one first.
+LOOSE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("4bit", "4bits", "4", "b4", "loadin4bit", "quant4", "lowvram"), ("nf4", "int4")),
+    **dict.fromkeys(("bnb4bit", "bnb4", "bnbnf4", "bnb", "bitsandbytes", "qlora", "normalfloat4"), ("nf4",)),
+    **dict.fromkeys(("bnb8bit", "bnb8", "llmint8", "linear8bitlt"), ("bnb-int8",)),
+    **dict.fromkeys(("8bit", "8bits", "8", "b8", "loadin8bit", "quant8", "w8", "w8a16", "i8"), ("int8", "bnb-int8")),
+    **dict.fromkeys(("int8wo", "int8weightonly", "nncf", "nncfint8", "int8asym"), ("int8",)),
+    **dict.fromkeys(("int4wo", "int4weightonly", "w4", "w4a16", "i4", "nncfint4", "int4asym"), ("int4",)),
+    **dict.fromkeys(("2bit", "2bits", "2", "int2"), ("qint2",)),
+    **dict.fromkeys(("3bit", "3bits", "3", "int3"), ("qint3",)),
+    **dict.fromkeys(("6bit", "6bits", "6", "int6"), ("sdnq-int6",)),
+    **dict.fromkeys(("quanto", "quantoint8", "optimumquanto", "qint"), ("qint8",)),
+    **dict.fromkeys(("float8", "f8", "fp8e4m3", "fp8e4m3fn", "float8e4m3fn", "e4m3", "fp8e5m2"), ("fp8", "qfloat8")),
+    **dict.fromkeys(("float4", "f4", "bnbfp4"), ("fp4", "nf4")),
+    **dict.fromkeys(("gguf", "ggml", "q4", "q4km"), ("q4_k", "nf4")),
+    "q8": ("q8_0", "int8"),
+    "sdnq": ("sdnq-int8", "sdnq-uint4"),
+}  # fmt: skip
+_DTYPES = {
+    "fp16": "float16", "half": "float16", "float16": "float16", "16bit": "bfloat16", "bfloat16": "bfloat16",
+    "fp32": "float32", "full": "float32", "float32": "float32", "float": "float32",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _registry() -> Mapping[str, Backend]:
+    found: dict[str, Backend] = {}
+
+    def add(backend: Backend) -> None:
+        if backend.name in found:
+            raise RuntimeError(f"two backends are called {backend.name!r}: {found[backend.name]!r} and {backend!r}")
+        found[backend.name] = backend
+
+    folder = importlib.import_module(HOME).__path__  # by name: this room is below that one
+    modules = {info.name: f"{HOME}.{info.name}" for info in pkgutil.iter_modules(folder)}
+    for name, module in sorted({**modules, **ELSEWHERE}.items()):
+        if not name.startswith("_"):
+            add(importlib.import_module(module).BACKEND)
+    # Outside backends come through the same door, after the built-in ones.
+    from importlib.metadata import entry_points
+
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        add(point.load())
+    return MappingProxyType(found)
+
+
+@lru_cache(maxsize=1)
+def _schemes() -> Mapping[str, Scheme]:
+    rows: dict[str, Scheme] = {}
+    for backend in _registry().values():
+        for row in backend.schemes:
+            for name in (row.name, *row.aliases):
+                if name in rows:
+                    raise RuntimeError(f"two schemes are called {name!r}: {rows[name]!r} and {row!r}")
+                rows[name] = row
+    return MappingProxyType(rows)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends."""
+    return tuple(_registry())
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`.
+
+    Raises:
+        UnknownQuantError: there is none.
+    """
+    try:
+        return _registry()[name.lower()]
+    except KeyError:
+        raise UnknownQuantError(
+            f"Backend {name!r} was asked for",
+            f"sdquant has {', '.join(names())}",
+            _did_you_mean(name, names()),
+        ) from None
+
+
+def schemes() -> tuple[Scheme, ...]:
+    """All schemes, one row each, by backend."""
+    return tuple(row for backend in _registry().values() for row in backend.schemes)
+
+
+def scheme(name: str) -> Scheme:
+    """The scheme called `name`: case-insensitive, `backend:scheme` or the scheme alone.
+
+    Raises:
+        UnknownQuantError: there is none; its fix names the nearest ones.
+    """
+    backend, _, short = name.strip().lower().rpartition(":")
+    row = _schemes().get(short)
+    if row is not None and backend in ("", row.backend):
+        return row
+    if row is not None:
+        raise UnknownQuantError(
+            f"Quantization {name!r} was asked for",
+            f"{short!r} belongs to backend {row.backend!r}, not {backend!r}",
+            f"Use {row.name!r} or '{row.backend}:{row.name}'",
+        )
+    why = "no backend has such a scheme"
+    loose = LOOSE.get(re.sub(r"[^a-z0-9]", "", short))
+    if loose is not None and loose[0] in _schemes():
+        fix = f"Did you mean {' or '.join(map(repr, loose))}?"
+    elif short.strip("_ ") in _DTYPES:
+        why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and leave quant out"
+    else:
+        fix = _did_you_mean(short, tuple(_schemes()))
+    raise UnknownQuantError(f"Quantization {name!r} was asked for", why, f"{fix}; `sdquant matrix` lists all")
+
+
+def of_scheme(name: str) -> Backend:
+    """The backend that has the scheme called `name`."""
+    return _registry()[scheme(name).backend]
+
+
+_EMBEDDINGS = Option(default=False, help="quantize tables of embeddings too")
+
+
+def parse(text: str) -> QuantSpec:
+    """`scheme[,option[=value]]...` as a QuantSpec: "nf4", "bnb:nf4,double_quant", "int4,group_size=32,embeddings".
+
+    Raises:
+        UnknownQuantError: no such scheme.
+        SettingsError: no such option, or a value it cannot have.
+    """
+    head, *words = [word.strip() for word in text.split(",")]
+    row = scheme(head)
+    options: dict[str, bool | int | str | None] = {}
+    embeddings = False
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == EMBEDDINGS:
+            embeddings = _value(row, name, _EMBEDDINGS, value) is True
+            continue
+        if name not in row.options:
+            raise SettingsError(
+                f"Option {name!r} was given for {row.name}",
+                f"its options are {', '.join((*row.options, EMBEDDINGS))}",
+                _did_you_mean(name, (*row.options, EMBEDDINGS)),
+            )
+        options[name] = _value(row, name, row.options[name], value)
+    return QuantSpec(row, tuple(sorted(options.items())), embeddings)
+
+
+def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | str | None:
+    words: dict[str, bool | int | str | None] = {str(choice).lower(): choice for choice in option.choices}
+    if isinstance(option.default, bool):
+        words |= {"": True, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if not option.choices and isinstance(option.default, int) and text.lstrip("-").isdigit():
+        return int(text)
+    raise SettingsError(
+        f"{row.name} was asked for with {name}={text!r}",
+        f"{name} is: {option.help}",
+        f"Use one of {', '.join(words)}" if words else "Use a whole number",
+    )
+
+
+def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Known: {', '.join(known)}"
