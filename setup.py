@@ -1,4 +1,4 @@
-"""The C kernels, `sdquant.kernels.native`; everything else about the package is in pyproject.toml.
+"""The C kernels, `sdquant.kernels.cpu`; everything else about the package is in pyproject.toml.
 
 They are optional: without a compiler the package installs and works, slower. To build them in a checkout:
 `python setup.py -q build_ext --inplace`.
@@ -12,7 +12,7 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FOLDER = Path("sdquant/kernels/native")
+FOLDER = Path("sdquant/kernels/cpu")
 
 
 class BuildTogether(build_ext):
@@ -39,7 +39,7 @@ setup(
     cmdclass={"build_ext": BuildTogether},
     ext_modules=[
         Extension(
-            "sdquant.kernels.native._kernels",
+            "sdquant.kernels.cpu._kernels",
             sources=sorted(map(str, FOLDER.glob("*.c"))),
             depends=sorted(map(str, FOLDER.glob("*.h"))),
             # A product and a sum round one by one, except where the code says so.

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from bench.linear_peers import Run, diffusers_gguf, library_layer, packed, sdnq_layer, sdnq_matmul, torchao_layer
 from sdquant import backends
-from sdquant.kernels.scratch import scratch
-from sdquant.kernels.triton import library
-from sdquant.kernels.triton.reader import TritonReader
+from sdquant.kernels.triton import imports
+from sdquant.kernels.triton.triton_kernels import TritonReader
+from sdquant.kernels.workspace import scratch
 from sdquant.layers import quantized_layer
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def ways(floats: nn.Linear, scheme: str) -> dict[str, Run]:
 
 def _by_triton(backend: Backend, held: Packed, dtype: torch.dtype) -> dict[str, Run]:
     """What its kernels do with a weight as it lies."""
-    form, launcher, reader = backend.form(held), library.launcher(), TritonReader()
+    form, launcher, reader = backend.form(held), imports.launcher(), TritonReader()
     if form is None or launcher is None or not reader.reads(form, held.parts, dtype):
         return {}
 
@@ -161,7 +161,7 @@ def _by_triton(backend: Backend, held: Packed, dtype: torch.dtype) -> dict[str, 
 
 def _int8(x: Tensor, form: Any, parts: Mapping[str, Tensor]) -> Tensor:
     """Both sides as int8 codes; the weight's own where it has them, else made again at each call."""
-    eight = library.eight(x.device)
+    eight = imports.eight(x.device)
     if eight is None:
         raise NotImplementedError("the kernels for 8-bit products do not run here")
     if form.packing == "int8" and form.group == form.columns and not (form.zero or form.shift):
@@ -175,7 +175,7 @@ def _int8(x: Tensor, form: Any, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _float8(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    eight = library.eight(x.device)
+    eight = imports.eight(x.device)
     if eight is None:
         raise NotImplementedError("the kernels for 8-bit products do not run here")
     rows, row_scale, _ = eight.quantize_rows(x, torch.float8_e4m3fn)

@@ -22,7 +22,7 @@ from bench.linear import INTEGER, INTEGERS, OURS, PLAIN, measured
 from bench.linear_peers import packed
 from sdquant import backends
 from sdquant.core.backend import Unfit
-from sdquant.kernels.native import isa
+from sdquant.kernels.cpu import isa
 from sdquant.layers import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / f"convolution-{isa() or 'torch'}.json"

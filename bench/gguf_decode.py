@@ -22,9 +22,9 @@ from torch import Tensor
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import Form
+from sdquant.kernels.cpu import extension
+from sdquant.kernels.cpu.cpu_kernels import Native
 from sdquant.kernels.libgguf import Libgguf
-from sdquant.kernels.native import extension
-from sdquant.kernels.native.reader import Native
 
 from ._results import write
 

@@ -29,8 +29,8 @@ from torch import nn
 from bench._results import write
 from bench.fidelity import one_step
 from sdquant import backends, demo, load_model
-from sdquant.kernels.attention import attended
-from sdquant.kernels.native import isa
+from sdquant.kernels.cpu import isa
+from sdquant.kernels.sdpa import attended
 from sdquant.layers import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "int8.json"

@@ -26,7 +26,7 @@ from torch import nn
 from bench._results import read, write
 from bench.linear_gates import judge, lines
 from bench.linear_peers import FAMILIES, RULES, Family, Run, packed, sdnq_matmul, torchao_layer
-from sdquant.kernels.native import isa
+from sdquant.kernels.cpu import isa
 from sdquant.layers import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / f"linear-{isa() or 'torch'}.json"  # machines differ too much to share one

@@ -15,7 +15,7 @@ import sdquant
 from sdquant import cli, compat
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.integrations.config import Config
-from sdquant.kernels import int8
+from sdquant.kernels import int8_linear
 from sdquant.layers.quantized import QuantizedLayer
 
 from .compat.machines import EVERYTHING
@@ -26,7 +26,7 @@ from .offload.conftest import draw
 def from_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers at any size: the shipped models are small."""
     for name in ("BY_C", "BY_AMX", "BY_AVX2", "BY_TORCH"):
-        monkeypatch.setattr(int8, name, int8.Least(rows=1, again=1, channels=1, columns=1))
+        monkeypatch.setattr(int8_linear, name, int8_linear.Least(rows=1, again=1, channels=1, columns=1))
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,10 @@ from sdquant import saving
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS
-from sdquant.kernels import choice, int8, layout
+from sdquant.kernels import dispatch, int8_linear, int_matmul, prepack
 from sdquant.layers import QuantizedLayer
 from sdquant.layers.quantized import QuantizedEmbedding
 from sdquant.models.pipelines import weight_bytes, weight_parts
-from sdquant.rules import integers
 from sdquant.weights import quantized
 
 KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole blocks of 256
@@ -34,13 +33,13 @@ KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole bl
 @pytest.fixture(autouse=True)
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers whatever the order: no kernels for CPUs, which add up in an order of their own."""
-    monkeypatch.setattr(choice, "readers", lambda kind: ())
-    monkeypatch.setattr(choice, "_ways", {})
+    monkeypatch.setattr(dispatch, "readers", lambda kind: ())
+    monkeypatch.setattr(dispatch, "_ways", {})
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "wanted", lambda form, device: form.packing in FIELDS)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: form.packing in FIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +83,8 @@ def content(path: Path) -> bytes:
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "readers", lambda kind: ())
-        patch.setattr(choice, "_ways", {})
+        patch.setattr(dispatch, "readers", lambda kind: ())
+        patch.setattr(dispatch, "_ways", {})
         return images(sdquant.load_model(folder, progress=False))
 
 
@@ -101,11 +100,11 @@ def test_pictures_are_those_of_blocks(offload: str, folder: Path, drawn: Any, ap
 
 def test_pictures_in_integers_are_those_of_blocks(folder: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From few rows on, which alone this small model has; by torch in both, whose runs of a row C would know."""
-    monkeypatch.setattr(int8.native, "reads", lambda form, parts: False)
-    monkeypatch.setattr(integers, "fast", lambda device: True)  # which torch's own product is with VNNI alone
-    monkeypatch.setattr(int8, "BY_TORCH", int8.Least(rows=1, again=1, channels=1, columns=1))
+    monkeypatch.setattr(int8_linear.native, "reads", lambda form, parts: False)
+    monkeypatch.setattr(int_matmul, "fast", lambda device: True)  # which torch's own product is with VNNI alone
+    monkeypatch.setattr(int8_linear, "BY_TORCH", int8_linear.Least(rows=1, again=1, channels=1, columns=1))
     blocks = images(sdquant.load_model(folder, compute="int8", progress=False))
-    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: True)
     pipe = sdquant.load_model(folder, compute="int8", progress=False)
     assert all_apart(pipe) and np.array_equal(images(pipe), blocks)
     assert not np.array_equal(blocks, drawn)
@@ -116,7 +115,7 @@ def test_what_is_saved_is_what_blocks_are_saved_as(
     offload: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sdquant.save(sdquant.load_model(folder, progress=False), tmp_path / "blocks")
-    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: True)
     pipe = sdquant.load_model(folder, offload=offload, progress=False)
     assert all_apart(pipe)
     sdquant.save(pipe, tmp_path / "fields")
@@ -162,7 +161,7 @@ def test_the_device_is_the_one_that_computes(folder: Path, monkeypatch: pytest.M
         asked.add(device)
         return False
 
-    monkeypatch.setattr(layout, "wanted", wanted)
+    monkeypatch.setattr(prepack, "wanted", wanted)
     sdquant.load_model(folder / "unet", offload="model", device="cpu", runtime="plain", progress=False)
     assert asked == {"cpu"}
 
@@ -175,7 +174,7 @@ def test_the_libraries_load_and_save_it(
     sdquant.save(sdquant.load_model(folder, progress=False), tmp_path / "whole")
     plain = kind.from_pretrained(tmp_path / "whole" / name)
     plain.save_pretrained(tmp_path / "blocks")
-    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: True)
     model = kind.from_pretrained(tmp_path / "whole" / name)
     assert all_apart(model)
     for path, packed in quantized(model):

@@ -14,7 +14,7 @@ from torch import nn
 import sdquant
 from sdquant import backends, demo
 from sdquant.drawing import draw
-from sdquant.kernels import scratch
+from sdquant.kernels import workspace
 from sdquant.layers import quantized_layer
 
 SD = demo.path("digits-sd")
@@ -27,7 +27,7 @@ def test_a_layer(scheme: str, compute: str | None, rows: int) -> None:
     packed = backends.of_scheme(scheme).encode(floats.weight, backends.parse(scheme))
     layer = quantized_layer(floats, packed, compute=compute)
     x = torch.randn(rows, 256).bfloat16()
-    scratch.release()
+    workspace.release()
     with torch.inference_mode():
         inside = layer(x)
     with torch.no_grad():
@@ -38,9 +38,9 @@ def test_a_layer(scheme: str, compute: str | None, rows: int) -> None:
 
 
 def test_the_buffer_is_no_tensor_of_inference_mode() -> None:
-    scratch.release()
+    workspace.release()
     with torch.inference_mode():
-        buffer = scratch.scratch((4,), torch.int8, torch.device("cpu"))
+        buffer = workspace.scratch((4,), torch.int8, torch.device("cpu"))
     assert not buffer.is_inference() and not buffer.requires_grad
     buffer.zero_()
 

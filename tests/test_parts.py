@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant.cli import main
 from sdquant.errors import ConflictError, MissingComponentError, UnsupportedFileError
-from sdquant.kernels import widened
+from sdquant.kernels import fp32_gemm
 from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.weights import plain, quantized
 
@@ -100,7 +100,9 @@ def test_all_of_a_pipeline(
         if name != "text_encoder_2":  # float8 codes there, their values here
             assert all(torch.equal(plain(mine)[key], tensor) for key, tensor in plain(module).items()), name
     drawn, wanted = images(pipe, 1).astype(int), images(whole, 1).astype(int)
-    if widened.pays(torch.bfloat16):  # what float8 codes are multiplied with is summed as torch sums it elsewhere alone
+    if fp32_gemm.pays(
+        torch.bfloat16
+    ):  # what float8 codes are multiplied with is summed as torch sums it elsewhere alone
         assert np.abs(drawn - wanted).max() <= 4
     else:
         assert np.array_equal(drawn, wanted)

@@ -12,7 +12,7 @@ import sdquant
 from sdquant import activations, cli, offload, peaks
 from sdquant.drawing import draw
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
-from sdquant.kernels import onednn, scratch
+from sdquant.kernels import onednn, workspace
 from sdquant.models import pipelines
 from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 
@@ -70,9 +70,9 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     path = sdquant.demo.path(model)
     foretold = peaks.predict(sdquant.plan(path, scheme, runtime=runtime))
     pipe = sdquant.load_model(path, scheme, runtime=runtime, progress=False)
-    scratch.release()
+    workspace.release()
     draw(pipe, ["a picture"], seeds=[0], steps=1)
-    kept = scratch.held()
+    kept = workspace.held()
     with activations.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     weights = offload.weight_bytes(*pipelines.components_of(pipe).values())

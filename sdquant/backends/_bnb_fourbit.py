@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from ..core.backend import OFFSET, Found, Packed, PackedSpec, Part, QuantSpec, Unfit
 from ..core.code_tables import dynamic_code, fourbit_code
 from ..core.packed_layout import Form
-from ..kernels.seen import transformed
+from ..kernels.dispatch_guard import transformed
 from ..utils.parameters import put
 from ._bnb_arithmetic import decode_bytes, decode_fourbit, encode_fourbit
 from ._bnb_codec import Codec, bad, require, scales

@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
     from .. import foreseeing, networks, peaks
-    from ..kernels import native
+    from ..kernels import cpu
     from ..preparation import prepare
 
     made = prepare(_shared.request_of(args))
     try:
         traced = networks.trace(made, width=args.width, height=args.height)
-        foreseen = foreseeing.step(made, traced, native.state())
+        foreseen = foreseeing.step(made, traced, cpu.state())
         made = dataclasses.replace(made, peak=peaks.predict(made, traced=traced), foreseen=foreseen)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("the peak of memory cannot be told: %s", error)

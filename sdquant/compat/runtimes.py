@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core import registry
 from ..core.registry import QuantSpec
-from ..kernels import native
+from ..kernels import cpu
 from .packages import problem
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def default_runtime(
     """
     scheme, options = (asked.scheme, asked.options) if isinstance(asked, QuantSpec) else (asked, ())
     lacks = found and versions is not None and problem(registry.get(scheme.backend), versions) is not None
-    faster = device.partition(":")[0] == PLAIN_FIRST and native.isa() in MEASURED
+    faster = device.partition(":")[0] == PLAIN_FIRST and cpu.isa() in MEASURED
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)
     if lacks or ("plain" in scheme.runtimes and faster and not for_library):
         return "plain"

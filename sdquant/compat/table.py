@@ -67,7 +67,7 @@ ROWS: tuple[Row, ...] = (
         verdict="untested",
         why='compute="int8" has no fast product of integers there, and computes with the float weights',
         fix='Leave out compute="int8", which has no effect on this device',
-        seen="sdquant/kernels/int8.py",
+        seen="sdquant/kernels/int8_linear.py",
     ),
     Row(
         compute="fp8",

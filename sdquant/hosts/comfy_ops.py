@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..kernels import choice
-from ..kernels.scratch import scratch
+from ..kernels import dispatch
+from ..kernels.workspace import scratch
 from ..layers.quantized import QuantizedLayer
 from ..layers.states import LIKE
 from ..utils.malloc_trim import look_beside
@@ -129,7 +129,7 @@ class PackedLayer(QuantizedLayer):
         packed = self.packed.to(device)
         shape = self.spec.shape
         out = torch.empty(shape, dtype=dtype, device=device) if fresh else scratch(shape, dtype, device)
-        choice.decode_into(self._backend, packed, self._form, out)
+        dispatch.decode_into(self._backend, packed, self._form, out)
         return out
 
     def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

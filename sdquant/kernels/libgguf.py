@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from ..core.gguf_types import TYPES
-from .native.blocks import by_block, is_blocks
-from .native.threads import over_rows
-from .reader import Parts, Reader
-from .scratch import scratch
+from .base import Parts, Reader
+from .cpu.ggml_blocks import by_block, is_blocks
+from .cpu.threads import over_rows
+from .workspace import scratch
 
 if TYPE_CHECKING:
     from torch import Tensor

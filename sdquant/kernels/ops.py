@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.backend import Geometry, Packed, PackedSpec
-from . import choice, coded
+from . import dispatch, scheme_activations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +47,8 @@ def linear(x: Tensor, parts: list[Tensor], bias: Tensor | None, text: str, compu
     """x [..., in] times the transposed weight, and the bias: [..., out] in x's dtype; compute as in `choice.linear`."""
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
-        return coded.linear(backend, packed, form, backend.activations(packed), x, bias)
-    return choice.linear(backend, packed, form, x, bias, compute)
+        return scheme_activations.linear(backend, packed, form, backend.activations(packed), x, bias)
+    return dispatch.linear(backend, packed, form, x, bias, compute)
 
 
 @linear.register_fake
@@ -61,7 +61,7 @@ def weight(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     """The float weight, in memory of its own."""
     backend, packed, form = _packed(text, parts)
     out = torch.empty(packed.spec.shape, dtype=dtype, device=packed.device)
-    choice.decode_into(backend, packed, form, out)
+    dispatch.decode_into(backend, packed, form, out)
     return out
 
 
@@ -73,7 +73,7 @@ def _(parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sdquant::embedding", mutates_args=())
 def embedding(indices: Tensor, parts: list[Tensor], text: str, dtype: torch.dtype) -> Tensor:
     """The rows of a table, float: [*indices.shape, width]."""
-    return choice.embedding(*_packed(text, parts), indices, dtype)
+    return dispatch.embedding(*_packed(text, parts), indices, dtype)
 
 
 @embedding.register_fake
@@ -115,8 +115,10 @@ def _convolve(
     how = Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=1)
     backend, packed, form = _packed(text, parts)
     if backend.computes(packed.spec):
-        return coded.convolution(backend, packed, form, backend.activations(packed), x, bias, how).contiguous()
-    return choice.convolve(backend, packed, form, x, bias, how, compute).contiguous()
+        return scheme_activations.convolution(
+            backend, packed, form, backend.activations(packed), x, bias, how
+        ).contiguous()
+    return dispatch.convolve(backend, packed, form, x, bias, how, compute).contiguous()
 
 
 @_convolve.register_fake
@@ -131,7 +133,7 @@ def _(
     compute: str,
 ) -> Tensor:
     like = x.new_empty(_read(text)[1].shape)
-    done: Tensor = choice.CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
+    done: Tensor = dispatch.CONVOLUTIONS[len(stride) - 1](x, like, None, stride, padding, dilation)
     return done.contiguous()
 
 
@@ -147,6 +149,6 @@ def convolved(
         done = _convolve(x, parts, bias, text, *sizes, compute or "")
     else:
         of = weight(parts, text, x.dtype)
-        conv = choice.CONVOLUTIONS[len(how.stride) - 1]
+        conv = dispatch.CONVOLUTIONS[len(how.stride) - 1]
         done = conv(x, of, bias, how.stride, how.padding, how.dilation, how.groups)
     return done

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.attention import replacement
-from ..kernels.seen import seen
+from ..kernels.dispatch_guard import seen
+from ..kernels.sdpa import replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..kernels import choice
-from ..kernels.scratch import scratch
+from ..kernels import dispatch
+from ..kernels.workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Geometry
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
     """Without a gradient, as the layer computes."""
-    return choice.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
+    return dispatch.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
 
 
 class Computed(torch.autograd.Function):
@@ -66,7 +66,7 @@ def _float_weight(layer: Any, grad: Tensor) -> Tensor:
     packed = layer._packed_for(grad)
     fresh = torch.is_grad_enabled() and grad.requires_grad  # the gradient of a gradient will need it later
     out = grad.new_empty(layer.spec.shape) if fresh else scratch(layer.spec.shape, grad.dtype, grad.device)
-    choice.decode_into(layer._backend, packed.to(grad.device), layer._form, out)
+    dispatch.decode_into(layer._backend, packed.to(grad.device), layer._form, out)
     return out
 
 
@@ -80,7 +80,7 @@ def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | N
     if isinstance(how.padding, str):  # "same" may be uneven, which the gradient's own function cannot do
         with torch.enable_grad():
             x = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
-            conv: Any = choice.CONVOLUTIONS[len(how.stride) - 1]
+            conv: Any = dispatch.CONVOLUTIONS[len(how.stride) - 1]
             y = conv(x, weight, None, how.stride, how.padding, how.dilation, how.groups)
         return torch.autograd.grad(y, x, grad)[0]
     like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..errors import IncompatibleError
-from ..kernels import choice
+from ..kernels import dispatch
 from .read_only import AsTensor, ReadOnly
 
 if TYPE_CHECKING:
@@ -115,5 +115,5 @@ def decoded(weight: PackedTensor) -> Tensor:
     packed = weight.packed
     backend = registry.of_scheme(packed.spec.scheme)
     out = torch.empty(packed.spec.shape, dtype=weight.dtype, device=packed.device)
-    choice.decode_into(backend, packed, backend.form(packed), out)
+    dispatch.decode_into(backend, packed, backend.form(packed), out)
     return out

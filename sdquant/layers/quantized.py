@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from ..core import registry
 from ..core.backend import Backend, Geometry, Packed, PackedSpec
 from ..errors import IncompatibleError
-from ..kernels import choice, coded, int8, ops
-from ..kernels.layout import bring_into_order, laid_out
-from ..kernels.scratch import scratch
-from ..kernels.seen import seen, transformed
+from ..kernels import dispatch, int8_linear, ops, scheme_activations
+from ..kernels.dispatch_guard import seen, transformed
+from ..kernels.prepack import bring_into_order, laid_out
+from ..kernels.workspace import scratch
 from ..utils.parameters import put
 from . import attention, states
 from .casts import warn_of_cast
@@ -28,7 +28,7 @@ from .states import LIKE, PREFIX
 
 if TYPE_CHECKING:
     from ..core.packed_layout import Activations, Form
-    from ..kernels.reader import Prepared
+    from ..kernels.base import Prepared
 
 _KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -142,7 +142,7 @@ class QuantizedLayer(nn.Module):
         """The float weight, in memory of its own."""
         packed = self.packed
         out = torch.empty(self.spec.shape, dtype=dtype or self.compute_dtype, device=packed.device)
-        choice.decode_into(self._backend, packed, self._form, out)
+        dispatch.decode_into(self._backend, packed, self._form, out)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class QuantizedLayer(nn.Module):
         packed = self._packed_for(x)
         fresh = _gradient_of(x, self)
         out = x.new_empty(self.spec.shape) if fresh else scratch(self.spec.shape, x.dtype, x.device)
-        choice.decode_into(self._backend, packed, self._form, out)
+        dispatch.decode_into(self._backend, packed, self._form, out)
         return out
 
     def _part_tensors(self) -> list[Tensor]:
@@ -242,7 +242,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
                 if self._prepared is not None:
                     return self.forward(x)
             backend, form, how = self._backend, self._form, self._activations
-            return coded.linear(backend, self._packed_for(x), form, how, x, self._bias(x))
+            return scheme_activations.linear(backend, self._packed_for(x), form, how, x, self._bias(x))
         if is_compiling():
             return cast("Tensor", ops.linear(x, self._part_tensors(), self._bias(x), self._text, ""))
         return _with_bias(Computed.apply(x, self, None), self._bias(x), 0)  # type: ignore[no-untyped-call]
@@ -250,12 +250,14 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     def _prepare(self, dtype: torch.dtype) -> None:
         self._prepared_for = dtype
         if self._activations is not None:
-            self._prepared = coded.prepared(self._backend, self.packed, self._form, self._activations, dtype, PREFIX)
+            self._prepared = scheme_activations.prepared(
+                self._backend, self.packed, self._form, self._activations, dtype, PREFIX
+            )
         elif not self._backend.computes(self.spec):
-            self._prepared = choice.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
+            self._prepared = dispatch.prepared(self._backend, self.packed, self._form, dtype, self.compute, PREFIX)
 
     def _linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return choice.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
+        return dispatch.linear(self._backend, self._packed_for(x), self._form, x, bias, self.compute)
 
 
 class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
@@ -291,7 +293,7 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
             return F.embedding(input, _carried(self, dtype))
         if seen(input):
             return cast("Tensor", ops.embedding(input, self._part_tensors(), self._text, dtype))
-        return choice.embedding(self._backend, self.packed, self._form, input, dtype)
+        return dispatch.embedding(self._backend, self.packed, self._form, input, dtype)
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -327,7 +329,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
     computes = layer._backend.computes(layer.spec)
     if transformed():
-        run = choice.CONVOLUTIONS[len(geometry.stride) - 1]
+        run = dispatch.CONVOLUTIONS[len(geometry.stride) - 1]
         weight, bias = _carried(layer, x.dtype), layer._bias(x)
         return cast(
             "Tensor", run(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
@@ -340,7 +342,7 @@ def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
         return cast("Tensor", Decoded.apply(x, layer._bias(x), layer, geometry))  # type: ignore[no-untyped-call]
     if not seen(x) and not _gradient_of(x, layer):
         backend, form, how = layer._backend, layer._form, layer._activations
-        return coded.convolution(backend, layer._packed_for(x), form, how, x, layer._bias(x), geometry)
+        return scheme_activations.convolution(backend, layer._packed_for(x), form, how, x, layer._bias(x), geometry)
     plain = geometry.groups == 1 and not isinstance(geometry.padding, str)
     if is_compiling() and plain and not _gradient_of(x, layer):
         return ops.convolved(x, layer._part_tensors(), layer._bias(x), layer._text, geometry, None)
@@ -436,7 +438,7 @@ def set_compute(model: nn.Module, compute: str | None) -> None:
     Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings. With "int8"
     attention, too, is computed by the fastest kernel that there is: see `attention`.
     """
-    attention.ask(model, compute == int8.NAME)
+    attention.ask(model, compute == int8_linear.NAME)
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
             layer.compute = None if compute == "float" else compute

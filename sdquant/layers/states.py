@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core.backend import OFFSET
 from ..errors import IncompatibleError, SettingsError
-from ..kernels.layout import bring_into_order
+from ..kernels.prepack import bring_into_order
 from .packed_tensor import LayerWeight
 
 if TYPE_CHECKING:

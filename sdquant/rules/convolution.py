@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .integers import has_float64
+from ..kernels.int_matmul import has_float64
 from .matmul import refuse_two_zero_points, sums_of_codes
 from .qarray import QArray, dequantize
 from .qtypes import qtype

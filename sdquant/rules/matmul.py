@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from . import float8, integers
+from ..kernels import int_matmul
+from . import float8
 from .qarray import QArray, broadcast, dequantize
 from .qtypes import qtype
 from .rounding import from_codes
@@ -112,7 +113,7 @@ def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) 
     """left [M, K] times right [N, K] transposed: exact integers of integers, else float32."""
     rows = qtype(left_type), qtype(right_type)
     if all(row.kind == "int" for row in rows):
-        return integers.product(left, right)
+        return int_matmul.product(left, right)
     if left.is_floating_point() and right.is_floating_point() and left.itemsize == right.itemsize == 1:
         return float8.product(left, right)
     floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from . import integers
+from ..kernels import int_matmul
 from .matmul import common_tiles, scales_after
 from .qarray import QArray, broadcast, dequantize
 from .qtypes import QType, qtype
@@ -103,7 +103,7 @@ def _sums(left: Tensor, right: Tensor, left_row: QType, right_row: QType) -> Ten
         return _one_by_one(left, right)
     largest = left_row.limits[0] * right_row.limits[0] * size
     dtype = torch.float32 if largest <= EXACT_IN_FLOAT32 else torch.float64
-    if dtype == torch.float64 and not integers.has_float64(left.device):
+    if dtype == torch.float64 and not int_matmul.has_float64(left.device):
         return _one_by_one(left, right)
     return left.to(dtype) @ right.to(dtype).mT
 
@@ -112,7 +112,7 @@ def _one_by_one(left: Tensor, right: Tensor) -> Tensor:
     """The same, each pair of matrices through the kernel that linear layers use."""
     lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
     flat = [codes.expand(*lead, *codes.shape[-2:]).flatten(0, -3) for codes in (left, right)]
-    done = [integers.product(one, other) for one, other in zip(*flat, strict=True)]
+    done = [int_matmul.product(one, other) for one, other in zip(*flat, strict=True)]
     return torch.stack(done).reshape(*lead, *done[0].shape)
 
 

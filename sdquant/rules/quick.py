@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..kernels.checks import undisturbed
-from ..kernels.native import int8 as native
+from ..kernels.cpu import int8 as native
+from ..kernels.self_check import undisturbed
 from .how import HowToQuantize, tile_sizes
 from .layout import act_how
 from .qarray import FLOATS, dequantize, quantize

@@ -11,7 +11,7 @@ from torch import nn
 
 from sdquant import backends
 from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
-from sdquant.kernels import choice, widened
+from sdquant.kernels import dispatch, fp32_gemm
 from sdquant.layers import quantized_layer
 
 ROWS = {row.name: row for row in backends.schemes()}
@@ -155,14 +155,14 @@ def test_plain_layer_computes_with_the_decoded_weight(name: str, kind: str) -> N
     plain = quantized_layer(layer, packed)
     with torch.no_grad():
         layer.weight.copy_(backend.decode(packed, torch.bfloat16))
-        if not widened.pays(torch.bfloat16):
+        if not fp32_gemm.pays(torch.bfloat16):
             assert torch.equal(plain(x), layer(x))
     # Few rows, or outputs of a convolution, may be multiplied without decoding first: another order of the sums. So may
     # all be where torch has no fast product of bfloat16.
     few = x[:5] if kind == "linear" else x[:, :, :6, :5]
     # With AVX2 alone their weights are not rounded to bfloat16, and neither is the step before.
     form = backend.form(packed)
-    reader = choice.way(backend, packed, form, torch.bfloat16).reader
+    reader = dispatch.way(backend, packed, form, torch.bfloat16).reader
     unrounded = form is not None and reader is not None and reader.unrounded(form, packed.parts, torch.bfloat16)
     for some in (few, x):
         double = copy.deepcopy(layer).double().requires_grad_(False)

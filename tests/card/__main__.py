@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench import offload as bench
 from sdquant import backends, offload
-from sdquant.kernels import scratch
+from sdquant.kernels import workspace
 from sdquant.layers import quantized_layer
 from sdquant.models import pipelines
 from sdquant.offload import residency, staging
@@ -65,7 +65,7 @@ def drawn(card: Card) -> Iterator[dict[str, Any]]:
                 handle.remove()
                 for part in parts:
                     part.to("cpu")
-                scratch.release()
+                workspace.release()
                 gc.collect()
                 yield {
                     "model": model,
@@ -262,7 +262,7 @@ def streams(card: Card) -> dict[str, Any]:
     api, x = torch.get_device_module("card"), torch.ones(100, 256, dtype=torch.bfloat16)
     found = {}
     for name, both in {"alike": (layer(64), layer(64)), "growing": (layer(64), layer(512))}.items():
-        scratch.release()
+        workspace.release()
         expected = [one(x.to("card")).cpu() for one in both]
         side, inputs = [api.Stream(), api.Stream()], [x.to("card"), x.to("card")]
         begin = api.Event()

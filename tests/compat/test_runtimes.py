@@ -11,7 +11,7 @@ import pytest
 import sdquant
 from sdquant import backends
 from sdquant.compat.runtimes import MEASURED, default_runtime
-from sdquant.kernels import native
+from sdquant.kernels import cpu
 
 from .machines import VERSIONS
 
@@ -23,7 +23,7 @@ BOTH = [row.name for row in backends.schemes() if "library" in row.runtimes]
 @pytest.fixture(params=sorted(MEASURED))
 def measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A machine with C kernels for these instructions."""
-    monkeypatch.setattr(native, "isa", lambda: request.param)
+    monkeypatch.setattr(cpu, "isa", lambda: request.param)
     return str(request.param)
 
 
@@ -36,7 +36,7 @@ def test_by_device(measured: str) -> None:
 
 @pytest.mark.parametrize("isa", [None, "portable"])
 def test_without_kernels_that_were_measured(isa: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "isa", lambda: isa)
+    monkeypatch.setattr(cpu, "isa", lambda: isa)
     assert [default_runtime(backends.scheme(name), "cpu") for name in BOTH] == ["library"] * len(BOTH)
     assert default_runtime(backends.scheme("nf4"), "cpu", found=True, versions={}) == "plain"
     assert default_runtime(backends.scheme("nf4"), "cpu", found=True, versions=VERSIONS) == "library"
@@ -51,7 +51,7 @@ def test_the_same_weights_on_every_machine(sd: Path, monkeypatch: pytest.MonkeyP
     """Whatever runs them: those that the library has modules for."""
     chosen = []
     for isa in ("avx2", None):
-        monkeypatch.setattr(native, "isa", lambda isa=isa: isa)
+        monkeypatch.setattr(cpu, "isa", lambda isa=isa: isa)
         (unet,) = (part for part in sdquant.plan(sd, "nf4").components if part.name == "unet")
         chosen.append((unet.runtime, {weight.name for weight in unet.weights}))
     assert [runtime for runtime, _ in chosen] == ["plain", "library"]

@@ -24,7 +24,7 @@ from sdquant.errors import (
     UnsupportedFileError,
 )
 from sdquant.hosts import comfy_load
-from sdquant.kernels import layout
+from sdquant.kernels import prepack
 from sdquant.models.pipelines import main_part
 from sdquant.weights import quantized
 
@@ -125,7 +125,7 @@ def test_fields_apart_give_the_same_images_and_files(comfy: SimpleNamespace, mon
     """As GGUF weights are kept for cards; here on the CPU."""
     path = written(comfy, "iq4_xs")
     blocks = load(comfy, path)
-    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: True)
     fields = load(comfy, path)
     assert {name for row in dict(quantized(blocks.model)).values() for name in row.parts} == {"blocks"}
     assert {name for row in dict(quantized(fields.model)).values() for name in row.parts} == {"fields"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sdquant.kernels.native import extension, isa, plans
-from sdquant.kernels.native import int8 as native
+from sdquant.kernels.cpu import extension, isa, layout_descriptors
+from sdquant.kernels.cpu import int8 as native
 
 
 def use(name: str) -> bool:
@@ -11,7 +11,7 @@ def use(name: str) -> bool:
     found = extension()
     chosen = found is not None and bool(found.choose(name))
     native.sizes.cache_clear()
-    plans._plan.cache_clear()
+    layout_descriptors._plan.cache_clear()
     return chosen
 
 

@@ -15,7 +15,7 @@ from sdquant.core.packed_layout import BYTES, PACKED
 if TYPE_CHECKING:
     from sdquant.core.backend import Backend, Packed
     from sdquant.core.packed_layout import Form
-    from sdquant.kernels.reader import Reader
+    from sdquant.kernels.base import Reader
 
 CPU = torch.device("cpu")
 TABLES = {

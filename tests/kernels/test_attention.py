@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import sdquant
 from sdquant import demo
 from sdquant.drawing import draw
-from sdquant.kernels import attention, native
-from sdquant.kernels.native import attention as by_own
+from sdquant.kernels import cpu, sdpa
+from sdquant.kernels.cpu import sdpa as by_own
 from sdquant.layers import attention as asking
 from sdquant.models.pipelines import main_part
 
@@ -31,7 +31,7 @@ SIZES = (
 
 @pytest.fixture
 def own() -> None:
-    if native.isa() not in ("amx", "avx512bf16"):
+    if cpu.isa() not in ("amx", "avx512bf16"):
         pytest.skip("there is no kernel for this processor")
 
 
@@ -54,7 +54,7 @@ def test_errors_are_those_of_torch(size: tuple[int, ...], spread: int) -> None:
     batch, heads, queries, keys, width = size
     q, k, v = random(batch, heads, queries, width), random(batch, heads, keys, width), random(batch, heads, keys, width)
     q = q * spread
-    got = attention.attended(q, k, v)
+    got = sdpa.attended(q, k, v)
     assert got is not None
     assert got.shape == q.shape
     wanted = exact(q, k, v)
@@ -67,21 +67,21 @@ def test_errors_are_those_of_torch(size: tuple[int, ...], spread: int) -> None:
 def test_tensors_in_any_order_of_memory_and_any_number_of_threads() -> None:
     torch.manual_seed(0)
     q, k, v = (random(2, 4, 130, 64) for _ in range(3))
-    wanted = attention.attended(q, k, v)
+    wanted = sdpa.attended(q, k, v)
     assert wanted is not None
-    contiguous = attention.attended(q.contiguous(), k.contiguous(), v.contiguous())
+    contiguous = sdpa.attended(q.contiguous(), k.contiguous(), v.contiguous())
     wide = torch.cat([k, v], -1)
-    together = attention.attended(q, wide[..., :64], wide[..., 64:])
+    together = sdpa.attended(q, wide[..., :64], wide[..., 64:])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if before > 1 else 2)
-        other = attention.attended(q, k, v)
+        other = sdpa.attended(q, k, v)
     finally:
         torch.set_num_threads(before)
     for found in (contiguous, together, other):
         assert found is not None
         assert torch.equal(found, wanted)
-    one = attention.attended(q[:1].expand(2, 4, 130, 64), k, v)
+    one = sdpa.attended(q[:1].expand(2, 4, 130, 64), k, v)
     assert one is not None
     assert torch.equal(one[0], wanted[0])
 
@@ -90,12 +90,12 @@ def test_tensors_in_any_order_of_memory_and_any_number_of_threads() -> None:
 def test_scores_that_are_no_numbers_are_not_hidden() -> None:
     q, k, v = (random(1, 1, 40, 32) for _ in range(3))
     k[0, 0, 35, 3] = torch.nan
-    found = attention.attended(q, k, v)
+    found = sdpa.attended(q, k, v)
     assert found is not None
     assert bool(found.isnan().all())
     k[0, 0, 35, 3] = 0
     v[0, 0, 7, 5] = torch.nan
-    found = attention.attended(q, k, v)
+    found = sdpa.attended(q, k, v)
     assert found is not None
     assert found.isnan().any(2).nonzero().tolist() == [[0, 0, 5]]
 
@@ -103,35 +103,35 @@ def test_scores_that_are_no_numbers_are_not_hidden() -> None:
 @pytest.mark.usefixtures("own")
 def test_what_is_left_to_torch() -> None:
     q, k, v = (random(1, 2, 40, 32) for _ in range(3))
-    assert attention.attended(q, k, v) is not None
-    assert attention.attended(q, k, v, torch.zeros(40, 40)) is None
-    assert attention.attended(q, k, v, dropout_p=0.1) is None
-    assert attention.attended(q, k, v, is_causal=True) is None
-    assert attention.attended(q, k, v, scale=-0.1) is None
-    assert attention.attended(q, k[:, :1], v[:, :1], enable_gqa=True) is None
-    assert attention.attended(q, k[:, :1], v[:, :1]) is None
-    assert attention.attended(q.float(), k.float(), v.float()) is None
-    assert attention.attended(q, k, v[..., :16]) is None
-    assert attention.attended(q[:, :, :0], k, v) is None
-    assert attention.attended(*(x.mT.contiguous().mT for x in (q, k, v))) is None
-    assert attention.attended(*(x[0] for x in (q, k, v))) is None
-    assert attention.attended(q.requires_grad_(), k, v) is None
+    assert sdpa.attended(q, k, v) is not None
+    assert sdpa.attended(q, k, v, torch.zeros(40, 40)) is None
+    assert sdpa.attended(q, k, v, dropout_p=0.1) is None
+    assert sdpa.attended(q, k, v, is_causal=True) is None
+    assert sdpa.attended(q, k, v, scale=-0.1) is None
+    assert sdpa.attended(q, k[:, :1], v[:, :1], enable_gqa=True) is None
+    assert sdpa.attended(q, k[:, :1], v[:, :1]) is None
+    assert sdpa.attended(q.float(), k.float(), v.float()) is None
+    assert sdpa.attended(q, k, v[..., :16]) is None
+    assert sdpa.attended(q[:, :, :0], k, v) is None
+    assert sdpa.attended(*(x.mT.contiguous().mT for x in (q, k, v))) is None
+    assert sdpa.attended(*(x[0] for x in (q, k, v))) is None
+    assert sdpa.attended(q.requires_grad_(), k, v) is None
     with torch.no_grad():
-        assert attention.attended(q, k, v) is not None
+        assert sdpa.attended(q, k, v) is not None
         with torch.autocast("cpu", torch.bfloat16):
-            assert attention.attended(q, k, v) is None
+            assert sdpa.attended(q, k, v) is None
 
 
 @pytest.mark.usefixtures("own")
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     right = by_own.attend
     monkeypatch.setattr(by_own, "attend", lambda q, k, v, scale: right(q, k, v, 0.9 * scale))
-    attention._sound.cache_clear()
+    sdpa._sound.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            assert attention.attended(*(random(1, 2, 40, 32) for _ in range(3))) is None
+            assert sdpa.attended(*(random(1, 2, 40, 32) for _ in range(3))) is None
     finally:
-        attention._sound.cache_clear()
+        sdpa._sound.cache_clear()
     assert "is not used" in caplog.text
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.kernels import coded
-from sdquant.kernels.native import extension
+from sdquant.kernels import scheme_activations
+from sdquant.kernels.cpu import extension
 from sdquant.layers import quantized_layer
 
 
@@ -56,7 +56,7 @@ def test_quantized_activations_are_multiplied_by_the_kernels(
     def in_torch(*_: object) -> Tensor:
         raise AssertionError("computed in torch")
 
-    monkeypatch.setattr(coded, "_verdicts", {})
+    monkeypatch.setattr(scheme_activations, "_verdicts", {})
     with torch.no_grad(), caplog.at_level(logging.WARNING, "sdquant"):
         with torch.autocast("cpu", torch.bfloat16):
             layer(x)  # the check needs torch's numbers

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.core.packed_layout import BYTES, PACKED
-from sdquant.kernels import native
-from sdquant.kernels.native.reader import Native
+from sdquant.kernels import cpu
+from sdquant.kernels.cpu.cpu_kernels import Native
 
 from .reference import multiplied
 
@@ -33,7 +33,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.fixture(autouse=True)
 def avx2() -> Iterator[None]:
-    extension: Any = native.extension()
+    extension: Any = cpu.extension()
     if extension is None or not extension.choose("avx2"):
         pytest.skip("no kernels for AVX2 here")
     yield

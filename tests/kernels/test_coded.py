@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sdquant.core.backend import Geometry
-from sdquant.kernels import coded
-from sdquant.kernels.native import int8
-from sdquant.kernels.native.reader import Native
+from sdquant.kernels import scheme_activations
+from sdquant.kernels.cpu import int8
+from sdquant.kernels.cpu.cpu_kernels import Native
 from sdquant.layers import QuantizedLayer
 from sdquant.rules import PtqProvider, QuantizationRule
 
@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_torch(name: str, shape: tuple[int, int], dtype: t
             x = inputs(rows, shape[1], dtype)
             with torch.no_grad():
                 found, wanted = layer(x), by_torch(layer, x)
-            assert isinstance(layer._prepared, coded.Codes)
+            assert isinstance(layer._prepared, scheme_activations.Codes)
             assert found.dtype == dtype
             torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -94,7 +94,7 @@ def test_tiles(weight: str, dtype: torch.dtype) -> None:
             x = inputs(rows, columns, dtype)
             with torch.no_grad():
                 found, wanted = layer(x), by_torch(layer, x)
-            assert isinstance(layer._prepared, coded.Codes)
+            assert isinstance(layer._prepared, scheme_activations.Codes)
             torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
@@ -126,7 +126,9 @@ def test_convolutions(kind: str, name: str, dtype: torch.dtype) -> None:
             found = layer(x)
             wanted = layer._backend.convolve(layer.packed, x, how)
             wanted = wanted if layer.bias is None else wanted + layer.bias.view(-1, 1, 1)
-            direct = coded.convolve(layer._backend, layer.packed, layer._form, layer._activations, x, layer.bias, how)
+            direct = scheme_activations.convolve(
+                layer._backend, layer.packed, layer._form, layer._activations, x, layer.bias, how
+            )
         assert direct is not None and found.is_contiguous(memory_format=order)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -142,7 +144,7 @@ def test_a_scale_that_was_found_beforehand(dtype: torch.dtype) -> None:
     x = inputs(70, 128, dtype)
     with torch.no_grad():
         found, wanted = layer(x), by_torch(layer, x)
-    assert isinstance(layer._prepared, coded.Codes)
+    assert isinstance(layer._prepared, scheme_activations.Codes)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
@@ -194,7 +196,7 @@ def test_gradients_and_odd_inputs() -> None:
 def test_a_kernel_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(coded, "_verdicts", {})
+    monkeypatch.setattr(scheme_activations, "_verdicts", {})
     real = int8.codes_of
     monkeypatch.setattr(int8, "codes_of", lambda *args: (lambda codes, scale: (codes, scale * 1.01))(*real(*args)))
     layer, x = layer_of(RULES["w8a8"], (32, 64), torch.float32), torch.randn(20, 64)
@@ -227,7 +229,7 @@ def test_products_of_floats(kind: str, name: str, dtype: torch.dtype) -> None:
     x = torch.randn(*((2, 9, 256) if kind == "linear" else (2, 256, 5, 6))).to(dtype)
     how = None if kind == "linear" else Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
     with torch.no_grad():
-        found = coded.as_floats(layer._backend, layer.packed, layer._form, x, how)
+        found = scheme_activations.as_floats(layer._backend, layer.packed, layer._form, x, how)
         if (kind, name) == ("linear", "tiles"):
             assert found is None  # in integers
             return

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from sdquant import backends
 from sdquant.core.backend import Unfit
-from sdquant.kernels import int8_steps
+from sdquant.kernels import int8_reference
 from sdquant.kernels.division import divided
 from sdquant.rules.how import HowToQuantize
 from sdquant.rules.qarray import quantize
@@ -106,4 +106,4 @@ def test_rules_find_the_same_scales(row: str, method: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activations_become_the_same_integers(dtype: torch.dtype) -> None:
-    same(lambda: int8_steps.quantized_rows(weight(dtype)))
+    same(lambda: int8_reference.quantized_rows(weight(dtype)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sdquant.kernels import native
+from sdquant.kernels import cpu
 
 
 @pytest.mark.parametrize("text", [None, "no library"])
@@ -18,7 +18,7 @@ def test_one_that_cannot_be_loaded_is_told_from_none(tmp_path: Path, text: str |
     """Of another machine, say: silently slower is what nobody could explain."""
     package = tmp_path / "native"
     package.mkdir()
-    shutil.copy(native.__file__, package / "__init__.py")
+    shutil.copy(cpu.__file__, package / "__init__.py")
     if text is not None:
         (package / f"_kernels{EXTENSION_SUFFIXES[0]}").write_text(text)
     code = "import native; print(native.extension(), native.isa(), native.state()); native.extension()"

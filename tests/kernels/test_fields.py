@@ -18,11 +18,11 @@ from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS, places
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_rows import cut, join, take
-from sdquant.kernels import choice, layout, libgguf, widened
-from sdquant.kernels.native import reader as native
-from sdquant.kernels.triton import library
+from sdquant.kernels import dispatch, fp32_gemm, libgguf, prepack
+from sdquant.kernels.cpu import cpu_kernels as native
+from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF, MOST
-from sdquant.kernels.triton.reader import TritonReader
+from sdquant.kernels.triton.triton_kernels import TritonReader
 from sdquant.layers import QuantizedLayer, quantized_layer
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_readers_for_cpus_leave_it_alone() -> None:
         assert form is not None and form.apart
         assert not libgguf.Libgguf().reads(form, fields.parts, torch.float32)
         assert not native.Native().reads(form, fields.parts, torch.float32)
-        assert choice.way(BACKEND, fields, form, torch.bfloat16).reader is None
+        assert dispatch.way(BACKEND, fields, form, torch.bfloat16).reader is None
 
 
 class TestWanted:
@@ -129,33 +129,33 @@ class TestWanted:
 
     @pytest.fixture(autouse=True)
     def _triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(library, "launcher", lambda: object())
+        monkeypatch.setattr(imports, "launcher", lambda: object())
 
     @pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu:0"])
     def test_on_cards_where_blocks_do_not_fit_a_load(self, device: str) -> None:
         for kind in KINDS:
             form = BACKEND.form(packed_as(kind, 4, 512))
-            assert form is not None and layout.wanted(form, device) == (kind not in ("q4_k", "q5_k"))
+            assert form is not None and prepack.wanted(form, device) == (kind not in ("q4_k", "q5_k"))
 
     @pytest.mark.parametrize("device", ["cpu", "mps", "privateuseone:0"])
     def test_nowhere_else(self, device: str) -> None:
         packed = packed_as("q8_0", 4, 64)
-        assert layout.laid_out(packed, device) is packed
+        assert prepack.laid_out(packed, device) is packed
 
     def test_not_of_other_schemes(self) -> None:
         for scheme in ("nf4", "int8", "tq2_0"):
             spec = backends.parse(scheme)
             packed = backends.get(spec.scheme.backend).encode(torch.randn(64, 256), spec)
-            assert layout.laid_out(packed, "cuda") is packed
+            assert prepack.laid_out(packed, "cuda") is packed
 
     def test_not_without_bytes(self) -> None:
         packed = packed_as("q8_0", 4, 64).to(torch.device("meta"))
-        assert layout.laid_out(packed, "cuda") is packed
+        assert prepack.laid_out(packed, "cuda") is packed
 
     def test_not_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(library, "launcher", lambda: None)
+        monkeypatch.setattr(imports, "launcher", lambda: None)
         packed = packed_as("q8_0", 4, 64)
-        assert layout.laid_out(packed, "cuda") is packed
+        assert prepack.laid_out(packed, "cuda") is packed
         assert not TritonReader().wants_apart(BACKEND.form(packed))  # type: ignore[arg-type]
 
 
@@ -180,7 +180,7 @@ def test_a_linear_layer(kind: str, compute: str | None) -> None:
     x = torch.randn(300, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(fields.dequantize(), blocks.dequantize())
     with torch.no_grad():
-        if compute is None and not widened.pays(x.dtype):
+        if compute is None and not fp32_gemm.pays(x.dtype):
             assert torch.equal(fields(x), torch.nn.functional.linear(x, blocks.dequantize(), blocks._bias(x)))
         assert torch.allclose(fields(x), blocks(x), rtol=2**-6, atol=2**-5)
 
@@ -252,7 +252,7 @@ def test_copies_and_moves(tmp_path: Path) -> None:
 
 
 def test_laying_out_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "wanted", lambda form, device: device == "card")
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: device == "card")
     blocks, _ = linear("q6_k")
     x, wanted, names = torch.randn(3, 512).bfloat16(), blocks.dequantize(), list(blocks._parameters)
     with torch.no_grad():
@@ -288,7 +288,7 @@ def test_a_model_on_a_card(offload: str, saved: Any) -> None:
 
 
 def test_tables_of_embeddings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "wanted", lambda form, device: True)
+    monkeypatch.setattr(prepack, "wanted", lambda form, device: True)
     table = nn.Embedding(40, 64)
     layer = quantized_layer(table, BACKEND.encode(table.weight.data, backends.parse("q8_0")))
     layer.lay_out("card")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.kernels import fp8
+from sdquant.kernels import fp8_linear
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
 
@@ -42,7 +42,7 @@ def by_formula(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a CPU's products were worth it."""
-    monkeypatch.setattr(fp8, "pays", lambda packed, form, x: fp8.computes(packed, x))
+    monkeypatch.setattr(fp8_linear, "pays", lambda packed, form, x: fp8_linear.computes(packed, x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -50,7 +50,7 @@ def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
     x = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[3] = 0
     x[4] *= 1000
-    codes, scale = fp8.quantized_rows(x)
+    codes, scale = fp8_linear.quantized_rows(x)
     wanted, scales = by_formula(x)
     assert codes.dtype == torch.float8_e4m3fn
     assert torch.equal(codes.double(), wanted) and torch.equal(scale, scales)
@@ -70,7 +70,7 @@ def test_a_linear_is_the_product_of_codes(text: str, dtype: torch.dtype, everywh
     torch.manual_seed(1)
     module = nn.Linear(256, 48).to(dtype)
     layer = layer_in(text, module)
-    assert fp8.direct(layer._form) == (text in BY_ROW)
+    assert fp8_linear.direct(layer._form) == (text in BY_ROW)
     x = torch.randn(2, 19, 256).to(dtype)
     with torch.no_grad():
         got = layer(x)
@@ -90,13 +90,13 @@ def test_a_linear_is_the_product_of_codes(text: str, dtype: torch.dtype, everywh
 def test_what_it_is_not_for() -> None:
     layer = layer_in("nf4", nn.Linear(64, 48))
     x = torch.randn(300, 64)
-    assert fp8.computes(layer.packed, x)
-    assert not fp8.pays(layer.packed, layer._form, x)  # a CPU is slower with it
-    assert not fp8.computes(layer.packed, x.double())
-    assert not fp8.computes(layer_in("nf4", nn.Linear(64, 40)).packed, x)
+    assert fp8_linear.computes(layer.packed, x)
+    assert not fp8_linear.pays(layer.packed, layer._form, x)  # a CPU is slower with it
+    assert not fp8_linear.computes(layer.packed, x.double())
+    assert not fp8_linear.computes(layer_in("nf4", nn.Linear(64, 40)).packed, x)
     conv = layer_in("nf4", nn.Conv2d(64, 48, 3))
     image = torch.randn(1, 64, 8, 8)
-    assert not fp8.computes(conv.packed, image)
+    assert not fp8_linear.computes(conv.packed, image)
     with torch.no_grad():
         set_compute(exact := copy.deepcopy(conv), None)
         assert torch.equal(conv(image), exact(image))
@@ -120,21 +120,21 @@ def test_gradients_are_those_of_the_float_weight(everywhere: None) -> None:
 
 def test_a_device_without_them_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     cpu = torch.device("cpu")
-    fp8.works_on.cache_clear()
-    assert fp8.works_on(cpu)
-    fp8.works_on.cache_clear()
+    fp8_linear.works_on.cache_clear()
+    assert fp8_linear.works_on(cpu)
+    fp8_linear.works_on.cache_clear()
 
     def refuses(*args: Any) -> Tensor:
         raise RuntimeError("torch._scaled_mm is only supported on devices of capability 8.9")
 
-    monkeypatch.setattr(fp8, "product", refuses)
+    monkeypatch.setattr(fp8_linear, "product", refuses)
     with caplog.at_level(logging.WARNING):
-        assert not fp8.works_on(cpu) and not fp8.works_on(cpu)
+        assert not fp8_linear.works_on(cpu) and not fp8_linear.works_on(cpu)
     assert [record.message for record in caplog.records] == [
         'compute="fp8" has no effect on cpu: RuntimeError: torch._scaled_mm is only supported on devices of capability '
         "8.9. Products are computed with the float weights."
     ]
-    fp8.works_on.cache_clear()
+    fp8_linear.works_on.cache_clear()
 
 
 @pytest.mark.gpu
@@ -144,11 +144,11 @@ def test_on_a_card(text: str) -> None:
     device = torch.device("cuda")
     if torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("this card has no products of 8-bit floats")
-    assert fp8.works_on(device)
+    assert fp8_linear.works_on(device)
     torch.manual_seed(1)
     layer = layer_in(text, nn.Linear(512, 256, dtype=torch.bfloat16)).to(device)
     x = torch.randn(1024, 512, dtype=torch.bfloat16, device=device)
-    assert fp8.pays(layer.packed, layer._form, x)
+    assert fp8_linear.pays(layer.packed, layer._form, x)
     with torch.no_grad():
         got = layer(x)
         set_compute(layer, None)

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.core.backend import Geometry, Packed, Unfit
-from sdquant.kernels import int8, int8_steps, reader
-from sdquant.kernels.native import int8 as native
+from sdquant.kernels import base, int8_linear, int8_reference, int_matmul
+from sdquant.kernels.cpu import int8 as native
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import QuantizedLayer, set_compute
-from sdquant.rules import integers
 
 from .instructions import others, use
 from .test_forms import SPECS
@@ -32,7 +31,7 @@ BYTES_BY_ROW = (
 Array = npt.NDArray[Any]
 
 
-ANY = int8.Least(rows=1, again=1, channels=1, columns=1)
+ANY = int8_linear.Least(rows=1, again=1, channels=1, columns=1)
 NATIVE = native.sizes(64) is not None
 
 
@@ -47,14 +46,14 @@ NATIVE = native.sizes(64) is not None
 )
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each test by torch and by the C kernels; integers at any size, so that small tensors tell."""
-    monkeypatch.setattr(int8, "BY_C", ANY)
-    monkeypatch.setattr(int8, "BY_AMX", ANY)
-    monkeypatch.setattr(int8, "BY_AVX2", ANY)
-    monkeypatch.setattr(int8, "BY_TORCH", replace(ANY))
-    monkeypatch.setattr(integers, "fast", lambda device: True)  # which torch's own product is with VNNI alone
+    monkeypatch.setattr(int8_linear, "BY_C", ANY)
+    monkeypatch.setattr(int8_linear, "BY_AMX", ANY)
+    monkeypatch.setattr(int8_linear, "BY_AVX2", ANY)
+    monkeypatch.setattr(int8_linear, "BY_TORCH", replace(ANY))
+    monkeypatch.setattr(int_matmul, "fast", lambda device: True)  # which torch's own product is with VNNI alone
     name = str(request.param)
     if name == "torch":
-        monkeypatch.setattr(int8_steps, "extension", lambda: None)
+        monkeypatch.setattr(int8_reference, "extension", lambda: None)
     if not name.startswith("c"):
         monkeypatch.setattr(native, "sizes", lambda columns: None)
         yield name
@@ -105,7 +104,7 @@ def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
     x[4] *= 1000
     x[5, ::2] = 0.5  # ties, where the largest is 127 / 2
     x[5, 0] = 63.5
-    made, scale = int8_steps.quantized_rows(x)
+    made, scale = int8_reference.quantized_rows(x)
     wanted, scales = codes(x.float().numpy())
     assert made.dtype == torch.int8 and np.array_equal(made.numpy(), wanted)
     assert np.array_equal(scale.numpy(), scales)
@@ -115,7 +114,7 @@ def test_rows_are_quantized_by_the_formula(dtype: torch.dtype) -> None:
 def test_rows_that_are_not_finite_stay_so() -> None:
     x = torch.ones(3, 64)
     x[0, 5], x[1, 6] = torch.nan, torch.inf
-    _, scale = int8_steps.quantized_rows(x)
+    _, scale = int8_reference.quantized_rows(x)
     assert scale.isfinite().view(-1).tolist() == [False, False, True]
     layer = layer_in("int8_sym", nn.Linear(64, 8))
     assert layer is not None
@@ -139,7 +138,7 @@ def test_a_linear_is_the_exact_product_of_codes(text: str, dtype: torch.dtype) -
     if text in BYTES_BY_ROW:
         a, a_scale = codes(flat.float().numpy())
         parts = {name: part.numpy().astype(np.int64) for name, part in layer.packed.parts.items() if name != "scale"}
-        assert int8_steps.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
+        assert int8_reference.direct(backends.of_scheme(layer.spec.scheme).form(layer.packed))
         # The scale of a row, from the decoded weight: (code - zero) * scale, rounded to what the backend computes in.
         weight = layer.dequantize(torch.float32).double().numpy()
         raw = next(part for part in parts.values() if part.size == 48 * 256).reshape(48, 256)
@@ -175,10 +174,10 @@ def test_codes_with_several_scales_in_a_row_are_taken_as_they_are(dtype: torch.d
     module.weight.data.normal_()
     layer = layer_in("sdnq-int8", module)
     assert layer is not None and layer.packed.parts["scale"].numel() == 50 * 3
-    assert int8_steps.coding(layer.packed, layer._form) is reader.Coding.BY_RUN
+    assert int8_reference.coding(layer.packed, layer._form) is base.Coding.BY_RUN
     x = torch.randn(37, 768).to(dtype)
     bias = module.bias.detach()
-    got = int8.linear(layer._backend, layer.packed, layer._form, x, bias)
+    got = int8_linear.linear(layer._backend, layer.packed, layer._form, x, bias)
     parts = layer.packed.parts
     scale = parts["scale"].float().numpy().reshape(50, 3)
     assert torch.equal(got, by_runs(x, parts["weight"].numpy().reshape(50, 3, 256), scale, bias))
@@ -197,7 +196,7 @@ def test_fine_weights_are_quantized_again_by_run(dtype: torch.dtype) -> None:
     assert layer is not None
     x = torch.randn(37, 768).to(dtype)
     bias = module.bias.detach()
-    got = int8.linear(layer._backend, layer.packed, layer._form, x, bias)
+    got = int8_linear.linear(layer._backend, layer.packed, layer._form, x, bias)
     weight, scale = codes(layer.dequantize(torch.float32).numpy().reshape(-1, 256))
     assert torch.equal(got, by_runs(x, weight.reshape(50, 3, 256), scale.reshape(50, 3), bias))
     exact = F.linear(x.float(), layer.dequantize(torch.float32), bias.float())
@@ -212,11 +211,11 @@ def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int], by: st
     layer = layer_in("sdnq-int8", module)
     taps = size[0] * size[1]
     assert layer is not None and layer.packed.parts["scale"].numel() == 40 * 2 * taps and layer._form is not None
-    assert int8._by_c(layer._backend, layer.packed, layer._form, torch.float32) == (by == "c")
+    assert int8_linear._by_c(layer._backend, layer.packed, layer._form, torch.float32) == (by == "c")
     image = torch.randn(2, 512, 6, 7)
     how = Geometry(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
     bias = module.bias.detach()  # type: ignore[union-attr]
-    got = int8.convolve(layer._backend, layer.packed, layer._form, image, bias, how)
+    got = int8_linear.convolve(layer._backend, layer.packed, layer._form, image, bias, how)
     seen = F.unfold(image, size).view(2, 512, taps, -1).permute(0, 3, 2, 1).reshape(-1, taps * 512)  # by tap
     parts = layer.packed.parts
     weight = parts["weight"].view(40, 2, 256, taps).permute(0, 3, 1, 2).reshape(40, 2 * taps, 256).numpy()
@@ -227,24 +226,24 @@ def test_convolutions_with_several_scales_in_a_row(size: tuple[int, int], by: st
 
 def test_scales_of_fewer_columns_than_a_run_are_not_taken() -> None:
     """What the kernels multiply at a time has one scale; other weights are quantized again."""
-    row, again, run = reader.Coding.BY_ROW, reader.Coding.AGAIN, reader.Coding.BY_RUN
+    row, again, run = base.Coding.BY_ROW, base.Coding.AGAIN, base.Coding.BY_RUN
     sdnq = ((512, run), (256, row), (1600, run), (960, again))
     q8_0 = ((512, again | run), (256, again), (320, again))
     for text, cases in (("sdnq-int8", sdnq), ("q8_0", q8_0)):
         for columns, coding in cases:
             layer = layer_in(text, nn.Linear(columns, 8))
             assert layer is not None
-            assert int8_steps.coding(layer.packed, layer._form) is coding, (text, columns)
+            assert int8_reference.coding(layer.packed, layer._form) is coding, (text, columns)
     for text, channels in (("sdnq-int8", 96), ("q8_0", 512)):
         conv = layer_in(text, nn.Conv2d(channels, 64, 3))
         if conv is not None:  # blocks of q8_0 need 32 columns of a kernel
-            assert int8_steps.coding(conv.packed, conv._form) is again
+            assert int8_reference.coding(conv.packed, conv._form) is again
 
 
 def test_by_torch_several_scales_in_a_row_do_not_pay(by: str) -> None:
     layer = layer_in("sdnq-int8", nn.Linear(512, 64))
     assert layer is not None
-    assert int8.pays(layer.packed, layer._form, torch.empty(100, 512), 100) == (by == "c")
+    assert int8_linear.pays(layer.packed, layer._form, torch.empty(100, 512), 100) == (by == "c")
 
 
 @pytest.mark.parametrize("text", ["int8", "int8_sym", "qint8", "nf4", "q4_0"])
@@ -275,7 +274,7 @@ def test_a_convolution_is_the_product_with_its_patches(
         exact = layer(x)
     assert got.shape == exact.shape and got.is_contiguous()
     assert 28 < decibels(got, exact) < 60
-    if kind is nn.Conv2d and not int8_steps.direct(layer._form) and "padding_mode" not in more:
+    if kind is nn.Conv2d and not int8_reference.direct(layer._form) and "padding_mode" not in more:
         # numpy's way: torch's own unfolding of patches, quantized one by one.
         how = {name: getattr(module, name) for name in ("dilation", "padding", "stride")}
         patches = F.unfold(x, module.kernel_size, **how).transpose(1, 2)
@@ -293,8 +292,8 @@ def test_large_weights_go_in_tiles_with_the_same_result(monkeypatch: pytest.Monk
         with torch.no_grad():
             whole = layer(x)
             with monkeypatch.context() as patched:
-                patched.setattr(int8, "_TILE", 1 << 10)
-                assert len(list(int8._tiles(layer._backend, layer.packed, 33))) == 3
+                patched.setattr(int8_linear, "_TILE", 1 << 10)
+                assert len(list(int8_linear._tiles(layer._backend, layer.packed, 33))) == 3
                 assert torch.equal(layer(x), whole)
 
 
@@ -313,19 +312,21 @@ def test_c_and_torch_are_the_same_bits(text: str, dtype: torch.dtype, by: str) -
         layer = layer_in(text, nn.Linear(k, n, dtype=dtype))
         if layer is None:
             continue
-        assert layer._form is not None and int8._by_c(layer._backend, layer.packed, layer._form, dtype)
+        assert layer._form is not None and int8_linear._by_c(layer._backend, layer.packed, layer._form, dtype)
         for m in counts:
             x = torch.randn(m, k).to(dtype)
-            wanted = int8.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_steps.Steps)
+            wanted = int8_linear.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_reference.Steps)
             with torch.no_grad():
                 assert torch.equal(layer(x), wanted), (n, k, m)
     conv = layer_in(text, nn.Conv2d(64, 40, 3, padding=1, dtype=dtype))
     assert conv is not None and conv._form is not None
-    assert int8._by_c(conv._backend, conv.packed, conv._form, dtype)
+    assert int8_linear._by_c(conv._backend, conv.packed, conv._form, dtype)
     for image in (torch.randn(2, 64, 13, 17), torch.randn(1, 64, 40, 40), torch.randn(3, 64, 4, 4)):
         image = image.to(dtype)
         how = Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
-        wanted = int8.convolve_by_steps(conv._backend, conv.packed, image, conv.bias.detach(), how, int8_steps.Steps)
+        wanted = int8_linear.convolve_by_steps(
+            conv._backend, conv.packed, image, conv.bias.detach(), how, int8_reference.Steps
+        )
         with torch.no_grad():
             assert torch.equal(conv(image), wanted)
             last = conv(image.contiguous(memory_format=torch.channels_last))
@@ -348,7 +349,7 @@ def test_weights_that_begin_inside_a_line(text: str, by: str) -> None:
             at = (off - memory.data_ptr()) % 64
             moved = memory[at : at + codes.numel()].view(codes.shape).copy_(codes)
             parts = {**layer.packed.parts, name: moved}
-            coding = int8_steps.coding(layer.packed, layer._form)
+            coding = int8_reference.coding(layer.packed, layer._form)
             got = native.linear(layer._form, parts, coding, x, layer.bias.detach())  # type: ignore[arg-type]
             assert torch.equal(got, wanted)
 
@@ -384,9 +385,9 @@ def test_a_kernel_that_is_wrong_is_left_out(
     layer = layer_in("int8_sym", nn.Linear(64, 48))
     assert layer is not None
     x = torch.randn(20, 64)
-    wanted = int8.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_steps.Steps)
+    wanted = int8_linear.by_steps(layer._backend, layer.packed, x, layer.bias.detach(), int8_reference.Steps)
     real = native.linear
-    monkeypatch.setattr(int8, "_verdicts", {})
+    monkeypatch.setattr(int8_linear, "_verdicts", {})
     monkeypatch.setattr(native, "linear", lambda *args: real(*args) * 1.01)  # a processor that multiplies wrongly
     with torch.no_grad():
         assert torch.equal(layer(x), wanted)
@@ -401,7 +402,7 @@ def test_one_scale_for_all_rows() -> None:
     assert form is not None
     for group, count in ((6 * 64, 1), (3 * 64, 2)):
         parts = {**packed.parts, "scale": torch.linspace(1, 2, count)}
-        made, scale, added = int8_steps.Steps(torch.device("cpu")).weight(
+        made, scale, added = int8_reference.Steps(torch.device("cpu")).weight(
             backends.get("nncf"), Packed(spec=packed.spec, parts=parts), replace(form, group=group)
         )
         assert torch.equal(made, packed.parts["codes"].view(6, 64)) and added == 0
@@ -410,7 +411,7 @@ def test_one_scale_for_all_rows() -> None:
 
 def test_few_rows_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BY_C", "BY_AMX", "BY_AVX2", "BY_TORCH"):
-        monkeypatch.setattr(int8, name, int8.Least(rows=32, again=64, channels=64, columns=128))
+        monkeypatch.setattr(int8_linear, name, int8_linear.Least(rows=32, again=64, channels=64, columns=128))
     torch.manual_seed(4)
     for text, rows in (("int8_sym", 32), ("qint4", 64)):
         layer = layer_in(text, nn.Linear(128, 32))
@@ -472,9 +473,9 @@ def test_groups_and_other_devices_stay_exact() -> None:
             set_compute(one, "float")
             assert torch.equal(got, one(x))
     assert same is not None
-    assert int8.pays(same.packed, same._form, torch.empty(100, 64), 100)
-    assert not int8.pays(same.packed, same._form, torch.empty(100, 64, device="meta"), 100)
-    assert not int8.pays(same.packed, same._form, torch.empty(100, 64, dtype=torch.float64), 100)
+    assert int8_linear.pays(same.packed, same._form, torch.empty(100, 64), 100)
+    assert not int8_linear.pays(same.packed, same._form, torch.empty(100, 64, device="meta"), 100)
+    assert not int8_linear.pays(same.packed, same._form, torch.empty(100, 64, dtype=torch.float64), 100)
 
 
 def test_large_results_are_written_whole(by: str) -> None:

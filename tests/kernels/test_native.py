@@ -16,7 +16,7 @@ import torch
 
 from sdquant import backends
 from sdquant.core.backend import Packed, Unfit
-from sdquant.kernels.native import SWITCH, extension
+from sdquant.kernels.cpu import SWITCH, extension
 
 from .reference import decoded, multiplied
 from .test_forms import SPECS
@@ -25,8 +25,8 @@ native = extension()
 if native is None:
     pytest.skip("the C extension is not built", allow_module_level=True)
 
-from sdquant.kernels.native import plans  # noqa: E402
-from sdquant.kernels.native.reader import Native  # noqa: E402
+from sdquant.kernels.cpu import layout_descriptors  # noqa: E402
+from sdquant.kernels.cpu.cpu_kernels import Native  # noqa: E402
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 # Rows of whole vectors, of parts of one, groups that cross rows, one row, more than a kernel's panel and tile.
@@ -38,10 +38,10 @@ native.choose("")
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     assert native.choose(request.param)
-    plans._plan.cache_clear()
+    layout_descriptors._plan.cache_clear()
     yield request.param
     native.choose("")
-    plans._plan.cache_clear()
+    layout_descriptors._plan.cache_clear()
 
 
 @cache
@@ -237,7 +237,7 @@ def test_two_threads_compute_what_one_does(text: str) -> None:
 
 def test_a_switch_turns_them_off() -> None:
     code = (
-        "from sdquant.kernels import native; from sdquant.kernels.native.reader import native as reader\n"
+        "from sdquant.kernels import native; from sdquant.kernels.cpu.cpu_kernels import native as reader\n"
         "print(native.extension(), native.isa(), reader(), native.state())"
     )
     run = subprocess.run(

@@ -13,8 +13,8 @@ import torch
 from sdquant.backends._gguf_decode import DECODERS, decode_blocks
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import Form
-from sdquant.kernels.native import extension, isa
-from sdquant.kernels.native.reader import Native
+from sdquant.kernels.cpu import extension, isa
+from sdquant.kernels.cpu.cpu_kernels import Native
 
 from .blocks import DTYPES, SHAPES, bits, form_of, random_blocks
 

@@ -13,7 +13,7 @@ from .test_native import DTYPES, isa, native, packed_weights  # noqa: F401
 if native is None:
     pytest.skip("the C extension is not built", allow_module_level=True)
 
-from sdquant.kernels.native import integers
+from sdquant.kernels.cpu import int8_epilogue
 
 
 def quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def test_rows_are_quantized(dtype: torch.dtype, shape: tuple[int, int], isa: str
     wide = torch.cat([x, x], 1)[:, : shape[1]]  # rows that do not follow each other
     codes = torch.full(shape, 99, dtype=torch.int8)
     scales, sums = torch.empty(shape[0]), torch.empty(shape[0], dtype=torch.int32)
-    integers.quantize_rows(wide, codes, scales, sums)
+    int8_epilogue.quantize_rows(wide, codes, scales, sums)
     expected, scale = quantized(x.float().numpy())
     assert np.array_equal(codes.numpy(), expected)
     assert np.array_equal(scales.numpy(), scale)
@@ -46,7 +46,7 @@ def test_a_row_that_is_not_finite_has_such_a_scale(isa: str) -> None:  # noqa: F
     x = torch.ones(3, 40)
     x[0, 3], x[1, 39] = torch.nan, torch.inf
     codes, scales, sums = torch.empty(3, 40, dtype=torch.int8), torch.empty(3), torch.empty(3, dtype=torch.int32)
-    integers.quantize_rows(x, codes, scales, sums)
+    int8_epilogue.quantize_rows(x, codes, scales, sums)
     assert scales.isfinite().tolist() == [False, False, True]
 
 
@@ -55,10 +55,10 @@ def test_weights_are_quantized_again(text: str, isa: str) -> None:  # noqa: F811
     backend, seen = backends.get(backends.parse(text).scheme.backend), 0
     for packed in packed_weights(text, torch.bfloat16):
         form = backend.form(packed)
-        if form is None or not integers.recodes(form, packed.parts):
+        if form is None or not int8_epilogue.recodes(form, packed.parts):
             continue
         codes, scales = torch.empty(form.rows, form.columns, dtype=torch.int8), torch.empty(form.rows)
-        integers.recode(form, packed.parts, codes, scales)
+        int8_epilogue.recode(form, packed.parts, codes, scales)
         expected, scale = quantized(backend.decode(packed, torch.float32).view(form.rows, -1).numpy())
         assert np.array_equal(codes.numpy(), expected)
         assert np.array_equal(scales.numpy(), scale)
@@ -75,7 +75,7 @@ def test_sums_become_floats(dtype: torch.dtype, extras: bool, isa: str) -> None:
     scales, weights = random.random(m, dtype=np.float32), random.random(n, dtype=np.float32) * np.float32(1e-6)
     bias = torch.from_numpy(random.standard_normal(n).astype(np.float32)).to(dtype)
     out = torch.full((m, n + 5), 7, dtype=dtype)
-    integers.finish(
+    int8_epilogue.finish(
         torch.from_numpy(totals), torch.from_numpy(sums), torch.from_numpy(added) if extras else None,
         torch.from_numpy(scales), torch.from_numpy(weights), bias if extras else None, out[:, :n],
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from sdquant import backends, offload
 from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
-from sdquant.kernels.tables import table
+from sdquant.kernels.code_values import table
 from sdquant.layers import quantized_layer
 from sdquant.layers.quantized import set_compute
 
@@ -165,7 +165,7 @@ class Block(nn.Module):
 def test_compiled(scheme: str, compute: str | None, how: str) -> None:
     """One graph, before anything ran eagerly: the kernels' tables and scratch are nobody else's then."""
     torch._dynamo.reset()
-    from sdquant.kernels.triton.plans import table_of
+    from sdquant.kernels.triton.launch_config import table_of
 
     for function in (fourbit_code, dynamic_code, e4m3_code, table, table_of):
         function.cache_clear()

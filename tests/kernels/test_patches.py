@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.core.backend import Geometry
-from sdquant.kernels import choice
-from sdquant.kernels.patches import few_patches, outputs, patches
+from sdquant.kernels import dispatch
+from sdquant.kernels.im2col import few_patches, outputs, patches
 from sdquant.layers import quantized_layer
 
 GEOMETRIES = [
@@ -45,12 +45,12 @@ def test_few_outputs_are_multiplied_and_are_those_of_the_decoded_weight(text: st
     x = torch.randn(1, 32, 7, 6)
     places = outputs(x.shape[2:], (3, 2), how)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
-        real = choice._product
-        patched.setattr(choice, "_product", lambda *args: calls.append(len(args[3])) or real(*args))
+        real = dispatch._product
+        patched.setattr(dispatch, "_product", lambda *args: calls.append(len(args[3])) or real(*args))
         got = layer(x)
         conv.weight.copy_(layer.dequantize())
         wanted = conv(x)
-    few, rows = choice.way(layer._backend, packed, layer._form, x.dtype).few_patches, places[0] * places[1]
+    few, rows = dispatch.way(layer._backend, packed, layer._form, x.dtype).few_patches, places[0] * places[1]
     assert calls == ([rows] if rows <= few else [])
     assert got.is_contiguous()
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.kernels import int8
-from sdquant.kernels.native import extension
-from sdquant.kernels.native.int8 import sizes as sizes_of
-from sdquant.kernels.native.prepared import Few, Integers
+from sdquant.kernels import int8_linear
+from sdquant.kernels.cpu import extension
+from sdquant.kernels.cpu.bound_linear import Few, Integers
+from sdquant.kernels.cpu.int8 import sizes as sizes_of
 from sdquant.layers import QuantizedLayer, quantized_layer
 from sdquant.layers.quantized import set_compute
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_never_reaches_the_kernels(text: str, compute: str | N
 def test_integers_that_are_wrong_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = made("int8_sym"), inputs(made("int8_sym"), 300)
     set_compute(layer, "int8")
-    monkeypatch.setattr(int8, "_by_c", lambda *args: False)
+    monkeypatch.setattr(int8_linear, "_by_c", lambda *args: False)
     y = layer(x)
     assert served(layer, x) is None and torch.equal(layer(x), y)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
+from sdquant.kernels import int_matmul
 from sdquant.layers import QuantizedLayer, quantized_layer
-from sdquant.rules import integers
 
 from .test_forms import SPECS
 
@@ -60,7 +60,7 @@ def test_one_output_of_a_convolution(text: str) -> None:
 def test_the_product_of_one_column() -> None:
     """torch's own reads other memory there."""
     left = torch.arange(-128, 127, dtype=torch.int8).view(-1, 1)
-    assert torch.equal(integers.product(left, left[3:]), left.int() * left[3:].int().T)
+    assert torch.equal(int_matmul.product(left, left[3:]), left.int() * left[3:].int().T)
 
 
 @pytest.mark.parametrize("text", ["int8", "int8_sym", "qint8", "bnb-int8", "rules,act_qtype=int8"])

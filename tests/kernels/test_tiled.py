@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends
-from sdquant.kernels import choice, native, tiled
-from sdquant.kernels.native.reader import Native
+from sdquant.kernels import blocked_gemm, cpu, dispatch
+from sdquant.kernels.cpu.cpu_kernels import Native
 from sdquant.layers import quantized_layer
 
 from .test_widened import close, packed_of, unpacked
 
-pytestmark = pytest.mark.skipif(native.extension() is None, reason="without C kernels a weight is decoded as a whole")
+pytestmark = pytest.mark.skipif(cpu.extension() is None, reason="without C kernels a weight is decoded as a whole")
 
 # Planes, nibbles, bytes, blocks that rows are whole of, a packing that the C code has no table for.
 SCHEMES = ("nf4", "qint4", "qint8", "qint3", "q8_0", "q4_k", "sdnq-uint4", "fp8")
@@ -32,17 +32,17 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         seen.append((start, stop))
         return original(self, form, parts, start, stop, out)
 
-    way = choice.way
-    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=2, few_patches=2))
-    monkeypatch.setattr(tiled, "most", lambda dtype: 16)
-    monkeypatch.setattr(tiled, "WEIGHTS", 1 << 14)
-    monkeypatch.setattr(tiled, "CONVOLVED", 0)
+    way = dispatch.way
+    monkeypatch.setattr(dispatch, "way", lambda *args: dispatch.replace(way(*args), few=2, few_patches=2))
+    monkeypatch.setattr(blocked_gemm, "most", lambda dtype: 16)
+    monkeypatch.setattr(blocked_gemm, "WEIGHTS", 1 << 14)
+    monkeypatch.setattr(blocked_gemm, "CONVOLVED", 0)
     monkeypatch.setattr(Native, "rows_into", rows_into)
     return seen
 
 
 def in_parts(rows: int, columns: int) -> list[tuple[int, int]]:
-    return [*tiled.parts(rows, (1 << 14) * torch.get_num_threads() // columns)]
+    return [*blocked_gemm.parts(rows, (1 << 14) * torch.get_num_threads() // columns)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -109,8 +109,8 @@ def test_kernels_that_decode_parts_wrongly_are_left_out(
         return True
 
     monkeypatch.setattr(Native, "rows_into", rows_into)
-    monkeypatch.setattr(choice, "_ways", {})
-    monkeypatch.setattr(choice, "_verdicts", {})
+    monkeypatch.setattr(dispatch, "_ways", {})
+    monkeypatch.setattr(dispatch, "_verdicts", {})
     form = backend.form(packed)
-    assert not isinstance(choice.way(backend, packed, form, torch.bfloat16).reader, Native)
+    assert not isinstance(dispatch.way(backend, packed, form, torch.bfloat16).reader, Native)
     assert "decodes some rows to other numbers" in caplog.text

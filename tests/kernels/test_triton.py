@@ -17,11 +17,11 @@ import torch
 from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.core.packed_layout import Form
-from sdquant.kernels import int8_steps
+from sdquant.kernels import int8_reference
 from sdquant.kernels import triton as package
-from sdquant.kernels.triton import library
+from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
-from sdquant.kernels.triton.reader import TritonReader
+from sdquant.kernels.triton.triton_kernels import TritonReader
 
 from .test_forms import SHAPES, SPECS
 from .triton_cases import DTYPES, Case, apart_of, blocks_of, cases, faults
@@ -83,7 +83,7 @@ def test_with_fields_apart_a_card_loads_16_bytes_at_a_time(tmp_path: Path, monke
     from .offline import compiled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    launcher = library.launcher()
+    launcher = imports.launcher()
     assert launcher is not None
 
     def loads(case: Case) -> list[str]:
@@ -106,9 +106,9 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
     from .offline import compiled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    from sdquant.kernels.triton import eight
+    from sdquant.kernels.triton import int8_gemm
 
-    launcher = library.launcher()
+    launcher = imports.launcher()
     assert launcher is not None and not launcher.INTERPRETED and some
     for case in some:
         form = case.form
@@ -126,14 +126,14 @@ def compiles(some: list[Case], capability: int, monkeypatch: pytest.MonkeyPatch,
             # 48 KB: what every card gives a program that does not ask for more.
             assert kernel.metadata.shared <= 48 << 10, (case.name, m)
             assert ("mma" in kernel.asm["ptx"]) == (m > 1), (case.name, m)
-    compiled(eight.requantization(form, case.parts, out.to(torch.int8), out.float()), capability)  # of the last
+    compiled(int8_gemm.requantization(form, case.parts, out.to(torch.int8), out.float()), capability)  # of the last
     whole, scale = torch.empty(4, 3072, dtype=torch.int32), torch.empty(4, 1)
-    compiled(eight.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
-    compiled(eight.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
+    compiled(int8_gemm.quantization(whole.bfloat16(), whole.to(torch.int8), scale, scale.int()), capability)
+    compiled(int8_gemm.finishing(whole, scale, whole[0].float(), None, whole.bfloat16(), scale.int(), 128), capability)
     for m in (20, 200):
         x, results = torch.empty(m, 3072, dtype=torch.int8), torch.empty(m, 256, dtype=torch.bfloat16)
         weight, row_scale = torch.empty(256, 3072, dtype=torch.int8), torch.empty(m, 1)
-        launch = eight.product_by_run(x, weight, torch.empty(256, 12, 1), row_scale, None, results)
+        launch = int8_gemm.product_by_run(x, weight, torch.empty(256, 12, 1), row_scale, None, results)
         kernel = compiled(launch, capability)
         assert "mma" in kernel.asm["ptx"] and not re.search(r"\bfma\.rn\.f32", kernel.asm["ptx"])
         assert kernel.metadata.shared <= 96 << 10
@@ -145,13 +145,13 @@ def test_without_triton_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None
         if name.startswith("sdquant.kernels.triton.") and not name.endswith((".reader", ".library", ".blocks")):
             monkeypatch.delitem(sys.modules, name)
             monkeypatch.delattr(package, name.rpartition(".")[2])
-    library.launcher.cache_clear()
+    imports.launcher.cache_clear()
     try:
         case = blocks_of("q8_0", 4, 64)
         assert not TritonReader().reads(case.form, case.parts, torch.float32)
         assert TritonReader().few(case.form, case.parts, torch.float32) == 0
     finally:
-        library.launcher.cache_clear()
+        imports.launcher.cache_clear()
 
 
 def test_a_cpu_is_left_to_others_and_so_is_what_no_kernel_reads() -> None:
@@ -163,7 +163,7 @@ def test_a_cpu_is_left_to_others_and_so_is_what_no_kernel_reads() -> None:
 
 
 def test_importing_the_reader_imports_no_triton() -> None:
-    code = "import sys, sdquant.kernels.triton.reader; print('triton' in sys.modules)"
+    code = "import sys, sdquant.kernels.triton.triton_kernels; print('triton' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -234,11 +234,13 @@ def test_a_kernel_that_does_not_quantize_weights_is_left_out(
         return lambda device: (codes.zero_(), scale.zero_())
 
     kernels = SimpleNamespace(quantizes=lambda form: True, requantization=launch)
-    monkeypatch.setattr(library, "eight", lambda device: kernels)
-    monkeypatch.setattr(int8_steps, "_quantize", {})
+    monkeypatch.setattr(imports, "eight", lambda device: kernels)
+    monkeypatch.setattr(int8_reference, "_quantize", {})
     backend, cpu = backends.get("gguf"), torch.device("cpu")
     packed = backend.encode(torch.randn(20, 512), backends.parse("q8_0"))
     codes, wanted = torch.empty(2, 20, 512, dtype=torch.int8)
-    scale = int8_steps.InTriton(cpu).again(backend, packed, backend.form(packed), codes)
-    assert torch.equal(scale, int8_steps.Steps(cpu).again(backend, packed, None, wanted)) and torch.equal(codes, wanted)
+    scale = int8_reference.InTriton(cpu).again(backend, packed, backend.form(packed), codes)
+    assert torch.equal(scale, int8_reference.Steps(cpu).again(backend, packed, None, wanted)) and torch.equal(
+        codes, wanted
+    )
     assert ("shared memory" if fault == "raises" else "other codes") in caplog.text

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.kernels.native.reader import native
+from sdquant.kernels.cpu.cpu_kernels import native
 
 SCHEMES = ("sdnq-int8", "sdnq-int6", "sdnq-int4", "sdnq-uint4", "sdnq-uint3", "sdnq-fp8")
 SHAPES = ((33, 64, 3, 3), (17, 96, 5, 5), (8, 64, 1, 3), (5, 128, 11, 11))

@@ -10,39 +10,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sdquant import backends
-from sdquant.kernels import choice, native, widened
+from sdquant.kernels import cpu, dispatch, fp32_gemm
 from sdquant.layers import quantized_layer
 
 # Planes, nibbles, bytes, blocks that rows are whole of, a packing that the C code has no table for.
 SCHEMES = ("nf4", "qint4", "qint8", "qint3", "q8_0", "q4_k", "sdnq-uint4", "fp8")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ISAS = tuple(name for name in ("avx2", "portable") if native.extension() and native.extension().choose(name))  # type: ignore[union-attr]
-if native.extension() is not None:
-    native.extension().choose("")  # type: ignore[union-attr]
+ISAS = tuple(name for name in ("avx2", "portable") if cpu.extension() and cpu.extension().choose(name))  # type: ignore[union-attr]
+if cpu.extension() is not None:
+    cpu.extension().choose("")  # type: ignore[union-attr]
 
 
 @pytest.fixture(autouse=True, params=[*ISAS, "torch"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As on a machine where this is the way, in small pieces, with the kernels of an instruction set or none."""
-    monkeypatch.setattr(widened, "pays", lambda dtype: True)
-    monkeypatch.setattr(widened, "WEIGHTS", 1 << 12)
-    monkeypatch.setattr(widened, "FEW", 4)
-    monkeypatch.setattr(widened, "CONVOLVED", 1 << 13)
-    monkeypatch.setattr(widened, "ROWS", 7)
-    readers = choice.readers
+    monkeypatch.setattr(fp32_gemm, "pays", lambda dtype: True)
+    monkeypatch.setattr(fp32_gemm, "WEIGHTS", 1 << 12)
+    monkeypatch.setattr(fp32_gemm, "FEW", 4)
+    monkeypatch.setattr(fp32_gemm, "CONVOLVED", 1 << 13)
+    monkeypatch.setattr(fp32_gemm, "ROWS", 7)
+    readers = dispatch.readers
     wanted = request.param
     if wanted == "torch":
-        monkeypatch.setattr(choice, "readers", lambda device: ())
+        monkeypatch.setattr(dispatch, "readers", lambda device: ())
     else:
-        native.extension().choose(wanted)  # type: ignore[union-attr]
-        monkeypatch.setattr(choice, "readers", readers)
-    monkeypatch.setattr(choice, "_ways", {})
-    monkeypatch.setattr(choice, "_verdicts", {})
-    way = choice.way
-    monkeypatch.setattr(choice, "way", lambda *args: choice.replace(way(*args), few=0, few_patches=0))
+        cpu.extension().choose(wanted)  # type: ignore[union-attr]
+        monkeypatch.setattr(dispatch, "readers", readers)
+    monkeypatch.setattr(dispatch, "_ways", {})
+    monkeypatch.setattr(dispatch, "_verdicts", {})
+    way = dispatch.way
+    monkeypatch.setattr(dispatch, "way", lambda *args: dispatch.replace(way(*args), few=0, few_patches=0))
     yield wanted
     if wanted != "torch":
-        native.extension().choose("")  # type: ignore[union-attr]
+        cpu.extension().choose("")  # type: ignore[union-attr]
 
 
 def packed_of(scheme: str, weight: Tensor) -> Any:
@@ -99,11 +99,11 @@ def test_for_which_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for those that float32 cannot hold."""
     monkeypatch.undo()
     for name, wanted in (("avx2", True), ("amx", False), ("avx512bf16", False), ("portable", False)):
-        monkeypatch.setattr(widened, "isa", lambda name=name: name)
-        widened.pays.cache_clear()
-        assert [widened.pays(dtype) for dtype in DTYPES] == [wanted] * 3
-        assert not widened.pays(torch.float64)
-    widened.pays.cache_clear()
+        monkeypatch.setattr(fp32_gemm, "isa", lambda name=name: name)
+        fp32_gemm.pays.cache_clear()
+        assert [fp32_gemm.pays(dtype) for dtype in DTYPES] == [wanted] * 3
+        assert not fp32_gemm.pays(torch.float64)
+    fp32_gemm.pays.cache_clear()
 
 
 def test_autocast_changes_nothing() -> None:
@@ -132,7 +132,7 @@ def test_rows_that_are_wrong_are_noticed(here: str, monkeypatch: pytest.MonkeyPa
     """The check at first use: torch decodes then."""
     if here == "torch":
         pytest.skip("no kernels to be wrong")
-    (reader, *_) = choice.readers("cpu")
+    (reader, *_) = dispatch.readers("cpu")
     rounded = type(reader).rounded
 
     def wrong(self: Any, *args: Any) -> bool:

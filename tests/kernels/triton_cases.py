@@ -21,9 +21,9 @@ from sdquant.backends._gguf_fields import apart, together
 from sdquant.backends._gguf_scales import HALVES
 from sdquant.core.gguf_types import TYPES
 from sdquant.core.packed_layout import Form
-from sdquant.kernels.triton import library
+from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF
-from sdquant.kernels.triton.reader import TritonReader
+from sdquant.kernels.triton.triton_kernels import TritonReader
 
 from .reference import decoded
 
@@ -217,7 +217,7 @@ def wrong_product(case: Case, m: int, dtype: torch.dtype, device: str) -> str:
 
 def wrong_activations(dtype: torch.dtype, codes: torch.dtype, device: str) -> str:
     """What is wrong with quantized rows, by the formulas in numpy."""
-    eight = library.eight(torch.device(device))
+    eight = imports.eight(torch.device(device))
     assert eight is not None
     x = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[1] = 0
@@ -244,7 +244,7 @@ def wrong_activations(dtype: torch.dtype, codes: torch.dtype, device: str) -> st
 
 def wrong_again(case: Case, device: str) -> str:
     """What is wrong with the int8 codes of a weight."""
-    eight = library.eight(torch.device(device))
+    eight = imports.eight(torch.device(device))
     assert eight is not None
     parts = {name: part.to(device) for name, part in case.parts.items()}
     found, scale = eight.quantize_weight(case.form, parts)
@@ -258,7 +258,7 @@ def wrong_again(case: Case, device: str) -> str:
 
 def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> str:
     """What is wrong with the scaled product."""
-    eight = library.eight(torch.device(device))
+    eight = imports.eight(torch.device(device))
     assert eight is not None
     random = np.random.default_rng(3)
     for shape in ((1, 1100), (19, 301)):
@@ -281,7 +281,7 @@ def wrong_finish(dtype: torch.dtype, biased: bool, added: str, device: str) -> s
 
 def wrong_runs(dtype: torch.dtype, biased: bool, device: str) -> str:
     """What is wrong with products whose weight has several scales in a row; numpy's, run by run."""
-    eight = library.eight(torch.device(device))
+    eight = imports.eight(torch.device(device))
     assert eight is not None
     random = np.random.default_rng(4)
     for m, rows, groups, each, taps in ((5, 33, 2, 64, 1), (70, 130, 3, 128, 1), (9, 16, 2, 64, 9)):
@@ -311,7 +311,7 @@ def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False)
     fields of GGUF's blocks so."""
     from sdquant import backends
     from sdquant.core.backend import Packed
-    from sdquant.kernels import int8, int8_steps
+    from sdquant.kernels import int8_linear, int8_reference
 
     spec = backends.parse(text)
     backend = backends.get(spec.scheme.backend)
@@ -320,21 +320,25 @@ def wrong_integers(text: str, columns: int, device: str, *, apart: bool = False)
     packed = Packed(spec=made.spec, parts={name: part.to(device) for name, part in made.parts.items()})
     x = torch.randn(21, columns, generator=torch.Generator().manual_seed(6)).to(device)
     bias = torch.linspace(-1, 1, 40, device=device)
-    found = int8.by_steps(backend, packed, x, bias, int8_steps.InTriton)
-    if text != "int8" and not int8_steps.InTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
+    found = int8_linear.by_steps(backend, packed, x, bias, int8_reference.InTriton)
+    if text != "int8" and not int8_reference.InTriton(x.device)._quantizes(backend, packed, backend.form(packed)):  # type: ignore[arg-type]
         return "it is quantized again in torch"
-    return "" if torch.equal(found, int8.by_steps(backend, packed, x, bias, int8_steps.Steps)) else "numbers differ"
+    return (
+        ""
+        if torch.equal(found, int8_linear.by_steps(backend, packed, x, bias, int8_reference.Steps))
+        else "numbers differ"
+    )
 
 
 def wrong_layer(device: str, *, compile: bool) -> str:
     """What is wrong with a layer in front of it all: the dispatch with its self-check, torch.compile if asked. Its
     weight is laid out as it is for cards."""
     from sdquant import backends
-    from sdquant.kernels import choice
+    from sdquant.kernels import dispatch
     from sdquant.layers import quantized_layer
 
-    choice._READERS[torch.device(device).type] = (("sdquant.kernels.triton.reader", "TritonReader"),)
-    choice.readers.cache_clear()
+    dispatch._READERS[torch.device(device).type] = (("sdquant.kernels.triton.triton_kernels", "TritonReader"),)
+    dispatch.readers.cache_clear()
     spec = backends.parse("q4_0")
     linear = torch.nn.Linear(64, 48, dtype=torch.bfloat16)
     layer = quantized_layer(linear, backends.get("gguf").encode(linear.weight.data, spec))
@@ -342,7 +346,7 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     layer = layer.to(device)
     if layer.part_names != ("fields",):
         return "it is not laid out"
-    chosen = choice.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
+    chosen = dispatch.way(layer._backend, layer.packed, layer._backend.form(layer.packed), torch.bfloat16)
     if chosen.reader is None or chosen.reader.name != "triton" or chosen.few < 2:
         return f"it is read by {chosen}"
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True) if compile else layer

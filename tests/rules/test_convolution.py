@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sdquant.errors import SettingsError
-from sdquant.rules import convolution, integers
+from sdquant.kernels import int_matmul
+from sdquant.rules import convolution
 from sdquant.rules.convolution import CONVOLUTIONS, convolve
 from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize
 
@@ -97,7 +98,7 @@ def test_products_of_codes_are_exact_at_the_ends_of_their_range(rows: int, colum
     random = np.random.default_rng(rows)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     left, right = (random.choice([low, low, low, high, 1], size=(n, size)) for n in (rows, columns))
-    made = integers.product(*(torch.from_numpy(one.astype(dtype)) for one in (left, right)))
+    made = int_matmul.product(*(torch.from_numpy(one.astype(dtype)) for one in (left, right)))
     assert np.array_equal(made.numpy(), left.astype(np.int64) @ right.astype(np.int64).T)
 
 
@@ -109,9 +110,9 @@ def test_a_cpu_whose_kernel_saturates_is_not_trusted(monkeypatch: pytest.MonkeyP
         return kernel(left, right).clamp(-32768, 32767)
 
     monkeypatch.setattr(torch, "_int_mm", saturating)
-    integers._good_on_cpu.cache_clear()
+    int_matmul._good_on_cpu.cache_clear()
     ones = torch.full((2, 64), 127, dtype=torch.int8)
     try:
-        assert integers.product(ones, ones).tolist() == [[64 * 127 * 127] * 2] * 2
+        assert int_matmul.product(ones, ones).tolist() == [[64 * 127 * 127] * 2] * 2
     finally:
-        integers._good_on_cpu.cache_clear()
+        int_matmul._good_on_cpu.cache_clear()

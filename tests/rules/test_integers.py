@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdquant.rules import convolution, integers, products
+from sdquant.kernels import int_matmul
+from sdquant.rules import convolution, products
 from sdquant.rules.convolution import Window
 from sdquant.rules.how import HowToQuantize
 from sdquant.rules.qarray import quantize
@@ -23,7 +24,7 @@ def codes(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (integers, convolution):
+    for module in (int_matmul, convolution):
         monkeypatch.setattr(module, "has_float64", lambda device: False)
 
 
@@ -31,7 +32,7 @@ def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("one", "other"), [("int8", "int8"), ("int16", "int16"), ("int8", "int16")])
 def test_sums_are_exact(one: str, other: str, columns: int, without_float64: None) -> None:
     left, right = codes(3, columns, getattr(torch, one)), codes(4, columns, getattr(torch, other))
-    assert torch.equal(integers.exactly(left, right), left.long() @ right.long().T)
+    assert torch.equal(int_matmul.exactly(left, right), left.long() @ right.long().T)
 
 
 def test_so_are_convolutions(without_float64: None) -> None:
@@ -51,4 +52,4 @@ def test_so_are_products_of_activations(monkeypatch: pytest.MonkeyPatch, without
 
 
 def test_a_cpu_has_it() -> None:
-    assert integers.has_float64(torch.device("cpu"))
+    assert int_matmul.has_float64(torch.device("cpu"))

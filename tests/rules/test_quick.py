@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from sdquant.kernels.native import int8
+from sdquant.kernels.cpu import int8
 from sdquant.rules import QuantizationRule, quick
 from sdquant.rules.layout import act_how
 from sdquant.rules.qarray import dequantize, quantize

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import triton
 
 from .blocks import block_of
-from .plans import plan_of, pointers
-from .running import EXACT, INTERPRETED, Launch, name_of, works_on
+from .launch_config import plan_of, pointers
+from .launch_state import EXACT, INTERPRETED, Launch, name_of, works_on
 from .weights import decode_kernel, one_row_kernel, rows_kernel
 
 __all__ = ["INTERPRETED", "decode", "multiplies", "product", "works_on"]

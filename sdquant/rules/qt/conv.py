@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import SettingsError
-from .. import integers
+from ...kernels import int_matmul
 from ..convolution import CONVOLUTIONS, Window, as_floats, as_integers, convolve, patches, sums
 from ..qarray import QArray, dequantize
 from ..qtypes import qtype
@@ -236,5 +236,5 @@ def _sums_for_weight(g: Tensor, codes: Tensor, types: tuple[str, str], shapes: S
         places = g.narrow(2, start, part.shape[1])
         start += part.shape[1]
         flat = part.reshape(places.numel() // places.shape[1], -1)
-        total = total + integers.product(places.transpose(0, 1).flatten(1), flat.T)
+        total = total + int_matmul.product(places.transpose(0, 1).flatten(1), flat.T)
     return total.reshape(len(total), *kernel, -1).movedim(-1, 1)

@@ -18,24 +18,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.packed_rows import take
-from . import fp8, int8, tiled, widened
-from .patches import few_patches, outputs
-from .scratch import scratch
-from .seen import plain
+from . import blocked_gemm, fp8_linear, fp32_gemm, int8_linear
+from .dispatch_guard import plain
+from .im2col import few_patches, outputs
+from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Geometry, Packed
     from ..core.packed_layout import Form
-    from .reader import Prepared, Reader
+    from .base import Prepared, Reader
 
 __all__ = ["Way", "convolve", "decode_into", "linear", "prepared", "readers", "way"]
 
 log = logging.getLogger(__name__)
 
 # Module and name of the readers for each kind of device, the one to be asked first first.
-_TRITON = ("sdquant.kernels.triton.reader", "TritonReader")
+_TRITON = ("sdquant.kernels.triton.triton_kernels", "TritonReader")
 _READERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "cpu": (("sdquant.kernels.native.reader", "native"), ("sdquant.kernels.libgguf", "reader")),
+    "cpu": (("sdquant.kernels.cpu.cpu_kernels", "native"), ("sdquant.kernels.libgguf", "reader")),
     "cuda": (_TRITON,),
     "xpu": (_TRITON,),
 }
@@ -144,7 +144,9 @@ def _rounds(reader: Reader, form: Form, packed: Packed, weight: Tensor) -> bool:
     """Whether rows as float32, where they can be had, are those of the weight."""
     first = len(weight) // 3
     got = torch.full((len(weight) - first, form.columns), torch.nan, dtype=torch.float32, device=weight.device)
-    if not widened.pays(weight.dtype) or not reader.rounded(form, packed.parts, weight.dtype, first, len(weight), got):
+    if not fp32_gemm.pays(weight.dtype) or not reader.rounded(
+        form, packed.parts, weight.dtype, first, len(weight), got
+    ):
         return True
     return torch.equal(got.nan_to_num(), weight[first:].float().nan_to_num())
 
@@ -205,19 +207,21 @@ def linear(
     _beside(packed, x)
     if not x.ndim or x.shape[-1] != packed.spec.shape[1]:
         return F.linear(x, _decoded(backend, packed, form, x), bias)  # torch says that it does not fit
-    if compute == int8.NAME and int8.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
-        return int8.linear(backend, packed, form, x, bias)
-    if compute == fp8.NAME and fp8.pays(packed, form, x):
-        return fp8.linear(packed, form, None if fp8.direct(form) else _decoded(backend, packed, form, x), x, bias)
+    if compute == int8_linear.NAME and int8_linear.pays(packed, form, x, x.numel() // max(x.shape[-1], 1)):
+        return int8_linear.linear(backend, packed, form, x, bias)
+    if compute == fp8_linear.NAME and fp8_linear.pays(packed, form, x):
+        return fp8_linear.linear(
+            packed, form, None if fp8_linear.direct(form) else _decoded(backend, packed, form, x), x, bias
+        )
     chosen = way(backend, packed, form, x.dtype)
     if chosen.few and form is not None and x.numel() <= chosen.few * form.columns:
         return _product(chosen, packed, form, x.reshape(-1, form.columns), bias).view(*x.shape[:-1], form.rows)
-    if x.is_cpu and x.numel() <= tiled.most(x.dtype) * x.shape[-1]:
+    if x.is_cpu and x.numel() <= blocked_gemm.most(x.dtype) * x.shape[-1]:
         done = _tiled(chosen, packed, form, x.reshape(-1, x.shape[-1]), bias)
         if done is not None:
             return done.view(*x.shape[:-1], packed.spec.shape[0])
-    if x.is_cpu and widened.pays(x.dtype):
-        return widened.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
+    if x.is_cpu and fp32_gemm.pays(x.dtype):
+        return fp32_gemm.linear(x, bias, packed.spec.shape[0], _rounded(backend, packed, form, x.dtype))
     return F.linear(x, _decoded(backend, packed, form, x), bias)
 
 
@@ -237,10 +241,10 @@ def prepared(
     chosen = way(backend, packed, form, dtype)
     if form is None or chosen.reader is None:
         return None
-    few, integers = chosen.few if compute in (None, int8.NAME) else 0, None
-    if compute == int8.NAME:
-        least = int8.least(packed, form, dtype)
-        few, integers = min(few, least - 1), int8.whole(backend, packed, form, dtype)
+    few, integers = chosen.few if compute in (None, int8_linear.NAME) else 0, None
+    if compute == int8_linear.NAME:
+        least = int8_linear.least(packed, form, dtype)
+        few, integers = min(few, least - 1), int8_linear.whole(backend, packed, form, dtype)
     if not few and integers is None:
         return None
     return chosen.reader.prepared(
@@ -263,13 +267,13 @@ def convolve(
     _beside(packed, x)
     shape = packed.spec.shape
     fits = x.ndim == len(shape) and x.shape[1] == shape[1] * how.groups
-    if fits and compute == int8.NAME and int8.pays_convolved(packed, form, x, how):
-        return int8.convolve(backend, packed, form, x, bias, how)
+    if fits and compute == int8_linear.NAME and int8_linear.pays_convolved(packed, form, x, how):
+        return int8_linear.convolve(backend, packed, form, x, bias, how)
     chosen = way(backend, packed, form, x.dtype)
     plainly = fits and how.groups == 1 and not isinstance(how.padding, str)
     if chosen.few_patches and form is not None and plainly and x.is_cpu:  # elsewhere nobody has measured it
         kernel = packed.spec.shape[2:]
-        most = max(chosen.few_patches, tiled.most_patches(x.dtype, math.prod(shape)))
+        most = max(chosen.few_patches, blocked_gemm.most_patches(x.dtype, math.prod(shape)))
         rows = few_patches(x, kernel, how, most)
         y = None
         if rows is not None:
@@ -283,8 +287,8 @@ def convolve(
         done: Tensor = run(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)
         return done
 
-    if fits and x.is_cpu and widened.pays(x.dtype):
-        return widened.convolve(x, bias, shape, how.groups, _rounded(backend, packed, form, x.dtype), run)
+    if fits and x.is_cpu and fp32_gemm.pays(x.dtype):
+        return fp32_gemm.convolve(x, bias, shape, how.groups, _rounded(backend, packed, form, x.dtype), run)
     return run(x, _decoded(backend, packed, form, x), bias)
 
 
@@ -298,10 +302,10 @@ def _tiled(chosen: Way, packed: Packed, form: Form | None, x: Tensor, bias: Tens
         out = scratch((stop - start, x.shape[1]), x.dtype, x.device)
         return out if reader.rows_into(form, packed.parts, start, stop, out) else None
 
-    return tiled.linear(x, bias, packed.spec.shape[0], rows)
+    return blocked_gemm.linear(x, bias, packed.spec.shape[0], rows)
 
 
-def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> tiled.Rows:
+def _rounded(backend: Backend, packed: Packed, form: Form | None, dtype: torch.dtype) -> blocked_gemm.Rows:
     """What gives rows of the float weight, rounded to `dtype`, as float32, in the scratch buffer."""
     reader = way(backend, packed, form, dtype).reader
     columns = math.prod(packed.spec.shape[1:])

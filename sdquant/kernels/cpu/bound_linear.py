@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import float32, get_num_threads, is_autocast_enabled, is_grad_enabled
 
-from ..int8_steps import scales_in
+from ..int8_reference import scales_in
 from . import extension, int8
-from .blocks import grid
-from .pages import in_large_pages
-from .plans import TYPES, plan
+from .ggml_blocks import grid
+from .huge_pages import in_large_pages
+from .layout_descriptors import TYPES, plan
 from .threads import ALONE, over_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import Activations, Form
-    from ..reader import Coding, Parts, Prepared
+    from ..base import Coding, Parts, Prepared
 
 Own = Mapping[str, "Tensor | None"]
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from ..core.packed_rows import take
-from ..rules import integers
-from .checks import undisturbed
+from . import int_matmul
+from .base import Coding
+from .cpu import extension
+from .cpu import int8_epilogue as c
 from .division import divided
-from .native import extension
-from .native import integers as c
-from .reader import Coding
-from .scratch import scratch
-from .triton import library
+from .self_check import undisturbed
+from .triton import imports
+from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Packed
@@ -208,7 +208,7 @@ class Steps:
         """The whole product of what `rows` and `weight_by_run` gave, into `out` [m, rows]."""
         total: Tensor | float = 0.0
         for x, w, of_run in runs(codes, weight, scale):
-            total = integers.product(x, w).to(torch.float32).mul_(of_run).add_(total)
+            total = int_matmul.product(x, w).to(torch.float32).mul_(of_run).add_(total)
         assert isinstance(total, Tensor)
         total.mul_(row_scale)
         out.copy_(total if bias is None else total.add_(bias))
@@ -252,7 +252,7 @@ class InTriton(Steps):
     @property
     def kernels(self) -> ModuleType:
         """Those of this device."""
-        found = library.eight(self.device)
+        found = imports.eight(self.device)
         assert found is not None
         return found
 
@@ -325,7 +325,7 @@ _quantize: dict[tuple[object, ...], bool] = {}
 
 def fastest(x: Tensor) -> Steps:
     """The fastest that are there for activations like these, and right."""
-    if x.is_cuda and library.eight(x.device) is not None:
+    if x.is_cuda and imports.eight(x.device) is not None:
         return InTriton(x.device)
     if x.device.type == "cpu" and extension() is not None and _c_is_right(x.dtype):
         return InC(x.device)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..reader import Parts, Reader
+from ..base import Parts, Reader
 from . import extension
-from .blocks import by_block, is_blocks
-from .few import few_patches, few_rows
-from .plans import TYPES, addresses, plan
-from .prepared import Few, Integers
+from .bound_linear import Few, Integers
+from .gemv_limits import few_patches, few_rows
+from .ggml_blocks import by_block, is_blocks
+from .layout_descriptors import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import Form
-    from ..reader import Coding, Prepared
+    from ..base import Coding, Prepared
 
 
 class Native(Reader):

@@ -11,7 +11,7 @@
 #include "module_int8.h"
 #include "patches.h"
 
-static const char FORM[] = "sdquant.kernels.native.Form";
+static const char FORM[] = "sdquant.kernels.cpu.Form";
 
 /* `wanted` numbers; NULL, with the error set, where they are not given. */
 static const int64_t *numbers(PyObject *bytes, Py_ssize_t wanted) {

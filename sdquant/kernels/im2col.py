@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
-from .native import patches as native
+from .cpu import im2col as native
 
 if TYPE_CHECKING:
     from torch import Tensor

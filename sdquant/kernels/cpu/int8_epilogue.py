@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from . import extension
-from .blocks import is_blocks
-from .plans import TYPES, addresses, plan
+from .ggml_blocks import is_blocks
+from .layout_descriptors import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
     from ...core.packed_layout import Form
-    from ..reader import Parts
+    from ..base import Parts
 
 
 def quantize_rows(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> None:

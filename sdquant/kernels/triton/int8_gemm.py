@@ -26,10 +26,10 @@ from torch import Tensor
 
 from ..division import divided
 from .activations import again_kernel, finish_kernel, quantize_kernel
+from .grouped_scales import runs_kernel
 from .launch import multiplies
-from .plans import plan_of, pointers
-from .running import EXACT, INTERPRETED, Launch, name_of
-from .runs import runs_kernel
+from .launch_config import plan_of, pointers
+from .launch_state import EXACT, INTERPRETED, Launch, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,9 @@ from ...core import code_tables
 from ...core.ggml_iq import _NON_LINEAR
 from ...core.gguf_fields import places
 from ...utils.device_constants import constant
-from ..tables import table
+from ..code_values import table
 from .blocks import Block, block_of
-from .running import INTERPRETED
+from .launch_state import INTERPRETED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,20 +15,20 @@ import torch
 
 from ..core.backend import Geometry
 from ..core.packed_rows import cut
-from . import choice
-from .checks import undisturbed
-from .int8_steps import RUN, direct, in_runs
-from .native import int8 as native
-from .native.prepared import Codes
-from .patches import outputs
-from .reader import Coding
+from . import dispatch
+from .base import Coding
+from .cpu import int8 as native
+from .cpu.bound_linear import Codes
+from .im2col import outputs
+from .int8_reference import RUN, direct, in_runs
+from .self_check import undisturbed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.backend import Backend, Packed
     from ..core.packed_layout import Activations, Form
-    from .reader import Prepared
+    from .base import Prepared
 
 log = logging.getLogger(__name__)
 
@@ -125,18 +125,18 @@ def as_floats(
     backend: Backend, packed: Packed, form: Form | None, x: Tensor, geometry: Geometry | None = None
 ) -> Tensor | None:
     """`backend.linear` or, with `geometry`, `backend.convolve`, where that is a product of floats; else None."""
-    if form is None or not x.is_cpu or choice.way(backend, packed, form, x.dtype).reader is None:
+    if form is None or not x.is_cpu or dispatch.way(backend, packed, form, x.dtype).reader is None:
         return None
     found = backend.as_floats(packed, x)
     if found is None:
         return None
     of_codes = _bare(form) if found.scales else form
-    if found.scales and choice.way(backend, packed, of_codes, found.x.dtype).reader is None:
+    if found.scales and dispatch.way(backend, packed, of_codes, found.x.dtype).reader is None:
         return None
     if geometry is None:
-        y = choice.linear(backend, packed, of_codes, found.x, None)
+        y = dispatch.linear(backend, packed, of_codes, found.x, None)
     else:
-        y = choice.convolve(backend, packed, of_codes, found.x, None, geometry)
+        y = dispatch.convolve(backend, packed, of_codes, found.x, None, geometry)
     for scale in found.scales:
         y = y.mul_(scale if scale.dtype in _FLOATS else scale.float())
     return y.to(x.dtype)

@@ -9,7 +9,7 @@
 #include "module_attention.h"
 #include "module_int8.h"
 
-static const char FORM[] = "sdquant.kernels.native.Form";
+static const char FORM[] = "sdquant.kernels.cpu.Form";
 
 static void release(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, FORM)); }
 

@@ -1,4 +1,4 @@
-/* Products in 8-bit integers: what compute="int8" does, whose numbers sdquant/kernels/int8.py has.
+/* Products in 8-bit integers: what compute="int8" does, whose numbers sdquant/kernels/int8_linear.py has.
 
    A weight is multiplied in panels of PANEL rows, of whose codes `minus` is to be subtracted; activations are signed
    codes, in groups of rows. Columns of activations are padded with codes of zero.

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ...core import code_tables
-from ..tables import table
+from ..code_values import table
 from . import extension
-from .blocks import grid
+from .ggml_blocks import grid
 
 if TYPE_CHECKING:
     from ...core.packed_layout import Form
-    from ..reader import Parts
+    from ..base import Parts
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NAMES = {"float32": 0, "bfloat16": 1, "float16": 2}

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from ...core.gguf_types import TYPES
-from ..reader import Reader
-from . import library
+from ..base import Reader
+from . import imports
 from .blocks import GGUF, block_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...core.packed_layout import Form
-    from ..reader import Parts
+    from ..base import Parts
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # A card reads a weight of 4 bits in a quarter of the time of one of 16, and a row of activations is two operations for
@@ -37,7 +37,7 @@ class TritonReader(Reader):
             return False
         if form.scale and not form.nested and parts[form.scale].dtype not in _FLOATS:
             return False
-        launcher, codes = library.launcher(), parts[form.codes]
+        launcher, codes = imports.launcher(), parts[form.codes]
         if launcher is None or not launcher.works_on(codes.device):
             return False
         # Half-precision numbers inside blocks are read where they lie.
@@ -46,22 +46,22 @@ class TritonReader(Reader):
     def wants_apart(self, form: Form) -> bool:
         """Blocks of a multiple of 16 bytes (q4_k, q5_k) are read 16 bytes at a time where they lie: the compiled code
         is the same for both."""
-        if form.packing not in GGUF or block_of(form) is None or library.launcher() is None:
+        if form.packing not in GGUF or block_of(form) is None or imports.launcher() is None:
             return False
         return TYPES[form.packing].nbytes % _WIDEST > 0
 
     def decode_into(self, form: Form, parts: Parts, out: Tensor) -> None:
-        launcher = library.launcher()
+        launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
         launcher.decode(form, parts, out)(out.device)
 
     def few(self, form: Form, parts: Parts, dtype: torch.dtype) -> int:
-        launcher = library.launcher()
+        launcher = imports.launcher()
         if launcher is None or not launcher.multiplies(form):
             return 0
         return _FEW_FLOAT32 if dtype == torch.float32 else _FEW
 
     def product(self, form: Form, parts: Parts, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        launcher = library.launcher()
+        launcher = imports.launcher()
         assert launcher is not None  # `reads` said so
         launcher.product(form, parts, x, bias, out)(out.device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .native import isa
+from .cpu import isa
 
 WEIGHTS = 3 << 19  # that are decoded at a time for each thread: 3 MB
 MOST = 192  # rows of activations

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import onednn
-from .native import isa
-from .tiled import Rows, parts
+from .blocked_gemm import Rows, parts
+from .cpu import isa
 
 # Weights that are decoded at a time for each thread, in rows of them: 4 MB; and more with more than so many rows of
 # activations, which torch lays out anew for each part of the weight.

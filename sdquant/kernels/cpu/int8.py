@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..int8_steps import scales_in
-from ..reader import Coding
-from ..scratch import address
+from ..base import Coding
+from ..int8_reference import scales_in
+from ..workspace import address
 from . import extension
-from .integers import recodes
-from .pages import in_large_pages
-from .plans import TYPES, addresses, plan
+from .huge_pages import in_large_pages
+from .int8_epilogue import recodes
+from .layout_descriptors import TYPES, addresses, plan
 from .threads import over_rows
 
 if TYPE_CHECKING:
     from ...core.backend import Geometry
     from ...core.packed_layout import Activations, Form
-    from ..reader import Parts
+    from ..base import Parts
 
 KINDS = ("int", "float8_e4m3fn", "float8_e5m2")  # of `numbers_of`
 _PANEL = 32  # rows of a weight that are multiplied together

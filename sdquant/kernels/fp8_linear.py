@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .int8_steps import scaled_rows, spread
-from .scratch import scratch
-from .triton import library
+from .int8_reference import scaled_rows, spread
+from .triton import imports
+from .workspace import scratch
 
 if TYPE_CHECKING:
     from ..core.backend import Packed
@@ -110,7 +110,7 @@ def quantized_rows(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor
     A row that is not finite has a scale that is not.
     """
     codes = torch.empty(x.shape, dtype=_CODES, device=x.device) if out is None else out
-    kernels = library.eight(x.device) if x.is_cuda else None
+    kernels = imports.eight(x.device) if x.is_cuda else None
     if kernels is not None:
         scale, sums = (torch.empty(len(x), 1, dtype=kind, device=x.device) for kind in (torch.float32, torch.int32))
         kernels.quantization(x.contiguous(), codes, scale, sums)(x.device)

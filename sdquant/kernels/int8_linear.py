@@ -32,13 +32,13 @@ from torch import Tensor
 
 from ..core.backend import Geometry
 from ..core.packed_rows import cut
-from ..rules import integers
-from . import int8_steps as steps
-from .checks import undisturbed
-from .native import int8 as native
-from .patches import outputs, patches
-from .reader import Coding
-from .triton import library
+from . import int8_reference as steps
+from . import int_matmul
+from .base import Coding
+from .cpu import int8 as native
+from .im2col import outputs, patches
+from .self_check import undisturbed
+from .triton import imports
 
 if TYPE_CHECKING:
     from ..core.backend import Backend, Packed
@@ -102,8 +102,8 @@ def pays(packed: Packed, form: Form | None, x: Tensor, rows: int) -> bool:
     if native.reads(form, packed.parts):
         return True
     if steps.coding(packed, form) & Coding.BY_RUN:  # in torch: as many passes over the results as there are runs
-        return x.is_cuda and library.eight(x.device) is not None
-    return integers.fast(x.device)
+        return x.is_cuda and imports.eight(x.device) is not None
+    return int_matmul.fast(x.device)
 
 
 def pays_convolved(packed: Packed, form: Form | None, x: Tensor, geometry: Geometry) -> bool:
@@ -238,7 +238,7 @@ def _multiply(
             chosen.by_run(codes, *chosen.weight_by_run(backend, part, form), x_scale, of_bias, out[:, start:stop])
             continue
         weight, scale, added = chosen.weight(backend, part, form)
-        total = integers.product(codes, weight)
+        total = int_matmul.product(codes, weight)
         chosen.finish(total, sums, added, x_scale, scale, of_bias, out[:, start:stop])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.backend import Packed
-from . import choice
+from . import dispatch
 
 if TYPE_CHECKING:
     from ..core.packed_layout import Form
@@ -31,7 +31,7 @@ def laid_out(packed: Packed, device: str) -> Packed:
 
 def wanted(form: Form, device: str) -> bool:
     """Whether the kernels of `device` ("cuda:0", "cpu") are better off with the fields of such a weight apart."""
-    return any(reader.wants_apart(form) for reader in choice.readers(device.partition(":")[0]))
+    return any(reader.wants_apart(form) for reader in dispatch.readers(device.partition(":")[0]))
 
 
 def is_apart(packed: Packed) -> bool:

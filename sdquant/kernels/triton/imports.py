@@ -34,7 +34,7 @@ def eight(device: torch.device) -> ModuleType | None:
         return None
     why = "it computes other numbers"
     try:
-        from . import eight as module
+        from . import int8_gemm as module
 
         if module.sound(device):
             return module

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import undisturbed
-from .native import attention as native
-from .native import isa
+from .cpu import isa
+from .cpu import sdpa as native
+from .self_check import undisturbed
 
 log = logging.getLogger(__name__)
 
