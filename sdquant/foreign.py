@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from . import key_maps
+from .backends.packed_reader import read_weight
 from .converters import completed
 from .core import registry
 from .core.backend import Cut, Found, TensorInfo, Unfit
 from .core.dtypes import FLOATS
 from .errors import BadFileError, UnsupportedFileError
 from .formats import families, text
-from .reading import read_weight
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import adapters, components, library_floats
+from .backends.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from .core import registry
 from .core.packed_rows import cut
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
 from .layers import kind_of, quantized_layer
 from .models.left_out import initialize, may_lack
-from .reading import AGAIN, NOT_FINITE, read_weight, require_sound
 from .utils.finite import finite
 from .utils.malloc_trim import Trimmer
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from .backends.packed_reader import NOT_FINITE, read_weight, require_sound
 from .core import registry
 from .core.backend import Found, Unfit
 from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
-from .reading import NOT_FINITE, read_weight, require_sound
 from .utils.arguments import answered
 from .utils.finite import finite
 

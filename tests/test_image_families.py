@@ -21,11 +21,11 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends, gathering
+from sdquant.backends.packed_reader import read_weight
 from sdquant.components import quiet, single_file
 from sdquant.formats import reference
 from sdquant.formats.gguf import read_header
 from sdquant.gguf_files import quantize_file
-from sdquant.reading import read_weight
 from sdquant.request import request
 from sdquant.single_files import quantize_file as quantize_single
 from sdquant.weights import plain, quantized

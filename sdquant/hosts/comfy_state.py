@@ -100,7 +100,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
 
 
 def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
-    from ..reading import read_weight, require_sound
+    from ..backends.packed_reader import read_weight, require_sound
 
     found = src.found[name]
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import compat, machine
+from ..backends.packed_reader import read_weight
 from ..components import set_module, tied
 from ..core.backend import PackedSpec
 from ..core.range_keys import is_range
@@ -24,7 +25,6 @@ from ..layers import packed_of
 from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..models.names import conversions, remember, to_model
 from ..quantizer import extent_of, weights_to_quantize
-from ..reading import read_weight
 from ..rules.file_rules import rules_in
 from ..rules.kept import attach_rules, forget
 from ..rules.planning import marked_in, unused

@@ -11,10 +11,10 @@ from comfy_kitchen.tensor import TensorCoreMXFP8Layout
 from torch import Tensor
 
 from sdquant import backends
+from sdquant.backends.packed_reader import read_weight
 from sdquant.core.backend import Found, Packed, TensorInfo
 from sdquant.core.packed_rows import cut
 from sdquant.errors import BadFileError
-from sdquant.reading import read_weight
 
 BACKEND = backends.get("bnb")
 NAME = "proj.weight"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
+from sdquant.backends.packed_reader import read_weight
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats.source import single_file
-from sdquant.reading import read_weight
 
 PREFIX = "model.diffusion_model."
 

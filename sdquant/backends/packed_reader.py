@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .core.backend import Backend, Found, Packed, PackedSpec, Unfit
-from .core.packed_validation import forms, has_layout
-from .errors import BadFileError
+from ..core import registry
+from ..core.backend import Backend, Found, Packed, PackedSpec, Unfit
+from ..core.packed_validation import forms, has_layout
+from ..errors import BadFileError
 
 if TYPE_CHECKING:
     from torch import Tensor
