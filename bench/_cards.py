@@ -19,7 +19,7 @@ from sdquant import backends
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.triton_kernels import TritonReader
 from sdquant.kernels.workspace import scratch
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Backend, Packed

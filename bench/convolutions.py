@@ -23,7 +23,7 @@ from bench.linear_peers import packed
 from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.kernels.cpu import isa
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / f"convolution-{isa() or 'torch'}.json"
 SIDES = (4, 8, 16, 32, 64)

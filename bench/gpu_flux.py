@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bench._cards import OURS, PLAIN, Clock, peers, present
 from bench._results import write
 from bench.linear_peers import packed
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 from sdquant.utils.inference_mode import ordinary
 
 RESULTS = Path(__file__).parent / "results" / "gpu-flux.json"

@@ -31,7 +31,7 @@ from bench.gpu_flux import DOUBLE, HEAD, IMAGE, SINGLE, TEXT, WIDTH, Replace, in
 from bench.linear_peers import packed
 from sdquant import offload
 from sdquant.errors import BudgetError
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "gpu-offload.json"
 SCHEMES = (None, "nf4")

@@ -31,7 +31,7 @@ from bench.fidelity import one_step
 from sdquant import backends, demo, load_model
 from sdquant.kernels.cpu import isa
 from sdquant.kernels.sdpa import attended
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / "int8.json"
 TIMES = RESULTS.with_name(f"int8-sdxl-{isa() or 'torch'}.json")

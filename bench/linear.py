@@ -27,7 +27,7 @@ from bench._results import read, write
 from bench.linear_gates import judge, lines
 from bench.linear_peers import FAMILIES, RULES, Family, Run, packed, sdnq_matmul, torchao_layer
 from sdquant.kernels.cpu import isa
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 RESULTS = Path(__file__).parent / "results" / f"linear-{isa() or 'torch'}.json"  # machines differ too much to share one
 ROWS = (1, 8, 77, 256, 1024, 4608)

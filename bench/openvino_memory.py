@@ -64,7 +64,7 @@ def bytes_by_kind(model: nn.Module) -> dict[str, dict[str, int]]:
     1) and "conv"."""
     import math
 
-    from sdquant.weights import quantized
+    from sdquant.nn.weights import quantized
 
     found = {kind: {"packed": 0, "numbers": 0, "layers": 0} for kind in ("linear", "point", "conv")}
     for _, packed in quantized(model):

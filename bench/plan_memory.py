@@ -146,9 +146,9 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
 
     import sdquant
     from sdquant import activations, offload
+    from sdquant.nn.weights import quantized
     from sdquant.utils import malloc_trim
     from sdquant.utils.buffers import give_back
-    from sdquant.weights import quantized
 
     torch.set_num_threads(1)
     small, call = network(name, tiny=True)

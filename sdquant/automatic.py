@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import foreseeing, networks, openvino_runtime, peaks, planner
+from . import foreseeing, networks, peaks, planner
 from . import machine as machines
 from .allowance import allowance
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
 from .compat.row import OFFLOADS
 from .errors import BudgetError, SdquantError
 from .gathering import whole_of
+from .nn import openvino
 from .offload import budget as memory_budget
 from .planning import resolve as preparation_resolve
 from .precision import USABLE
@@ -205,7 +206,7 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
 def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
     """Whether the weights that are on the device at once fit. By group and by leaf that is known only from the modules:
     on the CPU some stay in memory, as they cannot be read from a file; and so it is with what OpenVINO holds twice."""
-    compiled = any(part.runtime == openvino_runtime.NAME for part in way.candidate.plan.components)
+    compiled = any(part.runtime == openvino.NAME for part in way.candidate.plan.components)
     if way.offload not in ("group", "sequential") and not compiled:
         return True
     try:

@@ -189,8 +189,8 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         SettingsError: none has.
     """
     from .core import registry
-    from .layers import kind_of
     from .models.pipelines import is_pipeline, weight_parts
+    from .nn import kind_of
     from .rules.flow import quantize_model
     from .rules.interception import matching
     from .rules.qt import QtProvider

@@ -14,9 +14,9 @@ from .core.backend import Packed, PackedSpec, Part
 from .formats import safetensors_write
 from .install import Installer, install_packed
 from .models.names import to_file
+from .nn.weights import plain
 from .saving import guard_of, written
 from .utils.malloc_trim import trim
-from .weights import plain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .core import registry
+from .nn.weights import quantized
 from .portable import Later
-from .weights import quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

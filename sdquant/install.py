@@ -15,8 +15,8 @@ from .core import registry
 from .core.packed_rows import cut
 from .encoding import encode
 from .errors import BadFileError, UnsupportedFileError
-from .layers import kind_of, quantized_layer
 from .models.left_out import initialize, may_lack
+from .nn import kind_of, quantized_layer
 from .utils.finite import finite
 from .utils.malloc_trim import Trimmer
 

@@ -13,7 +13,7 @@ from .core.choices import METHOD
 from .library_floats import matched
 from .models import libraries
 from .models.libraries import is_of_transformers
-from .weights import quantized
+from .nn.weights import quantized
 
 if TYPE_CHECKING:
     from torch import nn
@@ -189,7 +189,7 @@ def _floats(model: nn.Module, packed: Mapping[str, Any] | set[str], kinds: tuple
     """Paths of the layers of these kinds whose weights are not among those `packed`."""
     from torch import nn
 
-    from .layers import kind_of, packed_of
+    from .nn import kind_of, packed_of
 
     def fits(module: nn.Module) -> bool:
         if kind_of(module) in kinds:

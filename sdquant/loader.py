@@ -218,14 +218,15 @@ def build(
     Args:
         skip: what was asked to be taken as it is.
     """
-    from . import components, openvino_runtime
+    from . import components
     from .install import Installer
-    from .layers.quantized import set_compute
     from .loading import finishing
     from .models.names import remember
+    from .nn import openvino
+    from .nn.quantized_layers import set_compute
+    from .nn.weights import quantized
     from .quantizer import quantize_module
     from .rules.sites import stand_in
-    from .weights import quantized
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
@@ -253,8 +254,8 @@ def build(
         attach_rules(model, rules)
     if part.compute is not None:
         set_compute(model, part.compute)
-    if part.runtime == openvino_runtime.NAME and part.weights:
-        openvino_runtime.attach(model)
+    if part.runtime == openvino.NAME and part.weights:
+        openvino.attach(model)
     finishing.finish(model)
     remember(model, src.conversions, quantized=any(True for _ in quantized(model)))
     return model

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import activations, components, openvino_runtime
+from . import activations, components
 from .core import registry
 from .errors import SdquantError
 from .models import classes, pipeline_folders
+from .nn import openvino
+from .nn.openvino import memory_model
 from .offload.store import aligned
-from .openvino_runtime import memory
 from .planning import plan as loader_plan
 
 if TYPE_CHECKING:
@@ -51,14 +52,16 @@ class Network:
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
         held = [
-            memory.Held(w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name])
+            memory_model.Held(
+                w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name]
+            )
             for w in self.plan.weights
         ]
-        return memory.copied(held, self._itemsize)
+        return memory_model.copied(held, self._itemsize)
 
     @property
     def _compiled(self) -> bool:
-        return self.plan.runtime == openvino_runtime.NAME
+        return self.plan.runtime == openvino.NAME
 
     @property
     def _itemsize(self) -> int:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from . import openvino_runtime
 from .compat.runtimes import default_runtime
 from .core import registry
 from .core.dtypes import FLOATS
@@ -16,6 +15,7 @@ from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .histogram import weights_of
 from .library_floats import float32_of_class
+from .nn import openvino
 from .planning.plan import ComponentPlan, Plan
 from .rules.file_rules import rules_in
 from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
@@ -150,7 +150,7 @@ def _component(
     named = _runtime(name, src, request)
     runtime = named or (default_runtime(spec, device) if spec else "plain")
     if spec is None:
-        runtime = "plain" if runtime == openvino_runtime.NAME else runtime  # floats are torch's
+        runtime = "plain" if runtime == openvino.NAME else runtime  # floats are torch's
         return ComponentPlan(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
@@ -258,7 +258,7 @@ def _of_a_layer(src: Source, name: str) -> bool:
 
 def _runtime(name: str, src: Source, request: Request) -> str | None:
     """The runtime that was asked for, as far as it is for this component."""
-    if request.runtime == openvino_runtime.NAME and not openvino_runtime.suits(name, src.class_name):
+    if request.runtime == openvino.NAME and not openvino.suits(name, src.class_name):
         return "plain"
     return request.plain_runtime
 
@@ -275,7 +275,7 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...], sources:
     ]
     if request.eight_bit is not None and not any(part.weights and part.compute for part in parts):
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
-    if request.runtime == openvino_runtime.NAME and not any(part.runtime == request.runtime for part in parts):
+    if request.runtime == openvino.NAME and not any(part.runtime == request.runtime for part in parts):
         lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
     kept = [
         (name, sources[part.name].keys) for part in parts for name, reason in part.kept.items() if reason == SKIPPED

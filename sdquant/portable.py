@@ -15,7 +15,7 @@ from .core import registry
 from .errors import ConflictError
 from .library_config import readable, reading, refused_here, said_rules
 from .models.libraries import is_of_transformers
-from .weights import quantized
+from .nn.weights import quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +95,7 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
     """The named weights as floats, each made when it is written."""
     import torch
 
-    from .layers import QuantizedLayer
+    from .nn import QuantizedLayer
 
     def later(path: str, packed: Packed) -> Later:
         layer = model.get_submodule(path)

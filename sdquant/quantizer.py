@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, compat, machine, openvino_runtime, planner
+from . import adapters, compat, machine, planner
 from .compat.runtimes import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
+from .nn import openvino
 from .request import AUTO, request
 from .rules.planning import marked_in
 from .rules.ranges import require_ranges
@@ -55,9 +56,9 @@ def quantize(
     Raises:
         ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from .layers.quantized import set_compute
     from .loading import finishing
     from .models.pipelines import is_pipeline, weight_parts
+    from .nn.quantized_layers import set_compute
     from .rules.kept import attach_rules
 
     if quant is None and rules is None:
@@ -122,8 +123,8 @@ def quantize(
                 attach_rules(parts[name], spec)
             if asked.compute is not None:
                 set_compute(parts[name], asked.compute)
-            if asked.runtime == openvino_runtime.NAME and openvino_runtime.suits(name, type(parts[name]).__name__):
-                openvino_runtime.attach(parts[name])
+            if asked.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
+                openvino.attach(parts[name])
             finishing.finish(parts[name])
     adapters.prepare_pipeline(model)
     return model
@@ -192,7 +193,7 @@ def weights_to_quantize(
 def _refuse_float8(name: str, model: nn.Module) -> None:
     """Raise IncompatibleError if diffusers' layerwise casting keeps the model's weights in float8: they are rounded
     already, and no scheme would take them."""
-    from .layers import kind_of
+    from .nn import kind_of
 
     for path, module in model.named_modules():
         weight = module._parameters.get("weight") if kind_of(module) is not None else None
@@ -216,7 +217,7 @@ def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
 
 
 def _refuse_quantized(name: str, model: nn.Module) -> None:
-    from .layers import packed_of
+    from .nn import packed_of
 
     for path, module in model.named_modules():
         packed = packed_of(module)

@@ -33,10 +33,10 @@ from .formats.source import FORMAT_VERSION, METADATA_KEY
 from .library_config import library_config, said_rules
 from .models.names import Mapped, converted, to_file
 from .models.pipelines import weight_bytes
+from .nn.weights import plain, quantized
 from .portable import decoded
 from .utils.arguments import answered
 from .utils.atomic_write import place_of, whole_folder
-from .weights import plain, quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

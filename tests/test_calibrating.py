@@ -153,7 +153,7 @@ def test_ranges_are_asked_for_before_weights_are_read(ranges: Path, tmp_path: Pa
 
 
 def test_a_loaded_model_is_left_alone_where_ranges_are_missing(ranges: Path, tmp_path: Path) -> None:
-    from sdquant.layers import QuantizedLayer
+    from sdquant.nn import QuantizedLayer
 
     some = tmp_path / "some.safetensors"
     write_statistics(some, {k: v for k, v in load_file(ranges).items() if "up_blocks" not in k}, {})

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant.layers import casts
+from sdquant.nn import casts
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sdquant import backends
 from sdquant.drawing import draw
 from sdquant.errors import MissingComponentError
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

@@ -16,7 +16,7 @@ from sdquant import cli, compat
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.integrations.config import Config
 from sdquant.kernels import int8_linear
-from sdquant.layers.quantized import QuantizedLayer
+from sdquant.nn.quantized_layers import QuantizedLayer
 
 from .compat.machines import EVERYTHING
 from .offload.conftest import draw

@@ -21,8 +21,8 @@ from torch import nn
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.layers import QuantizedLayer, packed_of
-from sdquant.weights import quantized
+from sdquant.nn import QuantizedLayer, packed_of
+from sdquant.nn.weights import quantized
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
 FLUX = demo.path("digits-flux") / "transformer"

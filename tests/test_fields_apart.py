@@ -22,10 +22,10 @@ from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS
 from sdquant.kernels import dispatch, int8_linear, int_matmul, prepack
-from sdquant.layers import QuantizedLayer
-from sdquant.layers.quantized import QuantizedEmbedding
 from sdquant.models.pipelines import weight_bytes, weight_parts
-from sdquant.weights import quantized
+from sdquant.nn import QuantizedLayer
+from sdquant.nn.quantized_layers import QuantizedEmbedding
+from sdquant.nn.weights import quantized
 
 KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole blocks of 256
 

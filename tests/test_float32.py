@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import sdquant
 from sdquant import library_floats
 from sdquant.components import quiet
-from sdquant.layers import packed_of
 from sdquant.library_floats import float32_of_class, float32_of_model
-from sdquant.weights import quantized
+from sdquant.nn import packed_of
+from sdquant.nn.weights import quantized
 
 from . import image_models, video_models
 

@@ -16,7 +16,7 @@ from sdquant import backends
 from sdquant.errors import MissingComponentError, UnsupportedFileError
 from sdquant.formats import families
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .test_three_ways import images, same_bits

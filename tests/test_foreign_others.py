@@ -17,7 +17,7 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
-from sdquant.layers import packed_of
+from sdquant.nn import packed_of
 
 State = dict[str, Tensor]
 

@@ -21,8 +21,8 @@ import sdquant
 from sdquant import backends
 from sdquant.components import empty, tied
 from sdquant.models.pipelines import weight_bytes, weight_parts
+from sdquant.nn.weights import plain, quantized
 from sdquant.saving import config_of
-from sdquant.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

@@ -19,7 +19,7 @@ from sdquant.formats import reference
 from sdquant.formats.gguf import read_header, write_gguf
 from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import main_part
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import comfy_gguf, layouts
 

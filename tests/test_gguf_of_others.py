@@ -19,7 +19,7 @@ import sdquant
 from sdquant import backends
 from sdquant.errors import BadFileError
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .test_three_ways import images

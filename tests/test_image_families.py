@@ -26,9 +26,9 @@ from sdquant.components import quiet, single_file
 from sdquant.formats import reference
 from sdquant.formats.gguf import read_header
 from sdquant.gguf_files import quantize_file
+from sdquant.nn.weights import plain, quantized
 from sdquant.request import request
 from sdquant.single_files import quantize_file as quantize_single
-from sdquant.weights import plain, quantized
 
 from . import comfy_gguf, layouts
 from .image_models import LDM, MODELS, Row, file_of, folder_of, theirs, weights

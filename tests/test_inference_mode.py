@@ -15,7 +15,7 @@ import sdquant
 from sdquant import backends, demo
 from sdquant.drawing import draw
 from sdquant.kernels import workspace
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 SD = demo.path("digits-sd")
 

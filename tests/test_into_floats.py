@@ -13,7 +13,7 @@ from diffusers import ControlNetModel, UNet2DConditionModel, UNetMotionModel
 import sdquant
 from sdquant import backends
 from sdquant.errors import IncompatibleError
-from sdquant.layers import packed_of
+from sdquant.nn import packed_of
 
 
 def quantized(scheme: str, runtime: str, mode: str = "none") -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant.layers import packed_tensor
+from sdquant.nn import packed_tensor
 
 if TYPE_CHECKING:
     import pytest

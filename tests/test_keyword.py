@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant.layers.quantized import QuantizedLayer
+from sdquant.nn.quantized_layers import QuantizedLayer
 from sdquant.rules import QtProvider, QtRule, quantize_model
 from sdquant.rules.qt.layers import QtLayer
 

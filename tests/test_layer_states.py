@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 from .kernels.test_forms import SPECS
 
 if TYPE_CHECKING:
-    from sdquant.layers import QuantizedLayer
+    from sdquant.nn import QuantizedLayer
 
 NESTED = ("nf4,double_quant", "fp4,double_quant")
 GGUF = ("q8_0", "q4_k", "f16")

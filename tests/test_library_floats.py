@@ -16,7 +16,7 @@ import sdquant
 from sdquant import backends, library_floats
 from sdquant.components import quiet
 from sdquant.models.pipelines import weight_parts
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 SCHEMES = ["nf4", "fp4", "bnb-int8"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 LIBRARY = [row.name for row in backends.schemes() if row.on_the_fly and "library" in row.runtimes]
 

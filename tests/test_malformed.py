@@ -13,7 +13,7 @@ import torch
 
 import sdquant
 from sdquant.errors import BadFileError, ConflictError, MissingComponentError, UnsupportedFileError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .answers import one_answer
 from .malformed import FORMATS, NAME, OTHER, Model, tiny

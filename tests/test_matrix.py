@@ -25,7 +25,7 @@ from sdquant import backends, compat, gguf_files
 from sdquant.compat.runtimes import default_runtime
 from sdquant.demo import digits, path
 from sdquant.errors import IncompatibleError, SdquantError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .turns import by_turns
 

@@ -17,7 +17,7 @@ import sdquant
 from sdquant.components import quiet
 from sdquant.errors import UnsupportedFileError
 from sdquant.models import names
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import encoders
 

@@ -19,7 +19,7 @@ from sdquant.cli import main
 from sdquant.errors import ConflictError, MissingComponentError, UnsupportedFileError
 from sdquant.kernels import fp32_gemm
 from sdquant.models.pipelines import weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

@@ -18,10 +18,10 @@ from sdquant.cli import main
 from sdquant.config import load as load_config
 from sdquant.config.asked import request_of
 from sdquant.errors import ConflictError, MissingComponentError, SdquantError, SettingsError
+from sdquant.nn.weights import plain
 from sdquant.planning.parts import Part
 from sdquant.planning.places import hinted
 from sdquant.request import request
-from sdquant.weights import plain
 
 from . import layouts, video_models
 from .conftest import shell

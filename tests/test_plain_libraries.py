@@ -18,7 +18,7 @@ from torch import nn
 import sdquant
 from sdquant import backends, demo
 from sdquant.models.pipelines import weight_parts
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .plain_libraries import picture
 

@@ -18,10 +18,10 @@ import sdquant
 from sdquant import backends
 from sdquant.core.name_patterns import skipped
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
-from sdquant.layers import kind_of
 from sdquant.models.pipelines import weight_bytes
+from sdquant.nn import kind_of
+from sdquant.nn.weights import quantized
 from sdquant.selection import SKIPPED, candidates, select
-from sdquant.weights import quantized
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS

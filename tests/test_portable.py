@@ -18,7 +18,7 @@ import sdquant
 from sdquant import backends, cli, portable
 from sdquant.commands import _shared
 from sdquant.errors import ConflictError, SettingsError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

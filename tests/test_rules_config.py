@@ -18,14 +18,14 @@ import sdquant
 from sdquant.backends import QuantSpec, scheme
 from sdquant.demo import path
 from sdquant.errors import BadFileError, ConflictError, IncompatibleError, SettingsError, UnknownQuantError
-from sdquant.layers import packed_of
+from sdquant.nn import packed_of
+from sdquant.nn.weights import quantized
 from sdquant.rules import PtqProvider, QtProvider, QuantizationRule, quantize_model, rules_of_model
 from sdquant.rules.interception import Marked
 from sdquant.rules.rule import to_dict
 from sdquant.rules.spec import first, operation_of
 from sdquant.rules.static import operand
 from sdquant.rules.statistics_file import write_statistics
-from sdquant.weights import quantized
 
 from .test_diffusers_quantizer import same
 

@@ -24,8 +24,8 @@ from sdquant import backends, demo
 from sdquant.cli import main
 from sdquant.drawing import draw
 from sdquant.lora import add_lora
+from sdquant.nn.weights import quantized
 from sdquant.rules.kept import rules_of_model
-from sdquant.weights import quantized
 
 from .test_diffusers_quantizer import same
 

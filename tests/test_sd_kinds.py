@@ -20,7 +20,7 @@ from sdquant.demo.nets import vae
 from sdquant.formats.gguf import read_header
 from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import comfy_gguf, layouts, small
 from .conftest import shell

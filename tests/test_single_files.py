@@ -19,7 +19,7 @@ from sdquant.cli import main
 from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, IncompatibleError, SettingsError
 from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import main_part
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import comfy_safetensors, layouts
 from .test_three_ways import images

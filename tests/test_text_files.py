@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends
 from sdquant.errors import ConflictError, MissingComponentError
-from sdquant.layers import QuantizedLayer
 from sdquant.models.pipelines import weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn import QuantizedLayer
+from sdquant.nn.weights import plain, quantized
 
 from . import layouts
 from .conftest import shell

@@ -20,7 +20,7 @@ import sdquant
 from sdquant import backends
 from sdquant.components import quiet
 from sdquant.models.pipelines import weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 FLUX = {"transformer": "FluxTransformer2DModel", "text_encoder": "CLIPTextModel", "text_encoder_2": "T5EncoderModel"}
 CLASSES = {"digits-flux": FLUX, "digits-sd": {"unet": "UNet2DConditionModel", "text_encoder": "CLIPTextModel"}}

@@ -17,7 +17,7 @@ from sdquant.demo import MODELS, digits
 from sdquant.drawing import draw
 from sdquant.errors import ConflictError, IncompatibleError, MissingComponentError
 from sdquant.models.pipelines import is_pipeline, main_part, weight_bytes, weight_parts
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from .foreign import ROWS as FOREIGN
 from .turns import by_turns

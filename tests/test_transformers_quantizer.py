@@ -18,8 +18,8 @@ from transformers import CLIPTextModel, T5EncoderModel
 import sdquant
 from sdquant import demo
 from sdquant.drawing import draw
-from sdquant.layers import QuantizedLayer
-from sdquant.weights import quantized
+from sdquant.nn import QuantizedLayer
+from sdquant.nn.weights import quantized
 
 from .test_diffusers_quantizer import damage_scale, same
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from sdquant import backends, offload
 from sdquant.errors import IncompatibleError
-from sdquant.layers import quantized_layer
-from sdquant.layers.quantized import float_layer
+from sdquant.nn import quantized_layer
+from sdquant.nn.quantized_layers import float_layer
 
 from .offload.test_balanced import REST, Net, Pipe
 from .offload.test_threads import MOVING, offloaded

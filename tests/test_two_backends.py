@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends
 from sdquant.errors import ConflictError, IncompatibleError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .answers import answers
 from .malformed import CONFIG, NAME, OTHER, tiny

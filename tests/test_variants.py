@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.errors import BadFileError
-from sdquant.weights import plain
+from sdquant.nn.weights import plain
 
 from . import layouts
 from .layouts import State

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import components
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from . import video_models
 from .video_models import MODELS

@@ -16,7 +16,7 @@ from bench._cards import PLAIN, Clock
 from bench.linear_peers import SOME, library_layer, packed
 from bench.repeated import repeated
 from sdquant.core.backend import Packed
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 # Name -> format, `compute`, and whether it is the library's own module.
 VARIANTS: dict[str, tuple[str, str | None, bool]] = {

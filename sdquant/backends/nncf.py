@@ -7,7 +7,7 @@ all give the same bits as the public call. Codes, scales and zero points are pla
 NNCF.
 
 `runtime="openvino"` runs these codes in OpenVINO's compressed kernels, the only form of NNCF's that computes with them;
-see `sdquant.openvino_runtime`.
+see `sdquant.nn.openvino`.
 
 Four things to know:
 

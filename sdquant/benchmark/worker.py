@@ -170,7 +170,7 @@ class Held:
         """Quantized layers are in a trace by scheme and name meanwhile: the profiler does not see kernels in C."""
         from torch.profiler import record_function
 
-        from ..layers.quantized import QuantizedLayer
+        from ..nn.quantized_layers import QuantizedLayer
 
         running: list[Any] = []
         hooks = []

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ..kernels import dispatch
 from ..kernels.workspace import scratch
-from ..layers.quantized import QuantizedLayer
-from ..layers.states import LIKE
+from ..nn.quantized_layers import QuantizedLayer
+from ..nn.state_dict import LIKE
 from ..utils.malloc_trim import look_beside
 from .comfy_tensor import Counted, PackedTensor
 

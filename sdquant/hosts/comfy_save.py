@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import saving, single_files, weights
+from .. import saving, single_files
 from ..errors import ConflictError, SettingsError
 from ..formats import safetensors_write
 from ..formats.source import FORMAT_VERSION, METADATA_KEY
+from ..nn import weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

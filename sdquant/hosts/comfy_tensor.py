@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..layers import packed_tensor
+from ..nn import packed_tensor
 
 
 class PackedTensor(packed_tensor.PackedTensor):

@@ -68,7 +68,7 @@ class Adapter:
             )
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
-        from ..layers.quantized import set_compute
+        from ..nn.quantized_layers import set_compute
         from .swapped import quantize
 
         quantize(module, registry.parse(scheme), settings["skip"])

@@ -90,7 +90,7 @@ def part_of(component: str, module: nn.Module, how: str) -> Part:
 
 def schemes_in(module: nn.Module) -> set[str]:
     """The schemes of the layers that run packed weights."""
-    from ..weights import quantized
+    from ..nn.weights import quantized
 
     return {packed.spec.scheme for _, packed in quantized(module)}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import planner
 from ..encoding import encode
-from ..layers.quantized import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..nn.quantized_layers import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
 from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:

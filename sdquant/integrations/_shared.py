@@ -21,9 +21,9 @@ from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.own import found_in, merged_own, rule_rows
 from ..install import common_kind, install_packed, misfit
-from ..layers import packed_of
-from ..layers.quantized import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..models.names import conversions, remember, to_model
+from ..nn import packed_of
+from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..quantizer import extent_of, weights_to_quantize
 from ..rules.file_rules import rules_in
 from ..rules.kept import attach_rules, forget

@@ -18,9 +18,9 @@ from ..core.backend import Packed
 from ..core.choices import METHOD
 from ..errors import SettingsError, UnsupportedFileError
 from ..install import install_packed
-from ..layers import packed_of
-from ..layers.quantized import QuantizedLayer
-from ..layers.states import LIKE, PREFIX
+from ..nn import packed_of
+from ..nn.quantized_layers import QuantizedLayer
+from ..nn.state_dict import LIKE, PREFIX
 from ._shared import Weights, dequantize, torch_dtype
 from .config import Config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.choices import MAIN
-from ..weights import plain, quantized
+from ..nn.weights import plain, quantized
 
 if TYPE_CHECKING:
     from torch import nn

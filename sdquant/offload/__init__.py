@@ -18,9 +18,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import openvino_runtime
 from ..errors import IncompatibleError, SettingsError, UnknownOffloadError
 from ..models.pipelines import components_of
+from ..nn import openvino
 from ..utils.byte_sizes import parse_budget
 from ..utils.inference_mode import make_ordinary, ordinary
 from .handle import HANDLE, OffloadHandle
@@ -207,7 +207,7 @@ def _refuse_without_values(mode: str, parts: Mapping[str, nn.Module]) -> None:
 def _refuse_openvino(mode: str, parts: Mapping[str, nn.Module]) -> None:
     """Raise IncompatibleError if OpenVINO runs one of these, whose copy of the weights no offload mode could move."""
     for name, part in parts.items():
-        if openvino_runtime.is_served(part):
+        if openvino.is_served(part):
             raise IncompatibleError(
                 f"Offload mode {mode!r} was to be applied",
                 f"OpenVINO runs the {name}, with weights in memory of its own that cannot be moved",

@@ -14,7 +14,7 @@ from .. import activations, components, machine
 from ..errors import SdquantError, SettingsError
 from ..models import pipelines
 from ..models.pipelines import components_of
-from ..weights import quantized
+from ..nn.weights import quantized
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 
 from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
-from ..layers import QuantizedLayer, kind_of, packed_of
+from ..nn import QuantizedLayer, kind_of, packed_of
 from ..utils.malloc_trim import trim
 from .kept import keep
 from .qt.layers import QtLayer

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..core import range_keys
 from ..errors import IncompatibleError, SettingsError
-from ..layers import packed_of
+from ..nn import packed_of
 from . import sites
 from .operations import OPERATIONS, Operation
 from .qt.layers import QtLayer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..layers import QuantizedLayer, kind_of
+from ..nn import QuantizedLayer, kind_of
 from .interception import mark, unmark
 from .qt.layers import QtLayer
 from .recovering import Layer, recovered

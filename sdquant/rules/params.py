@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..components import missing, set_tensor
 from ..core import range_keys
 from ..errors import SettingsError
-from ..layers.quantized import QuantizedLayer
-from ..layers.states import LIKE, PREFIX
+from ..nn.quantized_layers import QuantizedLayer
+from ..nn.state_dict import LIKE, PREFIX
 from ..utils.malloc_trim import Trimmer, trim
 from . import sites
 from .interception import marks

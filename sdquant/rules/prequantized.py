@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..backends._rules_files import CODES, Prequantized, keys_of, prequantized
 from ..errors import SettingsError
-from ..layers.states import LIKE, PREFIX
+from ..nn.state_dict import LIKE, PREFIX
 from .layout import SCALES, layout
 from .packed import pack_array
 from .params import ParamTypeError, UnknownParamError, layer_of
@@ -30,7 +30,7 @@ from .spec import operation_of
 
 if TYPE_CHECKING:
     from ..core.backend import Part
-    from ..layers.quantized import QuantizedLayer
+    from ..nn.quantized_layers import QuantizedLayer
 
 _TOGETHER = "Check that the weights and the template belong together"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

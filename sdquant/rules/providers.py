@@ -12,7 +12,7 @@ from ..core import registry
 from ..core.backend import Packed, PackedSpec, Unfit
 from ..encoding import require_finite
 from ..errors import SettingsError
-from ..layers import QuantizedLayer, quantized_layer
+from ..nn import QuantizedLayer, quantized_layer
 from .interception import mark
 from .layout import ACT_SHAPE, layout, weight_how
 from .packed import encode

@@ -64,8 +64,8 @@ def load(settings: Settings) -> Model:
     from ..components import dtype_named
     from ..core.choices import MAIN
     from ..loader import load as load_whole
+    from ..nn.weights import quantized
     from ..preparation import prepare
-    from ..weights import quantized
 
     asked = settings.model
     seen = prepare(replace(asked, quant=None, components=None, skip=())).detected

@@ -39,7 +39,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     Other layers stay as they are even if a rule is for them: those that were asked to be skipped, or whose weight the
     rule cannot hold. It is the same in a model that is loaded with the rules.
     """
-    from ..layers import kind_of
+    from ..nn import kind_of
     from ..rules.flow import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
     from ..rules.statistics_file import of_component, read_statistics

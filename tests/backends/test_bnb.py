@@ -20,7 +20,7 @@ from sdquant.backends._bnb_library import has_kernel
 from sdquant.backends.bnb import _say_float8
 from sdquant.core.backend import Packed, TensorInfo
 from sdquant.errors import BadFileError, UnsupportedFileError
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

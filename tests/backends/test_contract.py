@@ -12,7 +12,7 @@ from torch import nn
 from sdquant import backends
 from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.kernels import dispatch, fp32_gemm
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 ROWS = {row.name: row for row in backends.schemes()}
 SHAPES = {"linear": (128, 256), "conv": (64, 32, 3, 3), "narrow": (32, 64)}

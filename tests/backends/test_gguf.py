@@ -23,7 +23,7 @@ from sdquant.core.gguf_mixes import BASES, FILE_TYPES
 from sdquant.core.gguf_types import TYPES
 from sdquant.errors import BackendUnavailableError, BadFileError
 from sdquant.formats.gguf import GGUFFile, write_gguf
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 if TYPE_CHECKING:
     from pathlib import Path

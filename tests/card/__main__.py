@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from bench import offload as bench
 from sdquant import backends, offload
 from sdquant.kernels import workspace
-from sdquant.layers import quantized_layer
 from sdquant.models import pipelines
+from sdquant.nn import quantized_layer
 from sdquant.offload import residency, staging
 from sdquant.offload.pinning import Registered, proves
 from sdquant.offload.transfer import StreamTransfer, _StreamTicket

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sdquant import backends, offload
 from sdquant.compat import Query, look_up
 from sdquant.compat.row import OFFLOADS
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 from .machines import VERSIONS
 

@@ -20,9 +20,9 @@ from sdquant.cli import main
 from sdquant.components import quiet
 from sdquant.drawing import draw
 from sdquant.errors import SdquantError
-from sdquant.layers import QuantizedLayer, casts, packed_tensor
+from sdquant.nn import QuantizedLayer, casts, packed_tensor
+from sdquant.nn.weights import quantized
 from sdquant.request import Request
-from sdquant.weights import quantized
 from tests import encoders
 from tests.pipelines import comparing
 from tests.pipelines.building import build, silent

@@ -15,7 +15,7 @@ import sdquant
 from sdquant import backends
 from sdquant.cli import main
 from sdquant.errors import BadFileError, UnsupportedFileError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from ..answers import answers, copied, one_answer
 from ..malformed import NAME, OTHER, tiny

@@ -19,7 +19,7 @@ from sdquant.cli import main
 from sdquant.errors import BadFileError, MissingComponentError, UnsupportedFileError
 from sdquant.formats.pickles import PickleFile
 from sdquant.models.pipelines import weight_parts
-from sdquant.weights import plain
+from sdquant.nn.weights import plain
 
 from .. import layouts
 from ..foreign import WEIGHTS

@@ -26,7 +26,7 @@ from sdquant.errors import (
 from sdquant.hosts import comfy_load
 from sdquant.kernels import prepack
 from sdquant.models.pipelines import main_part
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .. import comfy_safetensors
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sdquant.hosts import load
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from .conftest import Running
 

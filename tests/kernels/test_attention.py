@@ -19,8 +19,8 @@ from sdquant import demo
 from sdquant.drawing import draw
 from sdquant.kernels import cpu, sdpa
 from sdquant.kernels.cpu import sdpa as by_own
-from sdquant.layers import attention as asking
 from sdquant.models.pipelines import main_part
+from sdquant.nn import sdpa_hook as asking
 
 # batch, heads, queries, keys, width: whole blocks and what is left over, of each.
 SIZES = (

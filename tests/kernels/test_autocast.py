@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sdquant import backends
 from sdquant.kernels import scheme_activations
 from sdquant.kernels.cpu import extension
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 
 @pytest.mark.parametrize("rows", [1, 300])  # the product of few rows, and of many

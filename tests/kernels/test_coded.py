@@ -14,7 +14,7 @@ from sdquant.core.backend import Geometry
 from sdquant.kernels import scheme_activations
 from sdquant.kernels.cpu import int8
 from sdquant.kernels.cpu.cpu_kernels import Native
-from sdquant.layers import QuantizedLayer
+from sdquant.nn import QuantizedLayer
 from sdquant.rules import PtqProvider, QuantizationRule
 
 from .instructions import others, use

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import backends
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 SCHEMES = (
     "nf4", "nf4,double_quant", "fp8", "bnb-int8", "qint8", "qint4", "qint3", "int8", "int4", "q8_0", "q4_k",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from sdquant import backends
 from sdquant.kernels import scratch
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 def check(text, compute, dtype):
     scratch.release()

@@ -23,7 +23,7 @@ from sdquant.kernels.cpu import cpu_kernels as native
 from sdquant.kernels.triton import imports
 from sdquant.kernels.triton.blocks import GGUF, MOST
 from sdquant.kernels.triton.triton_kernels import TritonReader
-from sdquant.layers import QuantizedLayer, quantized_layer
+from sdquant.nn import QuantizedLayer, quantized_layer
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Packed

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sdquant import backends
 from sdquant.kernels import fp8_linear
-from sdquant.layers import quantized_layer
-from sdquant.layers.quantized import QuantizedLayer, set_compute
+from sdquant.nn import quantized_layer
+from sdquant.nn.quantized_layers import QuantizedLayer, set_compute
 
 SCHEMES = ("nf4", "fp8", "int8", "int4", "qint8", "qint4", "qfloat8", "sdnq-uint4", "q8_0", "q4_k")
 BY_ROW = ("qfloat8",)  # e4m3 with one scale for a row

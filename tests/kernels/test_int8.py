@@ -17,8 +17,8 @@ from sdquant import backends
 from sdquant.core.backend import Geometry, Packed, Unfit
 from sdquant.kernels import base, int8_linear, int8_reference, int_matmul
 from sdquant.kernels.cpu import int8 as native
-from sdquant.layers import quantized_layer
-from sdquant.layers.quantized import QuantizedLayer, set_compute
+from sdquant.nn import quantized_layer
+from sdquant.nn.quantized_layers import QuantizedLayer, set_compute
 
 from .instructions import others, use
 from .test_forms import SPECS

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from sdquant import backends, offload
 from sdquant.core.code_tables import dynamic_code, e4m3_code, fourbit_code
 from sdquant.kernels.code_values import table
-from sdquant.layers import quantized_layer
-from sdquant.layers.quantized import set_compute
+from sdquant.nn import quantized_layer
+from sdquant.nn.quantized_layers import set_compute
 
 if TYPE_CHECKING:
     from pathlib import Path

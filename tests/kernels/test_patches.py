@@ -11,7 +11,7 @@ from sdquant import backends
 from sdquant.core.backend import Geometry
 from sdquant.kernels import dispatch
 from sdquant.kernels.im2col import few_patches, outputs, patches
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 GEOMETRIES = [
     Geometry(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1),

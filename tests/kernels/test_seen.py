@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import sdquant
 from sdquant import backends, demo
 from sdquant.kernels.dispatch_guard import plain, seen
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(256, 64),

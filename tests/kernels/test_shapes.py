@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sdquant import backends
 from sdquant.kernels import int_matmul
-from sdquant.layers import QuantizedLayer, quantized_layer
+from sdquant.nn import QuantizedLayer, quantized_layer
 
 from .test_forms import SPECS
 

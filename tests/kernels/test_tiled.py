@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sdquant import backends
 from sdquant.kernels import blocked_gemm, cpu, dispatch
 from sdquant.kernels.cpu.cpu_kernels import Native
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 from .test_widened import close, packed_of, unpacked
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sdquant import backends
 from sdquant.kernels import cpu, dispatch, fp32_gemm
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 
 # Planes, nibbles, bytes, blocks that rows are whole of, a packing that the C code has no table for.
 SCHEMES = ("nf4", "qint4", "qint8", "qint3", "q8_0", "q4_k", "sdnq-uint4", "fp8")

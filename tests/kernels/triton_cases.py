@@ -335,7 +335,7 @@ def wrong_layer(device: str, *, compile: bool) -> str:
     weight is laid out as it is for cards."""
     from sdquant import backends
     from sdquant.kernels import dispatch
-    from sdquant.layers import quantized_layer
+    from sdquant.nn import quantized_layer
 
     dispatch._READERS[torch.device(device).type] = (("sdquant.kernels.triton.triton_kernels", "TritonReader"),)
     dispatch.readers.cache_clear()

@@ -16,8 +16,8 @@ import sdquant
 from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.errors import ConflictError, IncompatibleError
-from sdquant.layers import packed_of, quantized_layer
-from sdquant.layers.quantized import float_layer
+from sdquant.nn import packed_of, quantized_layer
+from sdquant.nn.quantized_layers import float_layer
 from sdquant.rules import QuantizationRule
 
 from .conftest import config, peft
@@ -109,7 +109,7 @@ def test_library_modules(scheme: str, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the libraries say while they are imported
         sdquant.quantize(model, scheme, runtime="library", progress=False)
-        assert not isinstance(model[0], sdquant.layers.QuantizedLayer)  # type: ignore[attr-defined]
+        assert not isinstance(model[0], sdquant.nn.QuantizedLayer)  # type: ignore[attr-defined]
         check(model[0], kind)
 
 

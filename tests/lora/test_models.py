@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sdquant.weights
 import torch
 
 import sdquant
-import sdquant.weights
 from sdquant import backends
 from sdquant.components import quiet
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
@@ -231,14 +231,14 @@ class TestTraining:
         rules = [QuantizationRule(weight_qtype="int8", act_qtype="int8")] if scheme == "rules" else None
         named = None if rules else scheme
         pipe = load("digits-sd", named, runtime=runtime, rules=rules)
-        base = {name: packed.parts for name, packed in sdquant.weights.quantized(pipe.unet)}
+        base = {name: packed.parts for name, packed in sdquant.nn.weights.quantized(pipe.unet)}
         base = {name: {key: part.clone() for key, part in parts.items()} for name, parts in base.items()}
         losses = _train(pipe, tmp_path / "it.safetensors")
         assert losses[-1] < 0.8 * losses[0]
         trained = out(pipe)
         with quiet():
             pipe.unload_lora_weights()
-        for name, packed in sdquant.weights.quantized(pipe.unet):
+        for name, packed in sdquant.nn.weights.quantized(pipe.unet):
             assert all(torch.equal(part, base[name][key]) for key, part in packed.parts.items())
         before = out(pipe)
         put_on(pipe, tmp_path / "it.safetensors")

@@ -10,8 +10,8 @@ import torch
 
 from sdquant import backends, offload
 from sdquant.errors import SettingsError
-from sdquant.layers import kind_of, quantized_layer
 from sdquant.models import pipelines
+from sdquant.nn import kind_of, quantized_layer
 
 from .conftest import draw, hooked, made, same_state, state_of
 

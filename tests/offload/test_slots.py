@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdquant import backends, offload
 from sdquant.backends.bnb import BACKEND
-from sdquant.layers import quantized_layer
+from sdquant.nn import quantized_layer
 from sdquant.offload.slots import Place, Slot, bring, slots, with_number
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 import sdquant
 from sdquant import peaks
-from sdquant.openvino_runtime.memory import Held, copied
+from sdquant.nn.openvino.memory_model import Held, copied
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "openvino_memory.json"
 ROWS = [row for row in json.loads(RESULTS.read_text())["rows"] if row["name"].endswith("openvino")]

@@ -22,8 +22,8 @@ import sdquant
 from sdquant import offload
 from sdquant.errors import BackendUnavailableError, IncompatibleError
 from sdquant.models.pipelines import main_part
-from sdquant.openvino_runtime import is_served, layers
-from sdquant.weights import quantized
+from sdquant.nn.openvino import is_served, layers
+from sdquant.nn.weights import quantized
 from tests.compat.machines import machine
 from tests.lora.conftest import load, lora_file, out, put_on
 
@@ -332,7 +332,7 @@ assert "openvino" not in sys.modules
 import torch
 backends.get("nncf").encode(torch.randn(8, 64), backends.parse("int4"))
 assert "openvino" in sys.modules  # NNCF imports it
-from sdquant.openvino_runtime.library import core
+from sdquant.nn.openvino.library import core
 core()
 assert "openvino" in sys.modules and "nncf" in sys.modules
 assert not [name for name in sys.modules if name.startswith("openvino_telemetry")]

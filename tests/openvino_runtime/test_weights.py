@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from sdquant import backends
-from sdquant.layers import quantized_layer
-from sdquant.openvino_runtime.compiling import compiled, convert, run
-from sdquant.openvino_runtime.library import library
-from sdquant.openvino_runtime.tracing import trace
-from sdquant.openvino_runtime.weights import decompressed
+from sdquant.nn import quantized_layer
+from sdquant.nn.openvino.compile import compiled, convert, run
+from sdquant.nn.openvino.library import library
+from sdquant.nn.openvino.trace import trace
+from sdquant.nn.openvino.weights import decompressed
 
 BACKEND = backends.get("nncf")
 TYPES = {"int8": "u8", "int8_sym": "i8", "int4": "u4", "int4_sym": "u4"}

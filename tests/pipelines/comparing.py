@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sdquant
 from sdquant import backends
 from sdquant.errors import BudgetError
-from sdquant.weights import plain, quantized
+from sdquant.nn.weights import plain, quantized
 
 from .building import pipeline_class, rows, silent
 

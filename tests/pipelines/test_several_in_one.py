@@ -11,7 +11,7 @@ import torch
 import sdquant
 from sdquant import offload
 from sdquant.errors import UnsupportedFileError
-from sdquant.weights import quantized
+from sdquant.nn.weights import quantized
 
 from . import comparing
 from .building import build, silent

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sdquant
 from sdquant.demo import path
 from sdquant.errors import BadFileError, ConflictError, IncompatibleError, SettingsError
-from sdquant.layers import QuantizedLayer
+from sdquant.nn import QuantizedLayer
 from sdquant.rules import (
     HowToQuantize,
     PtqProvider,

@@ -19,7 +19,7 @@ from sdquant import backends
 from sdquant.core.backend import TensorInfo
 from sdquant.demo import path
 from sdquant.errors import BadFileError, ConflictError, SettingsError, UnsupportedFileError
-from sdquant.layers import QuantizedLayer
+from sdquant.nn import QuantizedLayer
 from sdquant.rules import (
     PtqProvider,
     QtRule,

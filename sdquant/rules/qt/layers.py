@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from ...core.backend import Unfit
 from ...errors import SettingsError
-from ...layers.fit import require_fit
-from ...layers.quantized import settings_of
+from ...nn.input_sizes import require_fit
+from ...nn.quantized_layers import settings_of
 from ..layout import act_how, weight_how
 from ..method import method
 from ..qarray import range_of

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
-from ..layers import QuantizedLayer
-from ..layers.states import PREFIX
-from ..utils.buffers import dense
+from ...utils.buffers import dense
+from .. import QuantizedLayer
+from ..state_dict import PREFIX
 from .layers import Layers
 
 if TYPE_CHECKING:

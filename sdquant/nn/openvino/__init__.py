@@ -45,7 +45,7 @@ def suits(name: str, class_name: str | None) -> bool:
 
 def attach(model: nn.Module) -> None:
     """Let OpenVINO run the model's forward. Nothing is converted before the first call."""
-    from .served import Served
+    from .forward import Served
 
     model.__dict__[_FORWARD] = Served(model)
 

@@ -13,7 +13,7 @@ from .library import core, library
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .tracing import Trace
+    from .trace import Trace
 
 
 def convert(trace: Trace) -> Any:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..core import registry
 from ..core.backend import OFFSET, Packed
 from ..errors import IncompatibleError
-from .quantized import QuantizedLayer, packed_of
-from .states import PREFIX
+from .quantized_layers import QuantizedLayer, packed_of
+from .state_dict import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

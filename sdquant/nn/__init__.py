@@ -6,6 +6,6 @@ ordinary parameters (without gradient), so that moving, offloading, copying and 
 
 from __future__ import annotations
 
-from .quantized import QuantizedLayer, kind_of, packed_of, quantized_layer
+from .quantized_layers import QuantizedLayer, kind_of, packed_of, quantized_layer
 
 __all__ = ["QuantizedLayer", "kind_of", "packed_of", "quantized_layer"]

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..errors import IncompatibleError
+from ...errors import IncompatibleError
 from .arguments import Answer, Arguments
-from .compiling import compiled, convert, run
-from .tracing import Trace, in_float32, trace
+from .compile import compiled, convert, run
+from .trace import Trace, in_float32, trace
 
 # Compiled models kept for one component: a pipeline may call it in two ways in turn. Each holds a copy of the weights.
 KEPT = 2

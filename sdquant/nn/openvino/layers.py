@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers import QuantizedLayer
+from .. import QuantizedLayer
 from .library import library
 from .weights import constant, decompressed, in_graph
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import Packed
+    from ..core.backend import Packed
 
 
 def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
     """The quantized weights of a module, by weight name."""
-    from .layers import packed_of
+    from . import packed_of
 
     for path, module in model.named_modules():
         packed = packed_of(module) if path else None
@@ -23,7 +23,7 @@ def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
 
 def plain(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module's state that belong to no quantized weight, by name; tied ones once, under one name."""
-    from .layers import packed_of
+    from . import packed_of
 
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from ..utils.no_telemetry import no_telemetry
+from ...utils.no_telemetry import no_telemetry
 
 
 @cache

@@ -19,12 +19,13 @@ from ..kernels.dispatch_guard import seen, transformed
 from ..kernels.prepack import bring_into_order, laid_out
 from ..kernels.workspace import scratch
 from ..utils.parameters import put
-from . import attention, states
+from . import sdpa_hook
+from . import state_dict as states
+from .autograd import Computed, Decoded, convolve
 from .casts import warn_of_cast
-from .fit import require_fit
-from .gradients import Computed, Decoded, convolve
+from .input_sizes import require_fit
 from .packed_tensor import LayerWeight
-from .states import LIKE, PREFIX
+from .state_dict import LIKE, PREFIX
 
 if TYPE_CHECKING:
     from ..core.packed_layout import Activations, Form
@@ -438,7 +439,7 @@ def set_compute(model: nn.Module, compute: str | None) -> None:
     Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings. With "int8"
     attention, too, is computed by the fastest kernel that there is: see `attention`.
     """
-    attention.ask(model, compute == int8_linear.NAME)
+    sdpa_hook.ask(model, compute == int8_linear.NAME)
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and not layer._backend.computes(layer.spec):
             layer.compute = None if compute == "float" else compute
