@@ -83,7 +83,7 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     from tqdm import tqdm
 
     from sdquant.demo import digits
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
     from sdquant.models.pipelines import weight_bytes
 
     imported = _peak()
@@ -158,7 +158,7 @@ def one_step(pipe: Any) -> Any:
     import numpy as np
 
     from sdquant.demo import digits
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
     from sdquant.models.pipelines import main_part
 
     caught: list[Any] = []

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bench.models import MODELS
-from sdquant import activations, backends, components, demo, foreseeing, inputs, networks, selection
+from sdquant import backends, demo, foreseeing, networks, selection
 from sdquant.compat.row import meant
+from sdquant.models import activation_memory, components, dummy_inputs
 from sdquant.planning import plan
 
 if TYPE_CHECKING:
-    from sdquant.work import Work
+    from sdquant.models.op_counts import Work
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -61,8 +62,10 @@ def traced(model: str, size: tuple[int, int]) -> tuple[torch.nn.Module, Work]:
     module: Any = components.empty("diffusers", config["_class_name"], config)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
-    _, given = inputs.random(config["_class_name"], module.config, size, 1, 0)
-    return module, activations.trace_of(module, **inputs.moved(given, torch.device("cpu"), torch.bfloat16)).work
+    _, given = dummy_inputs.random(config["_class_name"], module.config, size, 1, 0)
+    return module, activation_memory.trace_of(
+        module, **dummy_inputs.moved(given, torch.device("cpu"), torch.bfloat16)
+    ).work
 
 
 @cache

@@ -75,7 +75,7 @@ def _import_ours() -> None:
     from diffusers import FluxTransformer2DModel  # noqa: F401  # diffusers imports it when it is first asked for
 
     import sdquant
-    from sdquant import install, loader, quantizer  # noqa: F401
+    from sdquant import loader, quantizer  # noqa: F401
 
     assert sdquant.load_model
     for name in backends.names():
@@ -247,7 +247,7 @@ def measure(row: Row, path: Path) -> dict[str, float]:
 
 
 def _shapes(row: Row, path: Path) -> Iterable[Any]:
-    from sdquant import components
+    from sdquant.models import components
 
     config = json.loads(((path if path.is_dir() else path.parent) / "config.json").read_text())
     return components.empty("diffusers", config["_class_name"], config).parameters()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sdquant import backends, demo, load_model, lora
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import main_part
 
 from .fidelity import machine, schemes, versions
@@ -47,7 +47,7 @@ class Call:
 def calls(pipe: Any, digit: int) -> list[Call]:
     """All calls that drawing a digit makes, one a step."""
     from sdquant.demo import digits
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
 
     names = ("hidden_states",) if hasattr(pipe, "transformer") else ("sample", "timestep")
     kept = ("timestep", "guidance", "pooled_projections", "encoder_hidden_states", "txt_ids", "img_ids")
@@ -123,7 +123,7 @@ def load(model: str, scheme: str | None, work: Path, runtime: str | None = None)
 def threes(pipe: Any, images: int) -> int:
     """How many of the images that are asked to be sevens show a three."""
     from sdquant.demo import digits
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
 
     seeds = range(100, 100 + images)
     return digits.judge().read(draw(pipe, [digits.prompt(ASKED)] * images, seeds=seeds, steps=10)).count(DRAWN)

@@ -92,7 +92,7 @@ def generate(config: Mapping[str, Any], place: Path, dtype: str = "bfloat16", fi
     from safetensors.torch import save_file
     from tqdm import tqdm
 
-    from sdquant import components
+    from sdquant.models import components
 
     empty = components.empty("diffusers", config["_class_name"], config)
     shapes = {name: tuple(p.shape) for name, p in empty.named_parameters()}

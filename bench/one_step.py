@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sdquant.benchmark.jobs import Job, Target
-    from sdquant.inputs import Inputs
+    from sdquant.models.dummy_inputs import Inputs
 
 RESULTS = Path(__file__).parent / "results" / "one_step.json"
 SEEDS = {"digits-sd": 64, "digits-flux": 64, "sd15": 6, "flux-1.2b": 3}  # large models average over many numbers
@@ -50,10 +50,10 @@ def schemes(model: str) -> list[str]:
 
 def given(name: str, found: Target, seeds: int) -> list[Inputs]:
     """The inputs of each seed: a shipped model's from its pipeline, of all ten digits."""
-    from sdquant import inputs
     from sdquant.benchmark.inputs import of_pipeline
     from sdquant.demo import digits
     from sdquant.loader import load
+    from sdquant.models import dummy_inputs as inputs
 
     if found.pipeline is None:
         size = (MODELS[name].side,) * 2
@@ -75,7 +75,7 @@ def outputs(model: nn.Module, each: list[Inputs], dtype: torch.dtype) -> list[Te
 
 
 def _moved(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    from sdquant.inputs import moved
+    from sdquant.models.dummy_inputs import moved
 
     args, values = inputs
     return moved(args, torch.device("cpu"), dtype), moved(values, torch.device("cpu"), dtype)

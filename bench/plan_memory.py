@@ -75,7 +75,7 @@ def unet(*, tiny: bool = False, meta: bool = False) -> Any:
     """The UNet of SD1.5, the same at each call; `meta`: without weights."""
     import torch
 
-    from sdquant import components
+    from sdquant.models import components
 
     config = dict(MODELS["sd15"].config) | (TINY if tiny else {})
     net = components.empty("diffusers", config["_class_name"], config).to(torch.bfloat16)
@@ -98,10 +98,10 @@ def unet_step(net: Any, side: int, through: Callable[..., Any] | None = None) ->
     """What makes one step of two rows, as guidance has it; `through` as in `bench.offload.step`."""
     import torch
 
-    from sdquant import inputs
+    from sdquant.models import dummy_inputs
 
-    _, given = inputs.random(type(net).__name__, net.config, (side, side), 2, seed=1)
-    given = inputs.moved(given, torch.device("cpu"), torch.bfloat16)
+    _, given = dummy_inputs.random(type(net).__name__, net.config, (side, side), 2, seed=1)
+    given = dummy_inputs.moved(given, torch.device("cpu"), torch.bfloat16)
 
     def call() -> Any:
         with torch.no_grad():
@@ -145,7 +145,8 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
     import torch
 
     import sdquant
-    from sdquant import activations, offload
+    from sdquant import offload
+    from sdquant.models import activation_memory
     from sdquant.nn.weights import quantized
     from sdquant.utils import malloc_trim
     from sdquant.utils.buffers import give_back
@@ -156,7 +157,7 @@ def measure(name: str, scheme: str | None, share: float | None) -> dict[str, Any
         sdquant.quantize(small, scheme, runtime="plain", progress=False)
     call()
     del small, call
-    trace = network(name, through=activations.trace_of)[1]()  # before the floor, since it imports much
+    trace = network(name, through=activation_memory.trace_of)[1]()  # before the floor, since it imports much
     give_back()
     floor = anonymous()
     net, call = network(name)

@@ -78,7 +78,7 @@ def draw(path: Path, rules: list[dict[str, Any]] | None, statistics: Path | None
     """Digits right of `IMAGES`, and what the network puts out at the first step."""
     from sdquant import load_model
     from sdquant.demo import digits
-    from sdquant.drawing import draw as pictures_of
+    from sdquant.models.generate import draw as pictures_of
 
     pipe = load_model(path, dtype="float32", rules=rules, quant_stats=statistics, progress=False)
     wanted = [number % 10 for number in range(IMAGES)]

@@ -34,9 +34,9 @@ from .utils.version import __version__ as __version__
 if TYPE_CHECKING:
     from . import backends, compat, demo, lora, rules
     from .compat import check
-    from .detection import Detected, detect, suffix_hint
     from .integrations.config import Config
     from .loader import load_model
+    from .models.detection import Detected, detect, suffix_hint
     from .planning.plan import Plan
     from .preparation import plan
     from .quantizer import quantize

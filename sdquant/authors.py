@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 from . import planner
 from .core.choices import MAIN
 from .errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
-from .foreign import LDM, convert, prefix_of
-from .formats import adapters, families, reference
-from .formats.reference import Written
+from .formats import lora_files, model_families
+from .models.single_file import original_names
+from .models.single_file.convert import LDM, convert, prefix_of
+from .models.single_file.original_names import Written
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .core.backend import QuantSpec
-    from .detection import Detected
-    from .formats.base import TensorFile
-    from .formats.source import Source
+    from .formats.checkpoint import Source
+    from .formats.tensor_file import TensorFile
+    from .models.detection import Detected
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> di
         named: by the caller; None for the usual ones, or the main one where they are to go into a `single` file.
     """
     if seen.component == "lora":
-        adapters.refuse(seen.path, seen.sources["."].names)
+        lora_files.refuse(seen.path, seen.sources["."].names)
     if set(seen.sources) == {"."}:
         return {".": main_only(seen.sources["."])}
     unknown = [name for name in named or () if name not in seen.sources]
@@ -62,7 +63,7 @@ def chosen(seen: Detected, named: tuple[str, ...] | None, *, single: bool) -> di
 
 def main_only(src: Source) -> Source:
     """The UNet or transformer of a checkpoint of several models, which GGUF readers do not take; others as they are."""
-    row = families.recognise(src.names)
+    row = model_families.recognise(src.names)
     if row is None or row.component != "checkpoint":
         return src
     tensors = {key: info for key, info in src.tensors.items() if key.startswith(LDM)}
@@ -89,19 +90,19 @@ def refuse_unchanged(src: Source, spec: QuantSpec, changed: bool) -> None:
         )
 
 
-def names(src: Source, alone: bool) -> tuple[list[Written], families.Family | None]:
+def names(src: Source, alone: bool) -> tuple[list[Written], model_families.Family | None]:
     """The tensors to write, and the family that their names are of."""
-    row = families.recognise(src.names)
+    row = model_families.recognise(src.names)
     model = row is not None and row.draws
     prefix = prefix_of(src.names) if model else ""
     keys = {key.removeprefix(prefix): key for key in src.tensors}
     bare = [Written(name, (key,)) for name, key in keys.items()]
     if row is not None and row.foreign:
-        return bare, families.recognise(keys) or row
+        return bare, model_families.recognise(keys) or row
     kind = src.class_name or (row.class_name if row else None)
     parts = _authors(src, kind, keys) if alone else None
     if parts is not None:
-        return parts, families.recognise([one.name for one in parts])
+        return parts, model_families.recognise([one.name for one in parts])
     if alone and (model or (row is None and src.library == "diffusers")):
         log.warning(
             "%s: the names that other tools have for this %s are not known; its file has diffusers' names",
@@ -117,11 +118,12 @@ def _authors(src: Source, class_name: str | None, keys: Mapping[str, str]) -> li
         keys: the file's key of each tensor, by diffusers' name.
     """
     shapes = {name: src.tensors[key].shape for name, key in keys.items()}
-    parts = reference.written(class_name, shapes)
+    parts = original_names.written(class_name, shapes)
     if parts is None:
         return None
     there = {
-        one.name: replace(src.tensors[keys[one.sources[0]]], shape=reference.shape_of(one, shapes)) for one in parts
+        one.name: replace(src.tensors[keys[one.sources[0]]], shape=original_names.shape_of(one, shapes))
+        for one in parts
     }
     file = replace(src, tensors=there, home={name: src.files[0] for name in there})
     try:

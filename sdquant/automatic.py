@@ -37,8 +37,8 @@ from .settings.values import Settings
 from .utils.byte_sizes import size
 
 if TYPE_CHECKING:
-    from .activations import Trace
     from .machine import Machine
+    from .models.activation_memory import Trace
 
 # Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.
 ORDER = ("none", "balanced", "model", "group", "sequential")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from . import machine
 from .core import registry
 from .errors import ConflictError, SdquantError
-from .formats import safetensors_write
-from .formats.source import Source, single_file
+from .formats import safetensors_writer
+from .formats.checkpoint import Source, single_file
 from .utils.atomic_write import whole_file
 from .utils.byte_sizes import parse_size
 from .utils.version import __version__
@@ -99,7 +99,7 @@ class Cache:
                 return
             self._make_room(size, {place, *used})
             self.folder.mkdir(parents=True, exist_ok=True)
-            safetensors_write.write(place, tensors, {"format": "pt", **metadata})
+            safetensors_writer.write(place, tensors, {"format": "pt", **metadata})
             self._make_room(0, {place, *used})  # the header counts, too
         except ConflictError as error:  # another process keeps the same just now
             log.info("The quantized weights were not kept: %s", error)

@@ -98,7 +98,7 @@ def calibrate(
     import torch
     from tqdm import tqdm
 
-    from .drawing import draw
+    from .models.generate import draw
     from .rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepared(pipe, task) if models is None else models

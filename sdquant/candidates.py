@@ -25,7 +25,7 @@ from .precision import snr
 from .settings.roles import ROLES, role_of
 
 if TYPE_CHECKING:
-    from .detection import Detected
+    from .models.detection import Detected
     from .planning.plan import ComponentPlan, Plan
     from .request import Request
     from .settings.values import Settings

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import components
 from .core.backend import Packed, PackedSpec, Part
-from .formats import safetensors_write
-from .install import Installer, install_packed
+from .formats import safetensors_writer
+from .models import components
 from .models.names import to_file
+from .models.weight_loader import Installer, install_packed
 from .nn.weights import plain
 from .saving import guard_of, written
 from .utils.malloc_trim import trim
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .core.backend import QuantSpec
-    from .formats.source import Source
+    from .formats.checkpoint import Source
     from .planning import plan
 
 
@@ -83,7 +83,7 @@ class Written:
         tensors, metadata = written(rows, floats, self.config, self.rules)
         if tensors:
             path = self.folder / f"{self.prefix}-{len(self.files)}.safetensors"
-            safetensors_write.write(path, tensors, {"format": "pt", **metadata}, part=True)
+            safetensors_writer.write(path, tensors, {"format": "pt", **metadata}, part=True)
             keys = {key: tensor.numel() * tensor.itemsize for key, tensor in tensors.items()}
             self.files.append(File(path.name, path.stat().st_size, keys))
         self.rows, self.floats, self.nbytes = {}, {}, 0
@@ -136,7 +136,7 @@ class Collector(Installer):
 
     def packed(self, name: str, packed: Packed, spec: QuantSpec | None) -> None:
         first = self.first(name)
-        form = Form(packed.spec, {key: safetensors_write.part_of(part) for key, part in packed.parts.items()})
+        form = Form(packed.spec, {key: safetensors_writer.part_of(part) for key, part in packed.parts.items()})
         self.stand_in({first: form})
         self.forms[first] = form
         self.out.make_room(packed.nbytes)

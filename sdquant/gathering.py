@@ -9,15 +9,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from . import detection
 from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
-from .formats import adapters, configs, families, text
+from .formats import known_configs, lora_files, model_families, text_encoders
+from .models import detection
+from .models.hub_references import Reference
 from .planning import places
 from .planning.places import CHECKPOINT
-from .planning.references import Reference
 
 if TYPE_CHECKING:
-    from .formats.source import Source
+    from .formats.checkpoint import Source
     from .planning.parts import Part
     from .request import Request
 
@@ -32,10 +32,10 @@ def with_base(asked: Request) -> Request:
         MissingComponentError: they cannot be had.
     """
     seen = look(asked, complete=False)
-    row = families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
+    row = model_families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
     if row is None or row.component != CHECKPOINT:
         return asked
-    from . import components, hub
+    from .models import components, hub
 
     lone = seen.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
@@ -90,7 +90,7 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
         complete: also hold the components against their models, whose names the tensors then have (`models.fitting`).
     """
     seen = _gathered(asked, complete=complete)
-    sources = {name: text.tidied(src) for name, src in seen.sources.items()}
+    sources = {name: text_encoders.tidied(src) for name, src in seen.sources.items()}
     if complete:
         from .models.fitting import fitted
 
@@ -109,7 +109,7 @@ def _gathered(asked: Request, *, complete: bool, may_lack: bool = False) -> dete
     own, others = _own_place(asked)
     parts = [detection.detect_part(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
     for lora in (one for one in (seen, *parts) if one.component == "lora"):
-        adapters.refuse(lora.path, lora.sources["."].names)
+        lora_files.refuse(lora.path, lora.sources["."].names)
     base = lender(asked, seen, complete=complete)
     if base is None:
         return _with_config(seen) if complete else seen
@@ -151,7 +151,7 @@ class _Take:
 
 def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
     lone = seen.sources["."]
-    row = families.recognise(lone.names)
+    row = model_families.recognise(lone.names)
     owner = base.sources[name]
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
@@ -160,9 +160,9 @@ def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, com
         return _Take(seen, name, {name: src})
     if row is not None and row.foreign:
         return _Take(seen, name, _translated(lone, base, name))
-    from . import foreign
+    from .models.single_file import convert
 
-    return _Take(seen, name, {name: foreign.with_projection(src)})
+    return _Take(seen, name, {name: convert.with_projection(src)})
 
 
 def _one_component(part: detection.Detected) -> detection.Detected:
@@ -198,16 +198,16 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
 def _with_config(seen: detection.Detected) -> detection.Detected:
     """A lone UNet or transformer in a foreign layout under diffusers' names, if its config is beside it or known."""
     lone = seen.sources.get(".")
-    row = families.recognise(lone.names) if lone is not None else None
+    row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
         return seen
-    from . import foreign
+    from .models.single_file import convert
 
-    config = lone.config or configs.known(seen.family, foreign.shapes(lone))
+    config = lone.config or known_configs.known(seen.family, convert.shapes(lone))
     if not isinstance(config.get("_class_name"), str):
         return seen
     owner = dataclasses.replace(lone, config=config, library="diffusers", class_name=str(config["_class_name"]))
-    made = foreign.convert(lone, row.component, owner)
+    made = convert.convert(lone, row.component, owner)
     return seen if made is None else dataclasses.replace(seen, class_name=made.class_name, sources={".": made})
 
 
@@ -228,10 +228,10 @@ def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
 def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
     """The components of a file in a foreign layout, under the names of the base's: the main one (a UNet or transformer)
     and what else the file has."""
-    from . import foreign
+    from .models.single_file import convert
 
-    owners = {name: src for name, src in base.sources.items() if name == main or foreign.beside(name, src)}
-    made = {name: foreign.convert(lone, name, owner) for name, owner in owners.items()}
+    owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
+    made = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}
     parts = {name: src for name, src in made.items() if src is not None}
     if not parts:
         raise UnsupportedFileError(
@@ -239,7 +239,7 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
             f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
-    left = [name for name in foreign.unused(lone, parts.values()) if not foreign.idle(name)]
+    left = [name for name in convert.unused(lone, parts.values()) if not convert.idle(name)]
     if left:
         log.warning(
             "%s holds %d tensors that no component has a place for, the first is %r", lone.path, len(left), left[0]
@@ -330,11 +330,11 @@ def _chosen_by_name(wanted: _Wanted, chosen: Sequence[str], base: detection.Dete
 def _no_place(seen: detection.Detected, base: detection.Detected) -> MissingComponentError:
     """The error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
-    if seen.family in text.KINDS:
-        kind, mine = text.KINDS[str(seen.family)], text.sizes(seen.sources["."].tensors)
+    if seen.family in text_encoders.KINDS:
+        kind, mine = text_encoders.KINDS[str(seen.family)], text_encoders.sizes(seen.sources["."].tensors)
         alike = places.text_encoders(seen, base).items()
-        has = " and ".join(f"{name} ({text.told(sizes)})" for name, sizes in alike) or "none of that kind"
-        what = f"a {kind} text encoder of {text.told(mine)}"
+        has = " and ".join(f"{name} ({text_encoders.told(sizes)})" for name, sizes in alike) or "none of that kind"
+        what = f"a {kind} text encoder of {text_encoders.told(mine)}"
     else:
         what = f"of kind {seen.component!r}" if seen.component else "of a kind that sdquant does not know"
     return MissingComponentError(

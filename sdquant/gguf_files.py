@@ -24,19 +24,20 @@ from .core.backend import QuantSpec, Unfit
 from .core.dtypes import FLOATS
 from .core.gguf_mixes import BASES, FILE_TYPES
 from .core.gguf_types import TYPES
-from .detection import detect
 from .errors import BadFileError, SettingsError, UnsupportedFileError
-from .formats import gguf_conventions, reference
-from .formats.folder import inside
-from .formats.gguf_header import MAX_DIMS, MAX_NAME
-from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
+from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from .formats.folders import inside
+from .formats.gguf import conventions
+from .formats.gguf.header import MAX_DIMS, MAX_NAME
+from .models.detection import detect
+from .models.single_file import original_names
 from .request import request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .formats.families import Family
-    from .formats.reference import Written
+    from .formats.model_families import Family
+    from .models.single_file.original_names import Written
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +131,12 @@ def write_component(
     Args:
         alone: the file is for other tools too, and not a part of a diffusers folder.
     """
-    from .formats.gguf_write import write_gguf
+    from .formats.gguf.writer import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     named = authors.names(src, alone)
     row = named[1]
-    kind = gguf_conventions.architecture(row)
+    kind = conventions.architecture(row)
     # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
     foreign = row.family if row is not None and row.foreign else None
     name = (kind.name if kind else foreign) if foreign else src.class_name
@@ -177,13 +178,13 @@ def _rows(
     files: Any,
 ) -> Iterator[tuple[str, tuple[int, ...], str, Any]]:
     """Name, shape, type and a function for the data of each tensor; one is in memory at a time."""
-    parts, kind = named[0], gguf_conventions.architecture(named[1])
+    parts, kind = named[0], conventions.architecture(named[1])
     shapes = {key: info.shape for key, info in src.tensors.items()}
     fallback = QuantSpec(registry.scheme(FALLBACK), embeddings=spec.embeddings)
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, fallback, "plain", skip)[0]}
     for part in parts:
-        shape, dtype = reference.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
+        shape, dtype = original_names.shape_of(part, shapes), src.tensors[part.sources[0]].dtype
         if dtype not in _FLOAT_TYPES:
             raise UnsupportedFileError(
                 f"{src.path} was to be written as GGUF",
@@ -215,7 +216,7 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
     """
     import torch
 
-    from .encoding import refuse_not_finite
+    from .models.quantize_weight import refuse_not_finite
 
     tensor, name = authors.read(part, src, files), authors.told(part)
     if TYPES[type_].dtype:
@@ -233,13 +234,13 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
 
 
 def _float_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    if dtype in FLOATS and gguf_conventions.stays_single(name, shape):
+    if dtype in FLOATS and conventions.stays_single(name, shape):
         return "f32"
     return _FLOAT_TYPES[dtype]
 
 
 def _type_of(
-    name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: gguf_conventions.Architecture | None
+    name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
 ) -> str:
     """The type of a weight that may be quantized."""
     from .backends.gguf import mix_type
@@ -248,12 +249,12 @@ def _type_of(
     plain = _float_type(name, shape, dtype)
     if TYPES[wanted].dtype:
         return plain if plain == "f32" else wanted
-    if gguf_conventions.stays_float(name, shape, kind):
+    if conventions.stays_float(name, shape, kind):
         return plain
     for candidate in (wanted, FALLBACK):
         if shape[-1] % TYPES[candidate].block == 0:
             return candidate
-        folds = kind is None or (kind.folds and candidate in gguf_conventions.FOLDED)
+        folds = kind is None or (kind.folds and candidate in conventions.FOLDED)
         if folds and math.prod(shape) % TYPES[candidate].block == 0:
             return candidate
     return plain

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .core import registry
 from .core.choices import METHOD
-from .library_floats import matched
 from .models import libraries
+from .models.keep_in_fp32 import matched
 from .models.libraries import is_of_transformers
 from .nn.weights import quantized
 

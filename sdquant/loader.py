@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .formats.source import Source
-    from .install import Installer
+    from .formats.checkpoint import Source
+    from .models.weight_loader import Installer
     from .offload import OffloadHandle
     from .planning import plan as planner_plan
 
@@ -163,11 +163,12 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
     with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
     whole = assemble(made, parts)
-    from . import adapters, offload
+    from . import offload
+    from .models import peft_hooks
     from .utils.malloc_trim import trim
 
     trim()
-    adapters.prepare_pipeline(whole)
+    peft_hooks.prepare_pipeline(whole)
     handle = offload.apply(whole, made.offload, device=made.device, budget=made.budget)
     whole.sdquant = Loaded(plan=made, offload=handle, seconds=time.perf_counter() - begin, cached=kept)
     return whole
@@ -175,7 +176,7 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
 
 def import_classes(made: planner_plan.Plan) -> None:
     """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
-    from .components import model_class, quiet
+    from .models.components import model_class, quiet
     from .models.pipeline_folders import pipeline_class
 
     for part in made.components:
@@ -218,10 +219,10 @@ def build(
     Args:
         skip: what was asked to be taken as it is.
     """
-    from . import components
-    from .install import Installer
     from .loading import finishing
+    from .models import components
     from .models.names import remember
+    from .models.weight_loader import Installer
     from .nn import openvino
     from .nn.quantized_layers import set_compute
     from .nn.weights import quantized
@@ -278,7 +279,7 @@ def fill(
     """
     from .core.name_patterns import skipped
     from .core.range_keys import is_range
-    from .encoding import refuse_not_finite
+    from .models.quantize_weight import refuse_not_finite
 
     chosen = {weight.name for weight in part.weights}
     encode = chosen if part.action == "encode" and part.mode == "pre" else set()

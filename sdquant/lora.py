@@ -127,7 +127,7 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     Raises:
         SettingsError: there is no LoRA of that name. DiskSpaceError: see `writing`.
     """
-    from .formats import safetensors_write
+    from .formats import safetensors_writer
     from .models.pipelines import is_pipeline, weight_parts
     from .offload import suspended
 
@@ -144,7 +144,7 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     if target.suffix != ".safetensors":
         target.mkdir(parents=True, exist_ok=True)
         target /= FILE
-    safetensors_write.write(target, tensors, {"format": "pt"})
+    safetensors_writer.write(target, tensors, {"format": "pt"})
     return target
 
 

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import activations, components
 from .core import registry
 from .errors import SdquantError
-from .models import classes, pipeline_folders
+from .models import activation_memory, classes, components, pipeline_folders
 from .nn import openvino
 from .nn.openvino import memory_model
 from .offload.store import aligned
 from .planning import plan as loader_plan
 
 if TYPE_CHECKING:
-    from .activations import Trace
-    from .formats.source import Source
+    from .formats.checkpoint import Source
+    from .models.activation_memory import Trace
     from .planning.plan import ComponentPlan, Plan
 
 
@@ -105,11 +104,11 @@ def trace(
     """
     networks = of_plan(made) if networks is None else networks
     if set(networks) == {"model"}:
-        return {"model": activations.of_component(networks["model"].module, width=width, height=height)}
+        return {"model": activation_memory.of_component(networks["model"].module, width=width, height=height)}
     folder = loader_plan.folder_of(made)
     pipeline_folders.check_pipeline(folder)
     pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
-    return activations.of_pipeline(pipe, width=width, height=height)
+    return activation_memory.of_pipeline(pipe, width=width, height=height)
 
 
 def trace_if_sound(made: Plan) -> dict[str, Trace | None]:

@@ -24,7 +24,7 @@ from .planning.plan import Peak
 from .utils import malloc_trim
 
 if TYPE_CHECKING:
-    from .activations import Trace
+    from .models.activation_memory import Trace
     from .planning.plan import Plan
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from .compat.runtimes import default_runtime
 from .core import registry
 from .core.dtypes import FLOATS
 from .core.name_patterns import skipped
-from .detection import Detected, same_scheme
 from .errors import ConflictError, IncompatibleError, SettingsError
-from .histogram import weights_of
-from .library_floats import float32_of_class
+from .formats.type_histogram import weights_of
+from .models.detection import Detected, same_scheme
+from .models.keep_in_fp32 import float32_of_class
 from .nn import openvino
 from .planning.plan import ComponentPlan, Plan
 from .rules.file_rules import rules_in
@@ -24,7 +24,7 @@ from .selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
     from .core.backend import QuantSpec
-    from .formats.source import Source
+    from .formats.checkpoint import Source
     from .request import Request
 
 __all__ = [

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, compat, machine, planner
+from . import compat, machine, planner
 from .compat.runtimes import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
+from .models import peft_hooks
 from .nn import openvino
 from .request import AUTO, request
 from .rules.planning import marked_in
@@ -88,7 +89,7 @@ def quantize(
         name: spec for name in parts for said, spec in [planner.asked_for(name, asked)] if said and spec is not None
     }
     for name in specs:
-        adapters.refuse_adapted(name, parts[name], "quantized")
+        peft_hooks.refuse_adapted(name, parts[name], "quantized")
         _refuse_quantized(name, parts[name])
         _refuse_float8(name, parts[name])
     runtimes = {name: asked.plain_runtime or default_runtime(spec, target) for name, spec in specs.items()}
@@ -126,7 +127,7 @@ def quantize(
             if asked.runtime == openvino.NAME and openvino.suits(name, type(parts[name]).__name__):
                 openvino.attach(parts[name])
             finishing.finish(parts[name])
-    adapters.prepare_pipeline(model)
+    peft_hooks.prepare_pipeline(model)
     return model
 
 
@@ -140,9 +141,9 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
-    from .components import tied
-    from .encoding import encode
-    from .install import install_packed
+    from .models.components import tied
+    from .models.quantize_weight import encode
+    from .models.weight_loader import install_packed
     from .utils.malloc_trim import Trimmer, trim
 
     trimmer, ties = Trimmer(), tied(model)
@@ -176,8 +177,8 @@ def weights_to_quantize(
 ) -> tuple[set[str], dict[str, str]]:
     """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
     them but shapes and dtypes."""
-    from .components import tied
-    from .install import kind_to_quantize
+    from .models.components import tied
+    from .models.weight_loader import kind_to_quantize
 
     ties = tied(model)
     kinds = ("linear", "conv", "embedding") if spec.embeddings else ("linear", "conv")

@@ -23,15 +23,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .adapters import refuse_adapted
 from .core import registry
 from .core.choices import METHOD
 from .errors import SettingsError
 from .filed import as_filed, reordered, shape_of
-from .formats import safetensors_write
-from .formats.source import FORMAT_VERSION, METADATA_KEY
+from .formats import safetensors_writer
+from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY
 from .library_config import library_config, said_rules
 from .models.names import Mapped, converted, to_file
+from .models.peft_hooks import refuse_adapted
 from .models.pipelines import weight_bytes
 from .nn.weights import plain, quantized
 from .portable import decoded
@@ -104,7 +104,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
 
 def _refuse_empty(name: str, model: nn.Module) -> None:
     """Raise SettingsError if weights of a model whose offload mode rests are on the meta device."""
-    from . import components
+    from .models import components
 
     empty = components.missing(model)
     if empty:
@@ -211,8 +211,8 @@ def _write_weights(model: nn.Module, path: Path, floats: frozenset[str] = frozen
     tensors = {key: tensor for key, tensor in tensors.items() if key not in later}
     forms = {**tensors, **{key: one.form for key, one in later.items()}}
     made = ({key: one.make()} for key, one in later.items())
-    parts = {key: safetensors_write.part_of(tensor) for key, tensor in forms.items()}
-    safetensors_write.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
+    parts = {key: safetensors_writer.part_of(tensor) for key, tensor in forms.items()}
+    safetensors_writer.write_parts(path, parts, chain([tensors], made), {"format": "pt", **metadata})
 
 
 def contents(

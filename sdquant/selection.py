@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import library_floats
 from .core import registry
 from .core.backend import DTYPE_BITS, Unfit, layer_name
 from .core.dtypes import FLOATS
 from .core.name_patterns import skipped
 from .errors import IncompatibleError
+from .models import keep_in_fp32
 from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def select(
         keys: other names for weights, which `skip` may mean as well: those that its file has.
     """
     backend = registry.get(spec.scheme.backend)
-    weights, kept, floats = [], {}, library_floats.kept(class_name, spec)
+    weights, kept, floats = [], {}, keep_in_fp32.kept(class_name, spec)
     for name, said in candidates(shapes):
         kind, why = (layers or {}).get(name, (said, ""))
         if (kind or said) == "embedding" and not spec.embeddings:
@@ -76,8 +76,8 @@ def select(
             kept[name] = why
         elif skipped(name, skip, keys):
             kept[name] = SKIPPED
-        elif library_floats.matched(name.removesuffix(".weight"), floats):
-            kept[name] = library_floats.why_kept(spec)
+        elif keep_in_fp32.matched(name.removesuffix(".weight"), floats):
+            kept[name] = keep_in_fp32.why_kept(spec)
         elif kind != "embedding" and not spec.scheme.runs(runtime, kind, shape):  # tables are plain in every runtime
             layer = layer_name(kind, shape)
             kept[name] = f"{backend.title} has no module for {layer} layers; runtime=plain, named, quantizes them"

@@ -24,16 +24,18 @@ from typing import TYPE_CHECKING, Any
 from . import authors, planner
 from .core import registry
 from .core.backend import Packed, PackedSpec, Part, QuantSpec
-from .detection import detect
-from .formats import gguf_conventions, reference, safetensors_write
-from .formats.source import FORMAT_VERSION, METADATA_KEY, Source
+from .formats import safetensors_writer
+from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from .formats.gguf import conventions
+from .models.detection import detect
+from .models.single_file import original_names
 from .request import NOT_QUANTIZED, request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .formats.base import TensorFile
-    from .formats.reference import Written
+    from .formats.tensor_file import TensorFile
+    from .models.single_file.original_names import Written
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _BLOCK = 64
@@ -83,7 +85,7 @@ def quantize_file(
     try:
         with authors.bar(total, spec, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
-            safetensors_write.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
+            safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
     finally:
         for file in files.values():
             file.close()
@@ -131,18 +133,16 @@ class _Row:
 
 def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
     parts, row = authors.names(src, alone=True)
-    kind = gguf_conventions.architecture(row)
+    kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", skip)[0]}
     for part in parts:
-        shape, dtype = reference.shape_of(part, shapes), authors.dtype_of(part, src)
+        shape, dtype = original_names.shape_of(part, shapes), authors.dtype_of(part, src)
         packed = spec.scheme.name in ("nf4", "fp4")
         # Rows of a fused weight can be taken out of it only where blocks end with rows.
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
-        stays = (
-            len(shape) != 2 or gguf_conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
-        )
+        stays = len(shape) != 2 or conventions.stays_float(part.name, shape, kind) or hidden(part.name, spec) or loose
         if stays or any(source not in fit for source in part.sources):
             yield _Row(part, False, {part.name: Part(dtype=dtype, shape=shape)})
         else:
@@ -160,7 +160,7 @@ def _made(name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dic
     }
     described = PackedSpec(scheme=spec.scheme.name, shape=shape, dtype=dtype, details={"block_size": _BLOCK})
     written = row.write(name, Packed(spec=described, parts=parts))
-    return {key: safetensors_write.part_of(tensor) for key, tensor in written.items()}
+    return {key: safetensors_writer.part_of(tensor) for key, tensor in written.items()}
 
 
 def _tensors(
@@ -174,7 +174,7 @@ def _tensors(
     """The file's tensors; those of one of the model's at a time."""
     import torch
 
-    from .encoding import refuse_not_finite
+    from .models.quantize_weight import refuse_not_finite
     from .utils.malloc_trim import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
@@ -197,7 +197,7 @@ def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str,
 
 
 def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
-    from .encoding import encode
+    from .models.quantize_weight import encode
 
     return encode(name, tensor, spec)
 
@@ -214,7 +214,7 @@ def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     import torch
 
     from .backends._chunks import by_rows
-    from .encoding import require_finite
+    from .models.quantize_weight import require_finite
 
     low, high = (bound.float() for bound in torch.aminmax(tensor))
     scale = torch.maximum(-low, high) / _LARGEST

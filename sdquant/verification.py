@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .backends.packed_reader import NOT_FINITE, read_weight, require_sound
 from .core import registry
 from .core.backend import Found, Unfit
-from .detection import Detected, detect
 from .errors import BadFileError, UnsupportedFileError
+from .models.detection import Detected, detect
 from .utils.arguments import answered
 from .utils.finite import finite
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from .formats.base import TensorFile
-    from .formats.source import Source
+    from .formats.checkpoint import Source
+    from .formats.tensor_file import TensorFile
     from .models.fitting import Shell
 
 
@@ -98,7 +98,7 @@ class _Contents:
         return self.files[self.src.home[key]].get(key)
 
     def _plain(self, key: str, tensor: Tensor) -> None:
-        from .install import misfit
+        from .models.weight_loader import misfit
 
         wanted = self._parameter(key)
         if wanted is not None or key not in self.names:

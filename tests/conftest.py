@@ -14,7 +14,7 @@ import pytest
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 
 from .field.table import rows_of
 
@@ -167,7 +167,7 @@ def headers_only(source: Path, target: Path) -> Path:
         with path.open("r+b") as file:
             file.truncate(header_length(path))
     for path in target.rglob("*.gguf"):
-        from sdquant.formats.gguf import read_header
+        from sdquant.formats.gguf.file import read_header
 
         start = read_header(path).data_offset
         with path.open("r+b") as file:

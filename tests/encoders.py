@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 
 # Widths that every scheme can pack: rows of 64, of whole blocks.
 _TEXT: dict[str, Any] = {

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sdquant.formats import reference
+from sdquant.models.single_file import original_names
 
 State = dict[str, Tensor]
 LDM = "model.diffusion_model."
@@ -209,7 +209,7 @@ def weights(folder: Path) -> State:
 
 def theirs(row: Row, state: State) -> State:
     """A state dict under the authors' names, without a prefix."""
-    parts = reference.written(row.kind, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    parts = original_names.written(row.kind, {name: tuple(tensor.shape) for name, tensor in state.items()})
     assert parts is not None, f"no map for {row.kind}"
     made: State = {}
     for part in parts:

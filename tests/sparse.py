@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import sdquant
-from sdquant.components import empty, tied
+from sdquant.models.components import empty, tied
 from sdquant.saving import config_of
 
 # FLUX.1's own sizes; what is not given is the classes' default, which is the same.

@@ -12,12 +12,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import sdquant
-from sdquant import activations
-from sdquant.drawing import draw
 from sdquant.errors import SettingsError
 from sdquant.kernels import onednn
+from sdquant.models import activation_memory
+from sdquant.models.call_hooks import wrap
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import components_of
-from sdquant.offload.entry import wrap
 
 # oneDNN's convolutions in 16 bits take other memory there; see `activations._workspace`.
 AMX = torch.cpu._is_amx_tile_supported()
@@ -66,18 +66,18 @@ def test_of_a_chain_whose_peak_is_known_by_hand() -> None:
     net = Chain()
     x = torch.zeros(8, 100)
     both = 2 * 8 * 1000 * 4  # a and b, at the exponential
-    assert activations.trace_of(net, x).peak == both
-    with activations.measured(net) as peaks, torch.no_grad():
+    assert activation_memory.trace_of(net, x).peak == both
+    with activation_memory.measured(net) as peaks, torch.no_grad():
         net(x)
     assert peaks == {"model": both}
-    assert activations.trace_of(net, x.double().float().repeat(2, 1)).peak == 2 * both
+    assert activation_memory.trace_of(net, x.double().float().repeat(2, 1)).peak == 2 * both
     assert net.first.weight.device.type == "cpu" and net(x).shape == (8, 10)  # its weights are its own again
 
 
 def test_weights_are_not_needed() -> None:
     with torch.device("meta"):
         net = Chain()
-    assert activations.trace_of(net, torch.zeros(8, 100)).peak == 2 * 8 * 1000 * 4
+    assert activation_memory.trace_of(net, torch.zeros(8, 100)).peak == 2 * 8 * 1000 * 4
     assert net.first.weight.is_meta
 
 
@@ -86,7 +86,7 @@ def test_views_and_what_is_changed_in_place_take_nothing() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.view(-1)[::2].add_(1).reshape(-1, 2).t()
 
-    assert activations.trace_of(Views(), torch.zeros(64, 4)).peak == 0
+    assert activation_memory.trace_of(Views(), torch.zeros(64, 4)).peak == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,26 +106,28 @@ def test_what_a_convolution_takes_inside(side: int, dtype: torch.dtype) -> None:
             live += event.nbytes()
             most = max(most, live)
     # Where oneDNN has other kernels (another processor) it may take less, and a little of its own.
-    assert most <= 1.02 * activations.trace_of(Conv(), x).peak + (131072 if AMX else 16384)
+    assert most <= 1.02 * activation_memory.trace_of(Conv(), x).peak + (131072 if AMX else 16384)
 
 
 def test_what_onednn_keeps_of_its_kernels_is_counted_once_for_each_shape() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 32)).bfloat16()
     x = torch.zeros(8, 64, dtype=torch.bfloat16)
-    of_two, of_one = activations.trace_of(net, x).kernels, activations.trace_of(net[0], x).kernels
+    of_two, of_one = activation_memory.trace_of(net, x).kernels, activation_memory.trace_of(net[0], x).kernels
     assert of_two == 2 * of_one and (of_one > 0) == (onednn.multiplies(torch.bfloat16) is not False)
-    assert activations.trace_of(net.float(), x.float()).kernels == 0  # MKL's
+    assert activation_memory.trace_of(net.float(), x.float()).kernels == 0  # MKL's
     conv = nn.Conv2d(4, 4, 3)
     assert (
         0
-        < activations.trace_of(conv, torch.zeros(1, 4, 9, 9)).kernels
-        < activations.trace_of(nn.Sequential(conv, conv), torch.zeros(1, 4, 9, 9)).kernels
+        < activation_memory.trace_of(conv, torch.zeros(1, 4, 9, 9)).kernels
+        < activation_memory.trace_of(nn.Sequential(conv, conv), torch.zeros(1, 4, 9, 9)).kernels
     )
 
 
 def peaks_of(pipe: Any, **size: int) -> dict[str, int | None]:
     """In bytes, by component."""
-    return {name: None if one is None else one.peak for name, one in activations.of_pipeline(pipe, **size).items()}
+    return {
+        name: None if one is None else one.peak for name, one in activation_memory.of_pipeline(pipe, **size).items()
+    }
 
 
 @pytest.mark.parametrize("model", sdquant.demo.MODELS)
@@ -133,7 +135,7 @@ def test_of_the_shipped_models(model: str) -> None:
     """Foretold, followed and profiled are three ways to the same number."""
     pipe = sdquant.load_model(sdquant.demo.path(model), progress=False)
     foretold = peaks_of(pipe)
-    with activations.measured(pipe) as followed:
+    with activation_memory.measured(pipe) as followed:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     assert foretold == followed
     assert next(iter(foretold)).startswith("text_encoder") and list(foretold)[-1] == "vae"  # as they are called
@@ -151,9 +153,9 @@ def test_a_network_that_looks_at_values_is_not_told() -> None:
         return original(sample if float(sample.sum()) > 0 else -sample, *args, **kwargs)
 
     pipe.unet.forward = forward
-    assert set(activations.of_pipeline(pipe).values()) == {None}
+    assert set(activation_memory.of_pipeline(pipe).values()) == {None}
     del pipe.unet.forward
-    assert None not in activations.of_pipeline(pipe).values()
+    assert None not in activation_memory.of_pipeline(pipe).values()
 
 
 def test_of_a_component_alone() -> None:
@@ -164,9 +166,9 @@ def test_of_a_component_alone() -> None:
     }  # fmt: skip
     with torch.device("meta"):
         usual, labelled = UNet2DConditionModel(**sizes), UNet2DConditionModel(**sizes, class_embed_type="timestep")
-    found = activations.of_component(usual, width=64, height=32)
+    found = activation_memory.of_component(usual, width=64, height=32)
     assert found is not None and found.peak > 2 * 32 * 8 * 4 * 4  # two images of 32 channels at least
-    assert activations.of_component(labelled) is None
-    assert activations.of_component(nn.Linear(2, 2)) is None
+    assert activation_memory.of_component(labelled) is None
+    assert activation_memory.of_component(nn.Linear(2, 2)) is None
     with pytest.raises(SettingsError, match="multiples of 8 pixels"):
-        activations.of_component(usual, width=30)
+        activation_memory.of_component(usual, width=30)

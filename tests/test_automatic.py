@@ -10,8 +10,8 @@ import torch
 
 import sdquant
 from sdquant import automatic, cli, machine
-from sdquant.drawing import draw
 from sdquant.errors import BudgetError, SettingsError
+from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.request import request
 

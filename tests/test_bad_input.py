@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends, loader, machine
 from sdquant.compat import IncompatibleWarning
-from sdquant.drawing import draw
 from sdquant.errors import (
     BackendUnavailableError,
     BadFileError,
@@ -32,8 +31,10 @@ from sdquant.errors import (
     UnknownQuantError,
     UnsupportedFileError,
 )
-from sdquant.formats import gguf, safetensors
-from sdquant.formats.gguf_write import write_gguf
+from sdquant.formats import safetensors
+from sdquant.formats.gguf import file as gguf
+from sdquant.formats.gguf.writer import write_gguf
+from sdquant.models.generate import draw
 
 from .conftest import headers_only
 from .foreign import WEIGHTS

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 import sdquant
 from bench import _results, models
 from bench import compare as comparing_results
-from sdquant import cli, inputs
+from sdquant import cli
 from sdquant.benchmark import Benchmark, Row, bench, peers, running, variants
 from sdquant.benchmark.inputs import snr
 from sdquant.benchmark.jobs import Job
@@ -32,6 +32,7 @@ from sdquant.benchmark.picture import sheet
 from sdquant.benchmark.worker import Held
 from sdquant.benchmark.workers import Failed, start, working
 from sdquant.errors import SettingsError, UnknownQuantError
+from sdquant.models import dummy_inputs
 from sdquant.request import request
 
 ROOT = Path(__file__).parent.parent
@@ -79,12 +80,12 @@ def test_a_component_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert nf4["kind"] == "IncompatibleError" and "Blockwise quantization" in nf4["error"]
     assert nf4["step_seconds"] is None
     # Bytes as the model loaded here has them, and the output of the same inputs held to the float model's.
-    given = inputs.random("UNet2DConditionModel", json.loads((UNET / "config.json").read_text()), (32, 32), 1, 0)
+    given = dummy_inputs.random("UNet2DConditionModel", json.loads((UNET / "config.json").read_text()), (32, 32), 1, 0)
     outs = {}
     for name in (None, "int8"):
         model = sdquant.load_model(UNET, name, progress=False)
         with torch.no_grad():
-            made = model(**inputs.moved(given[1], torch.device("cpu"), torch.bfloat16)).sample
+            made = model(**dummy_inputs.moved(given[1], torch.device("cpu"), torch.bfloat16)).sample
         outs[name] = made.float().numpy().astype(np.float64)
         assert (first if name is None else int8)["bytes"] == sdquant.offload.weight_bytes(model)
     noise = ((outs["int8"] - outs[None]) ** 2).sum()
@@ -176,7 +177,7 @@ def test_a_worker_that_dies_says_how() -> None:
 def held(work: Path, **values: Any) -> Held:
     """A worker's model of the shipped UNet, prepared, on random inputs."""
     config = json.loads((UNET / "config.json").read_text())
-    torch.save(inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0), work / "inputs.pt")
+    torch.save(dummy_inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0), work / "inputs.pt")
     asked = request(UNET, quant=values.pop("quant", None), progress=False)
     job = Job(**({
         "asked": asked, "work": work, "threads": torch.get_num_threads(), "device": "cpu",
@@ -232,10 +233,10 @@ def test_random_inputs_fit_the_models(name: str) -> None:
     cls = getattr(diffusers, config["_class_name"])
     with torch.device("meta"):
         model = cls.from_config(config)
-    _, given = inputs.random(config["_class_name"], model.config, (256, 128), 2, 0)
+    _, given = dummy_inputs.random(config["_class_name"], model.config, (256, 128), 2, 0)
     assert set(given) <= set(inspect.signature(model.forward).parameters)
     if name == "sd15":  # Flux's tables of places cannot be made there, and SDXL takes seconds
-        made = model(**inputs.moved(given, torch.device("meta"))).sample
+        made = model(**dummy_inputs.moved(given, torch.device("meta"))).sample
         assert made.shape == (2, 4, 16, 32)
     count = {"sd15": 859_520_964, "sdxl": 2_567_463_684, "flux-1.2b": None}[name]
     assert count is None or sum(p.numel() for p in model.parameters()) == count
@@ -243,9 +244,9 @@ def test_random_inputs_fit_the_models(name: str) -> None:
 
 def test_random_inputs_that_cannot_be() -> None:
     with pytest.raises(SettingsError, match=r"multiples of 16 pixels"):
-        inputs.random("FluxTransformer2DModel", {}, (100, 128), 1, 0)
+        dummy_inputs.random("FluxTransformer2DModel", {}, (100, 128), 1, 0)
     with pytest.raises(SettingsError, match="without its pipeline"):
-        inputs.random("AutoencoderKL", {}, (128, 128), 1, 0)
+        dummy_inputs.random("AutoencoderKL", {}, (128, 128), 1, 0)
 
 
 def test_snr_is_a_ratio_of_energies() -> None:
@@ -334,9 +335,9 @@ def test_a_generated_model(tmp_path: Path) -> None:
     weight = model.state_dict()["mid_block.resnets.0.conv1.weight"].float()
     assert float(weight.std()) == pytest.approx((weight[0].numel()) ** -0.5, rel=0.03)
     assert float(model.conv_norm_out.weight.min()) == 1 and float(model.conv_out.bias.abs().max()) == 0
-    _, given = inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0)
+    _, given = dummy_inputs.random("UNet2DConditionModel", config, (32, 32), 1, 0)
     with torch.no_grad():
-        out = model(**inputs.moved(given, torch.device("cpu"), torch.bfloat16)).sample.float()
+        out = model(**dummy_inputs.moved(given, torch.device("cpu"), torch.bfloat16)).sample.float()
     assert 0.2 < float(out.std()) < 5
 
 

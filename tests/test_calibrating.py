@@ -64,7 +64,7 @@ def test_every_quantized_layer_has_a_range(ranges: Path) -> None:
 def test_static_ranges_draw_nearly_what_dynamic_ones_draw(ranges: Path) -> None:
     import numpy as np
 
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
 
     drawn = {}
     for name, values in {"float": {}, "dynamic": {"rules": [DYNAMIC]},

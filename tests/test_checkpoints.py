@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.drawing import draw
 from sdquant.errors import MissingComponentError
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 
@@ -180,14 +180,14 @@ def test_a_projection_that_is_not_there_changes_nothing(small: Any, one_file: An
 
 
 def test_the_refiner_of_xl_has_its_only_text_encoder_elsewhere(small: Any, tmp_path: Path) -> None:
-    from sdquant import foreign
-    from sdquant.formats import source
+    from sdquant.formats import checkpoint
+    from sdquant.models.single_file import convert
 
     folder = small("sdxl") / "text_encoder_2"
     state = layouts.openclip(layouts.weights(folder))
     save_file(layouts.prefixed(state, "conditioner.embedders.0.model."), tmp_path / "refiner.safetensors")
-    made = foreign.convert(
-        source.single_file(tmp_path / "refiner.safetensors"), "text_encoder_2", source.without_weights(folder)
+    made = convert.convert(
+        checkpoint.single_file(tmp_path / "refiner.safetensors"), "text_encoder_2", checkpoint.without_weights(folder)
     )
     assert made is not None
     files, written = made.open(), layouts.clip(layouts.weights(folder))

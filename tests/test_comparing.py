@@ -18,8 +18,8 @@ import sdquant
 from sdquant import backends, cli, comparing, comparison_sheet, loader
 from sdquant.commands import compare as command
 from sdquant.comparing import allowed, compare, sheet
-from sdquant.drawing import Stopped, draw
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
+from sdquant.models.generate import Stopped, draw
 from sdquant.utils import figure
 from sdquant.utils.images import difference, largest_difference
 

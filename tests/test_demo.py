@@ -14,8 +14,8 @@ import sdquant
 from sdquant import cli, machine
 from sdquant.commands import demo as command
 from sdquant.demo import digits, grid, show
-from sdquant.drawing import draw, native_size
 from sdquant.errors import DiskSpaceError, SettingsError
+from sdquant.models.generate import draw, native_size
 from sdquant.utils import figure
 from sdquant.utils.images import psnr
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.detection import same_scheme
 from sdquant.errors import ConflictError, RefusedFileError, UnsupportedFileError
-from sdquant.formats import families
-from sdquant.formats.gguf_write import write_gguf
+from sdquant.formats import model_families
+from sdquant.formats.gguf.writer import write_gguf
+from sdquant.models.detection import same_scheme
 
 from .conftest import header_length
 from .foreign import ROWS as FOREIGN
@@ -208,12 +208,14 @@ class TestPlain:
 
     def test_the_family_of_a_file_without_config_is_in_its_shapes(self) -> None:
         key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight"
-        assert families.sd_version({key: (320, 768)}) == "sd1"
-        assert families.sd_version({key: (320, 1024)}) == "sd2"
-        assert families.sd_version({key: (320, 128)}) == families.sd_version({}) == "sd"
+        assert model_families.sd_version({key: (320, 768)}) == "sd1"
+        assert model_families.sd_version({key: (320, 1024)}) == "sd2"
+        assert model_families.sd_version({key: (320, 128)}) == model_families.sd_version({}) == "sd"
 
-    @pytest.mark.parametrize("row", families.ROWS, ids=lambda row: f"{row.family}-{row.component}-{row.layout}")
-    def test_every_family_is_told_by_its_names_and_shadowed_by_none(self, row: families.Family, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("row", model_families.ROWS, ids=lambda row: f"{row.family}-{row.component}-{row.layout}")
+    def test_every_family_is_told_by_its_names_and_shadowed_by_none(
+        self, row: model_families.Family, tmp_path: Path
+    ) -> None:
         save_file({name: torch.zeros(1) for name in row.names}, tmp_path / "model.safetensors")
         seen = sdquant.detect(tmp_path / "model.safetensors")
         assert seen.family == row.family and seen.component == row.component
@@ -478,7 +480,7 @@ def test_no_library_is_imported(lone_files: list[Path]) -> None:
     """By ComfyUI, which has models of its own. A folder is held against its model, whose library is imported."""
     code = (
         "import sys\n"
-        "from sdquant.detection import detect_elsewhere, suffix_hint\n"
+        "from sdquant.models.detection import detect_elsewhere, suffix_hint\n"
         f"for path in {[str(path) for path in lone_files]!r}:\n"
         "    detect_elsewhere(path).to_dict()\n"
         "    suffix_hint(path)\n"

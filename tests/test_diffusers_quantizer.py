@@ -99,7 +99,7 @@ def test_in_shards(tmp_path: Path) -> None:
 
 
 def test_the_pictures_are_those_of_load_model(tmp_path: Path) -> None:
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
 
     def picture(pipe: Any) -> bytes:
         drawn: bytes = draw(pipe, ["a photo of the digit 3"], seeds=[1], steps=2)[0].tobytes()

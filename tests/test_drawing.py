@@ -11,7 +11,7 @@ import pytest
 import sdquant
 from sdquant import offload
 from sdquant.demo import digits, path
-from sdquant.drawing import Stopped, draw
+from sdquant.models.generate import Stopped, draw
 
 MODES = [row.name for row in offload.MODES]
 

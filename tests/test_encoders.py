@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant.components import quiet
 from sdquant.errors import BadFileError, IncompatibleError
 from sdquant.filed import as_filed
+from sdquant.models.components import quiet
 from sdquant.nn.weights import plain, quantized
 
 from . import encoders

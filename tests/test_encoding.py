@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends, demo, gguf_files, single_files
 from sdquant.core.backend import Unfit
-from sdquant.encoding import encode
+from sdquant.models.quantize_weight import encode
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
 

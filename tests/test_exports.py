@@ -75,7 +75,8 @@ def test_a_name_that_does_not_exist() -> None:
 
 
 def test_lazy_names_are_the_things_themselves() -> None:
-    from sdquant import detection, loader, quantizer, saving, verification
+    from sdquant import loader, quantizer, saving, verification
+    from sdquant.models import detection
 
     assert sdquant.load_model is loader.load_model
     assert sdquant.detect is detection.detect and sdquant.Detected is detection.Detected

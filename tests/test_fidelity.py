@@ -15,8 +15,8 @@ import pytest
 import sdquant
 from sdquant import backends
 from sdquant.demo import MODELS, digits
-from sdquant.drawing import draw
-from sdquant.formats.gguf_conventions import FOLDED
+from sdquant.formats.gguf.conventions import FOLDED
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import weight_bytes
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results" / "fidelity.json"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
-from sdquant import library_floats
-from sdquant.components import quiet
-from sdquant.library_floats import float32_of_class, float32_of_model
+from sdquant.models import keep_in_fp32
+from sdquant.models.components import quiet
+from sdquant.models.keep_in_fp32 import float32_of_class, float32_of_model
 from sdquant.nn import packed_of
 from sdquant.nn.weights import quantized
 
@@ -199,7 +199,7 @@ def _class(row: Any) -> str:
 def shapes_of_diffusers() -> Iterator[Any]:
     """The tiny models of all families; in CI those of which diffusers keeps something in float32."""
     for name, row in {**video_models.MODELS, **image_models.MODELS}.items():
-        kept = bool(library_floats.of_class(_class(row)))
+        kept = bool(keep_in_fp32.of_class(_class(row)))
         yield pytest.param(row, id=name, marks=() if kept else pytest.mark.slow)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import sdquant
 from sdquant import backends
 from sdquant.errors import MissingComponentError, UnsupportedFileError
-from sdquant.formats import families
+from sdquant.formats import model_families
 from sdquant.models.pipelines import main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 
@@ -22,7 +22,7 @@ from . import layouts
 from .test_three_ways import images, same_bits
 
 if TYPE_CHECKING:
-    from sdquant.planning.references import Reference
+    from sdquant.models.hub_references import Reference
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 
@@ -169,7 +169,7 @@ def test_quantized_flux_stays_packed_row_by_row(scheme: str, bfl: layouts.State,
 @pytest.mark.parametrize("model", ["digits-sd", "digits-flux"])
 def test_gguf_with_foreign_names(scheme: str, model: str, bfl: layouts.State, tmp_path: Path) -> None:
     """As city96's tools write them: the reference names without a prefix, small tensors in F32."""
-    from sdquant.formats.gguf_write import write_gguf
+    from sdquant.formats.gguf.writer import write_gguf
 
     path = sdquant.demo.path(model)
     part = "unet" if model == "digits-sd" else "transformer"
@@ -211,7 +211,7 @@ def test_configs_come_from_the_hub(ldm: Path, sd: Path, shell: Path, monkeypatch
         asked.append((what.repository, weights))
         return shell
 
-    monkeypatch.setattr("sdquant.hub.fetch", fetch)
+    monkeypatch.setattr("sdquant.models.hub.fetch", fetch)
     pipe = sdquant.load_model(ldm, "int8", progress=False)
     assert asked == [("stable-diffusion-v1-5/stable-diffusion-v1-5", False)]
     same_bits(pipe, sdquant.load_model(sd, "int8", progress=False))
@@ -280,8 +280,8 @@ def test_doubly_quantized_scales_are_decoded_for_rows(bfl: layouts.State, flux: 
 def test_text_encoders_in_checkpoints(name: str, prefix: str, layout: str, tmp_path: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
-    from sdquant import foreign
-    from sdquant.formats import source
+    from sdquant.formats import checkpoint as source
+    from sdquant.models.single_file import convert as foreign
 
     sizes = {"hidden_size": 64, "projection_dim": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     config = CLIPTextConfig(**sizes, num_attention_heads=4, vocab_size=99)
@@ -316,8 +316,8 @@ def test_text_encoders_in_checkpoints(name: str, prefix: str, layout: str, tmp_p
 def test_sd3_transformer(prefix: str, tmp_path: Path) -> None:
     from diffusers import SD3Transformer2DModel
 
-    from sdquant import foreign
-    from sdquant.formats import source
+    from sdquant.formats import checkpoint as source
+    from sdquant.models.single_file import convert as foreign
 
     torch.manual_seed(0)
     model = SD3Transformer2DModel(
@@ -341,7 +341,7 @@ def test_gguf_written_from_a_foreign_file(
     kind: str, ldm: Path, bfl: layouts.State, sd: Path, flux: Path, tmp_path: Path
 ) -> None:
     """The authors' names, no prefix, the UNet or transformer alone: what ComfyUI's readers take."""
-    from sdquant.formats.gguf import read_header
+    from sdquant.formats.gguf.file import read_header
     from sdquant.gguf_files import quantize_file
 
     path, base, source = tmp_path / "model.gguf", flux if kind == "flux" else sd, ldm
@@ -360,7 +360,7 @@ def test_gguf_written_from_a_foreign_file(
 
 
 def test_every_foreign_row_is_refused_or_placed() -> None:
-    foreign = [row for row in families.ROWS if row.foreign]
+    foreign = [row for row in model_families.ROWS if row.foreign]
     assert {row.layout for row in foreign} == {"bfl", "ldm", "original", "sgm"}
     components = {"unet", "transformer", "vae", "audio_vae", "controlnet", "motion_adapter", "prior", "decoder"}
     assert {row.component for row in foreign} == {"checkpoint", *components}

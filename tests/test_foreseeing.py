@@ -12,15 +12,16 @@ from torch.nn import functional as F
 
 import sdquant
 from bench import foreseen
-from sdquant import activations, automatic, foreseeing, machine, networks
+from sdquant import automatic, foreseeing, machine, networks
 from sdquant.foreseeing.facts import FILE, known
+from sdquant.models import activation_memory
 from sdquant.offload.budget import LEAST_MARGIN
 from sdquant.precision import USABLE
 from sdquant.request import request
 from tools import facts
 
 if TYPE_CHECKING:
-    from sdquant.activations import Trace
+    from sdquant.models.activation_memory import Trace
     from sdquant.planning import plan as planner_plan
 
 # The foreseen ratio over the measured one, at the most; all schemes taken for floats are off by up to 30 %.
@@ -45,7 +46,7 @@ class Net(nn.Module):
 
 
 def test_rows_that_layers_see() -> None:
-    work = activations.trace_of(Net(), torch.zeros(2, 8, 6, 6)).work
+    work = activation_memory.trace_of(Net(), torch.zeros(2, 8, 6, 6)).work
     seen = {(p.weight, p.kind, p.numbers, p.rows): times for p, times in work.products.items() if p.weight}
     assert seen == {
         ("conv.weight", "conv", 8 * 16 * 9, 2 * 9): 1,

@@ -19,7 +19,7 @@ from torch import nn
 
 import sdquant
 from sdquant import backends
-from sdquant.components import empty, tied
+from sdquant.models.components import empty, tied
 from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
 from sdquant.saving import config_of

@@ -15,10 +15,10 @@ import sdquant
 from sdquant import backends
 from sdquant.core.gguf_mixes import FILE_TYPES
 from sdquant.errors import UnsupportedFileError
-from sdquant.formats import reference
-from sdquant.formats.gguf import read_header, write_gguf
+from sdquant.formats.gguf.file import read_header, write_gguf
 from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import main_part
+from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
 
 from . import comfy_gguf, layouts
@@ -93,7 +93,7 @@ def test_we_read_it_back_with_and_without_base(scheme: str, model: str, tmp_path
     whole = main_part(sdquant.load_model(file, base=path, progress=False))
     assert {p.dtype for p in plain(loose).values()} == {torch.bfloat16}
     source = sdquant.load_model(path / PARTS[model], progress=False)
-    names = {one.name: one for one in reference.written(type(source).__name__, _shapes(source)) or ()}
+    names = {one.name: one for one in original_names.written(type(source).__name__, _shapes(source)) or ()}
     packed, floats = dict(quantized(loose)), plain(loose)
     assert packed and packed.keys() == dict(quantized(whole)).keys()
     for row in names.values():
@@ -198,9 +198,9 @@ def test_what_gguf_has_no_type_for_is_refused(tmp_path: Path) -> None:
 def test_rows_of_the_reference_names_fit_what_diffusers_maps() -> None:
     """A name that is not known leaves the file with diffusers' names: half a translation would be worse."""
     shapes = {"x_embedder.weight": (8, 8), "something_new.weight": (8, 8)}
-    assert reference.written("FluxTransformer2DModel", shapes) is None
-    assert reference.written("WanTransformer3DModel", shapes) is None
-    assert reference.written(None, shapes) is None
+    assert original_names.written("FluxTransformer2DModel", shapes) is None
+    assert original_names.written("WanTransformer3DModel", shapes) is None
+    assert original_names.written(None, shapes) is None
 
 
 def test_models_without_a_map_are_written_with_diffusers_names(

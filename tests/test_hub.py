@@ -19,8 +19,8 @@ import sdquant
 from sdquant.cli import main
 from sdquant.config import keys as config_keys
 from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
-from sdquant.hub import needed
-from sdquant.planning.references import Reference, reference
+from sdquant.models.hub import needed
+from sdquant.models.hub_references import Reference, reference
 from sdquant.planning.resolve import located
 from sdquant.request import request
 
@@ -211,7 +211,7 @@ def test_a_repository_that_is_not_there(hub: Hub) -> None:
 
 def test_the_configs_alone(hub: Hub, sd: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """For a checkpoint that comes without them."""
-    monkeypatch.setattr("sdquant.components.reference", lambda shapes: NAME)
+    monkeypatch.setattr("sdquant.models.components.reference", lambda shapes: NAME)
     file = layouts.checkpoint(sd, tmp_path / "model.safetensors")
     same_bits(sdquant.load_model(file, "int8", progress=False), sdquant.load_model(sd, "int8", progress=False))
     assert hub.fetched >= CONFIGS

@@ -22,10 +22,10 @@ from torch import Tensor
 import sdquant
 from sdquant import backends, gathering
 from sdquant.backends.packed_reader import read_weight
-from sdquant.components import quiet, single_file
-from sdquant.formats import reference
-from sdquant.formats.gguf import read_header
+from sdquant.formats.gguf.file import read_header
 from sdquant.gguf_files import quantize_file
+from sdquant.models.components import quiet, single_file
+from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
 from sdquant.request import request
 from sdquant.single_files import quantize_file as quantize_single
@@ -148,7 +148,7 @@ def _holds(row: Row, model: Any, there: dict[str, Tensor], floats: dict[str, Ten
     packed = dict(quantized(model))
     shapes = {name: tuple(tensor.shape) for name, tensor in floats.items()}
     wanted: dict[str, Tensor] = {}
-    for part in reference.written(row.kind, shapes) or ():
+    for part in original_names.written(row.kind, shapes) or ():
         if part.name in there and len(shapes[part.sources[0]]) > 1:
             pieces = there[part.name].split([shapes[source][0] for source in part.sources])
             wanted |= dict(zip(part.sources, pieces, strict=True))

@@ -91,11 +91,11 @@ class TestSave:
     @pytest.mark.parametrize("target", [".", WEIGHTS])
     def test_a_failure_in_the_middle(self, target: str, pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The loaded model has tensors mapped from the file that it is about to replace."""
-        from sdquant.formats import safetensors_write
+        from sdquant.formats import safetensors_writer
 
         before = _digest(pipe.parent)
         model = sdquant.load_model(pipe / "unet", "int8", progress=False)
-        real, calls = safetensors_write._data, []
+        real, calls = safetensors_writer._data, []
 
         def fails(tensor: Any) -> Any:
             calls.append(1)
@@ -103,7 +103,7 @@ class TestSave:
                 raise KeyboardInterrupt
             return real(tensor)
 
-        monkeypatch.setattr(safetensors_write, "_data", fails)
+        monkeypatch.setattr(safetensors_writer, "_data", fails)
         with pytest.raises(KeyboardInterrupt):
             sdquant.save(model, pipe / "unet" / target, overwrite=True)
         assert len(calls) == 21 and _digest(pipe.parent) == before
@@ -121,7 +121,7 @@ class TestSave:
 
 
 def _raw(tensor: Any) -> bytes:
-    from sdquant.formats.safetensors_write import _data
+    from sdquant.formats.safetensors_writer import _data
 
     return bytes(_data(tensor))
 

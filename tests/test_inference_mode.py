@@ -13,8 +13,8 @@ from torch import nn
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.drawing import draw
 from sdquant.kernels import workspace
+from sdquant.models.generate import draw
 from sdquant.nn import quantized_layer
 
 SD = demo.path("digits-sd")

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant import backends, library_floats
-from sdquant.components import quiet
+from sdquant import backends
+from sdquant.models import keep_in_fp32
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import quantized
 
@@ -44,7 +45,7 @@ def test_the_table_is_what_the_classes_say() -> None:
         bases = (diffusers.ModelMixin, transformers.PreTrainedModel)
     classes = {cls for cls in theirs if isinstance(cls, type) and issubclass(cls, bases)}
     said = {cls.__name__: set(getattr(cls, "_keep_in_fp32_modules", None) or ()) for cls in classes}
-    assert {name: set(library_floats.of_class(name)) for name in said} == said
+    assert {name: set(keep_in_fp32.of_class(name)) for name in said} == said
     assert said["T5EncoderModel"] == said["UMT5EncoderModel"] == {"wo"} and "WanTransformer3DModel" in said
 
 
@@ -102,7 +103,7 @@ def test_the_plan_says_why_and_the_option_quantizes_them(scheme: str, flux: Path
 
 def test_the_option_is_for_schemes_that_the_libraries_have() -> None:
     theirs = {row.name for row in backends.schemes() if row.backend == "sdnq"}
-    assert {row.name for row in backends.schemes() if library_floats.OPTION in row.options} == {*SCHEMES, *theirs}
+    assert {row.name for row in backends.schemes() if keep_in_fp32.OPTION in row.options} == {*SCHEMES, *theirs}
     with pytest.raises(sdquant.SettingsError, match="wo"):
         sdquant.check("int8,wo", "none")
 

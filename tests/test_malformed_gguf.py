@@ -20,7 +20,7 @@ import sdquant
 from sdquant import backends
 from sdquant.core.gguf_types import TYPES as TYPE_ROWS
 from sdquant.errors import BadFileError, SdquantError, UnsupportedFileError
-from sdquant.formats.gguf_write import write_gguf
+from sdquant.formats.gguf.writer import write_gguf
 
 from . import layouts
 from .foreign import WEIGHTS

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from sdquant import demo
-from sdquant.drawing import draw
 from sdquant.loader import load_model
+from sdquant.models.generate import draw
 from sdquant.saving import save
 
 SCHEMES = {
@@ -31,7 +31,7 @@ import torch
 from pathlib import Path
 import sdquant
 from sdquant import machine
-from sdquant.drawing import draw
+from sdquant.models.generate import draw
 
 assert not {"bitsandbytes", "optimum-quanto", "nncf", "sdnq", "gguf", "libgguf"} & set(machine.versions())
 for folder in sorted(Path(sys.argv[1]).iterdir()):

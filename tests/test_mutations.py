@@ -20,10 +20,10 @@ import pytest
 
 import sdquant
 from sdquant import backends, demo
-from sdquant.detection import detect
-from sdquant.formats.gguf_write import write_gguf
+from sdquant.formats.gguf.writer import write_gguf
 from sdquant.gguf_files import quantize_file
 from sdquant.loader import load_model
+from sdquant.models.detection import detect
 from sdquant.saving import save
 from sdquant.verification import verify
 

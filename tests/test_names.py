@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sdquant
-from sdquant.components import quiet
 from sdquant.errors import UnsupportedFileError
 from sdquant.models import names
+from sdquant.models.components import quiet
 from sdquant.nn.weights import plain, quantized
 
 from . import encoders

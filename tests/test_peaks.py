@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import activations, cli, offload, peaks
-from sdquant.drawing import draw
+from sdquant import cli, offload, peaks
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import onednn, workspace
-from sdquant.models import pipelines
+from sdquant.models import activation_memory, pipelines
+from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
 
 WITHIN = 0.05
@@ -73,7 +73,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
     workspace.release()
     draw(pipe, ["a picture"], seeds=[0], steps=1)
     kept = workspace.held()
-    with activations.measured(pipe) as seen:
+    with activation_memory.measured(pipe) as seen:
         draw(pipe, ["a picture"], seeds=[0], steps=1)
     weights = offload.weight_bytes(*pipelines.components_of(pipe).values())
     assert foretold.bytes - foretold.kernels - foretold.unused == pytest.approx(

@@ -16,7 +16,7 @@ from sdquant.allowance import MOST, allowance
 from sdquant.candidates import candidates, open_model
 from sdquant.compat import Query, look_up
 from sdquant.demo import digits
-from sdquant.drawing import draw
+from sdquant.models.generate import draw
 from sdquant.precision import USABLE, snr
 from sdquant.presets import PRESETS, Chosen, choose
 from sdquant.request import request

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant import components
+from sdquant.models import components
 from sdquant.utils.process_state import errors_only, no_warnings
 
 

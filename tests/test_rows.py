@@ -11,7 +11,7 @@ import torch
 
 from sdquant import backends
 from sdquant.core.packed_rows import cut, join
-from sdquant.formats.safetensors_write import write
+from sdquant.formats.safetensors_writer import write
 from sdquant.utils.buffers import dense
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ def test_diffusers_quantizes_by_rules_saves_and_loads_again(tmp_path: Path) -> N
 
 
 def test_the_pictures_are_those_of_load_model(tmp_path: Path) -> None:
-    from sdquant.drawing import draw
+    from sdquant.models.generate import draw
 
     def picture(pipe: Any) -> bytes:
         drawn: bytes = draw(pipe, ["a photo of the digit 3"], seeds=[1], steps=1)[0].tobytes()

@@ -22,8 +22,8 @@ from transformers import CLIPTextModel, T5EncoderModel
 import sdquant
 from sdquant import backends, demo
 from sdquant.cli import main
-from sdquant.drawing import draw
 from sdquant.lora import add_lora
+from sdquant.models.generate import draw
 from sdquant.nn.weights import quantized
 from sdquant.rules.kept import rules_of_model
 

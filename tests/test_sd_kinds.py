@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet
 from sdquant.demo.nets import vae
-from sdquant.formats.gguf import read_header
+from sdquant.formats.gguf.file import read_header
 from sdquant.gguf_files import quantize_file
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import plain, quantized
 

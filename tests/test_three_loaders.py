@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import plain, quantized
 

@@ -17,7 +17,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 
 import sdquant
 from sdquant import demo
-from sdquant.drawing import draw
+from sdquant.models.generate import draw
 from sdquant.nn import QuantizedLayer
 from sdquant.nn.weights import quantized
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import sdquant
 from sdquant import backends
 from sdquant.errors import BadFileError, UnsupportedFileError
-from sdquant.formats import own
+from sdquant.formats import sdquant_metadata
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS
@@ -298,10 +298,10 @@ class TestOwnMetadataAgainstTheTensors:
         path = folder / WEIGHTS
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata()
-        said = json.loads(metadata[own.METADATA_KEY])
+        said = json.loads(metadata[sdquant_metadata.METADATA_KEY])
         name = sorted(said["weights"])[7]
         said["weights"][name]["details"] |= details
-        save_file(load_file(path), path, metadata | {own.METADATA_KEY: json.dumps(said)})
+        save_file(load_file(path), path, metadata | {sdquant_metadata.METADATA_KEY: json.dumps(said)})
         _fault(folder, name, of=path)
 
     @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8", "nf4", "qint8", "qint3", "sdnq-uint4", "bnb-int8"])
@@ -312,11 +312,11 @@ class TestOwnMetadataAgainstTheTensors:
         path = folder / WEIGHTS
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata()
-        said = json.loads(metadata[own.METADATA_KEY])
+        said = json.loads(metadata[sdquant_metadata.METADATA_KEY])
         name = next(name for name, row in said["weights"].items() if "attn1.to_q" in name)
         out, columns = said["weights"][name]["shape"]
         said["weights"][name]["shape"] = [out - 8, columns]
-        save_file(load_file(path), path, metadata | {own.METADATA_KEY: json.dumps(said)})
+        save_file(load_file(path), path, metadata | {sdquant_metadata.METADATA_KEY: json.dumps(said)})
         _fault(folder, name, of=path, in_contents=False)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import sdquant
-from sdquant import components
+from sdquant.models import components
 from sdquant.nn.weights import plain, quantized
 
 from . import video_models

@@ -10,7 +10,7 @@ import torch
 
 import sdquant
 from sdquant import backends, gguf_files, single_files
-from sdquant.formats.gguf import read_header
+from sdquant.formats.gguf.file import read_header
 from sdquant.nn.weights import plain, quantized
 
 from . import comfy_gguf, video_models

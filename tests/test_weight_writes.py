@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sdquant import backends, offload
 from sdquant.errors import IncompatibleError
-from sdquant.install import install_packed
+from sdquant.models.weight_loader import install_packed
 from sdquant.nn.read_only import View
 
 SCHEMES = ("nf4", "nf4,double_quant", "fp8", "bnb-int8", "qint8", "qint4", "int8", "int4", "q8_0", "q4_k", "sdnq-int8")

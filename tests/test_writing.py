@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sdquant import ConflictError, DiskSpaceError, SettingsError, demo
-from sdquant.detection import detect
+from sdquant.models.detection import detect
 from sdquant.saving import refuse_existing, save
 from sdquant.utils import atomic_write
 from sdquant.utils.atomic_write import whole_file, whole_folder

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sdquant.formats import reference
+from sdquant.models.single_file import original_names
 
 State = dict[str, Tensor]
 LDM = "model.diffusion_model."
@@ -236,7 +236,7 @@ def written(class_name: str, state: State) -> State:
     if class_name in ("MotionAdapter", "SparseControlNetModel"):
         return dict(_animatediff(state))
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
-    rows = reference.written(class_name, shapes)
+    rows = original_names.written(class_name, shapes)
     assert rows is not None, class_name
     found: State = {}
     for row in rows:
@@ -244,7 +244,7 @@ def written(class_name: str, state: State) -> State:
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         if row.swapped:
             tensor = torch.cat(tensor.chunk(2)[::-1])
-        found[row.name] = tensor.reshape(reference.shape_of(row, shapes))
+        found[row.name] = tensor.reshape(original_names.shape_of(row, shapes))
     if class_name == "WanAnimateTransformer3DModel":  # what their class keeps and diffusers computes
         found["motion_encoder.enc.net_app.convs.1.conv2.0.kernel"] = torch.ones(4, 4)
     return found

@@ -29,9 +29,9 @@ def grids() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Write the file."""
-    from sdquant.formats import safetensors_write
+    from sdquant.formats import safetensors_writer
 
-    safetensors_write.write(TARGET, grids(), {"source": "ggml-common.h, by way of the package gguf"})
+    safetensors_writer.write(TARGET, grids(), {"source": "ggml-common.h, by way of the package gguf"})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a benchmark's UNet or transformer is given by its own pipeline, and what it puts out.
 
-Where there is no pipeline, `sdquant.inputs` makes inputs.
+Where there is no pipeline, `sdquant.models.dummy_inputs` makes inputs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..inputs import Inputs, moved
+from ..models.dummy_inputs import Inputs, moved
 from ..utils.byte_sizes import size as readable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int)
     Raises:
         SdquantError: as `drawing.draw`.
     """
-    from ..drawing import draw, native_size
+    from ..models.generate import draw, native_size
     from ..models.pipelines import main_part
 
     caught: list[Inputs] = []

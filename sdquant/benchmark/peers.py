@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..inputs import Inputs
+    from ..models.dummy_inputs import Inputs
     from .jobs import Job
 
 NO_GPU = "diffusers refuses bitsandbytes on the CPU: bitsandbytes' own modules were put in the place of the linear ones"
@@ -71,13 +71,13 @@ def _pretrained(job: Job, config: Any = None, **values: Any) -> Any:
 
 
 def _class(job: Job) -> Any:
-    from ..components import model_class
+    from ..models.components import model_class
 
     return model_class("diffusers", job.class_name)
 
 
 def _dtype(job: Job) -> Any:
-    from ..components import dtype_named
+    from ..models.components import dtype_named
 
     return dtype_named(job.dtype)
 
@@ -102,7 +102,7 @@ def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
     from torch import nn
 
     from ..backends._bnb_library import library
-    from ..components import set_module
+    from ..models.components import set_module
 
     bnb = library()
     for path, old in [*model.named_modules()]:
@@ -196,7 +196,7 @@ def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
 
 
 def _import_nncf() -> None:
-    from ..components import quiet
+    from ..models.components import quiet
 
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -201,7 +201,7 @@ def _inputs(
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
-        from ..inputs import random, side_of
+        from ..models.dummy_inputs import random, side_of
         from .inputs import batch_of
 
         size = size or (side_of(target.config) or SIDE,) * 2

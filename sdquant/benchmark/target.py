@@ -14,7 +14,7 @@ from ..request import NOT_QUANTIZED, Request
 from .jobs import Target
 
 if TYPE_CHECKING:
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
     from ..planning import plan
 
 

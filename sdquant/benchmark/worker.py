@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..inputs import Inputs
+    from ..models.dummy_inputs import Inputs
     from .jobs import Job
 
 
@@ -41,7 +41,7 @@ class Held:
         """Import what is imported for any model of this kind."""
         import torch
 
-        from ..components import quiet
+        from ..models.components import quiet
 
         torch.set_num_threads(self.job.threads)
         self._load = self._prepare_peer() if self.job.peer else self._prepare_ours()
@@ -64,7 +64,7 @@ class Held:
         asked = self.job.asked
         made = prepare(asked)
         import_classes(made)
-        from .. import adapters, install, quantizer  # noqa: F401
+        from .. import quantizer  # noqa: F401
 
         for part in made.components:
             spec = part.spec
@@ -75,7 +75,7 @@ class Held:
         return lambda: load_planned(asked, made)
 
     def _prepare_peer(self) -> Callable[[], Any]:
-        from ..components import model_class
+        from ..models.components import model_class
         from .peers import peer
 
         assert self.job.peer is not None and self.job.scheme is not None
@@ -93,7 +93,7 @@ class Held:
     def _read(self) -> Inputs:
         import torch
 
-        from ..inputs import moved
+        from ..models.dummy_inputs import moved
         from .jobs import INPUTS
 
         args, values = torch.load(self.job.work / INPUTS, weights_only=True)

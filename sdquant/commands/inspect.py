@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..histogram import SHOWN
+from ..formats.type_histogram import SHOWN
 from . import _shared
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..detection import Detected
+    from ..models.detection import Detected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
-    from ..detection import detect
+    from ..models.detection import detect
 
     path = _shared.place(args.path)
     if args.verify:

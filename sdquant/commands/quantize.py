@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(out: Path) -> None:
     """What was written."""
-    from ..detection import detect
+    from ..models.detection import detect
 
     seen = detect(out)
     quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)

@@ -51,7 +51,7 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
     """
-    from ..drawing import draw
+    from ..models.generate import draw
     from ..utils import images as pictures
 
     require_command(config, "generate")

@@ -207,7 +207,7 @@ def need_extra() -> None:
 
 
 def _case(model: str, case: Case, steps: int, images: int, reference: Row | None, work: Path) -> Row:
-    from ..drawing import draw
+    from ..models.generate import draw
     from ..models.pipelines import weight_bytes
 
     pipe, seconds = load(model, case, work)
@@ -242,8 +242,8 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     It is loaded twice and draws one step in between, so that importing the backend's library, and what that compiles at
     its first use, is not on the clock. A GGUF scheme is not for quantizing while loading: its file is written first.
     """
-    from ..drawing import draw
     from ..loader import load_model
+    from ..models.generate import draw
     from ..preparation import plan
 
     source: Path = path(model)

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..components import model_name
 from ..core.gguf_types import TYPES
+from ..models.components import model_name
 from ..settings.roles import role_of
 from .facts import Facts, known
 
 if TYPE_CHECKING:
-    from ..activations import Trace
+    from ..models.activation_memory import Trace
+    from ..models.op_counts import Product, Work
     from ..planning.plan import ComponentPlan, Plan
-    from ..work import Product, Work
 
 # What else is computed: seconds of an operation that makes a tensor, and of each byte that it makes. Those with which
 # the ratios foreseen are nearest to those measured in bench/results/whole-*.json: `python -m bench.foreseen --fit`.

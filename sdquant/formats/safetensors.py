@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError
 from ..utils import strict_json
-from .base import TensorFile
+from .tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UnsupportedFileError
 
 if TYPE_CHECKING:
-    from .source import Source
+    from .checkpoint import Source
 
 _NAME = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<end>(?:\.[\w-]+)*\.(?:gguf|safetensors))", re.I

@@ -107,7 +107,7 @@ class Inspect(_OfFile):
 
     def inspect(self, model_name: str) -> dict[str, Any]:
         """The text, for ComfyUI to show and for the next node."""
-        from ..detection import detect_elsewhere
+        from ..models.detection import detect_elsewhere
 
         seen = detect_elsewhere(_path(model_name))
         lines = [

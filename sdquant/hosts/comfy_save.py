@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import saving, single_files
 from ..errors import ConflictError, SettingsError
-from ..formats import safetensors_write
-from ..formats.source import FORMAT_VERSION, METADATA_KEY
+from ..formats import safetensors_writer
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
 from ..nn import weights
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def save(patcher: Any, prefix: str) -> Path:
     target = place(prefix)
     comfy.model_management.load_models_gpu([patcher])  # with no other clone's patches on the shared weights
     tensors, metadata = contents(patcher.model.diffusion_model)
-    safetensors_write.write(target, tensors, {"format": "pt", **metadata})
+    safetensors_writer.write(target, tensors, {"format": "pt", **metadata})
     log.info("%s written", target)
     return target
 

@@ -13,17 +13,18 @@ from .. import authors, planner, single_files
 from ..core import registry
 from ..core.backend import Packed, QuantSpec, TensorInfo, Unfit
 from ..core.dtypes import FLOATS
-from ..detection import detect_elsewhere
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import gguf_conventions, reference
+from ..formats.gguf import conventions
+from ..models.detection import detect_elsewhere
+from ..models.single_file import original_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..formats.base import TensorFile
-    from ..formats.families import Family
-    from ..formats.reference import Written
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
+    from ..formats.model_families import Family
+    from ..formats.tensor_file import TensorFile
+    from ..models.single_file.original_names import Written
     from .comfy_tensor import PackedTensor
 
 
@@ -128,14 +129,14 @@ def _logical(src: Source, packs: Mapping[str, Packed]) -> Source:
 
 def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSpec) -> frozenset[str]:
     """The names of the weights to quantize: not those at the ends of a model, and not tables."""
-    kind = gguf_conventions.architecture(row)
+    kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", ())[0]}
 
     def suits(part: Written) -> bool:
-        shape = reference.shape_of(part, shapes)
-        stays = gguf_conventions.stays_float(part.name, shape, kind) or single_files.hidden(part.name, spec)
+        shape = original_names.shape_of(part, shapes)
+        stays = conventions.stays_float(part.name, shape, kind) or single_files.hidden(part.name, spec)
         return not stays and all(key in fit for key in part.sources)
 
     names = frozenset(part.name for part in parts if suits(part))
@@ -144,7 +145,7 @@ def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSp
 
 
 def _encoded(part: Written, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
-    from ..encoding import encode
+    from ..models.quantize_weight import encode
 
     return encode(authors.told(part), tensor.to(device), spec).to(tensor.device)
 
@@ -152,7 +153,7 @@ def _encoded(part: Written, tensor: Tensor, spec: QuantSpec, device: Any) -> Pac
 def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
     import torch
 
-    from ..encoding import refuse_not_finite
+    from ..models.quantize_weight import refuse_not_finite
 
     if spec is not None:
         refuse_not_finite(authors.told(part), tensor, spec, ())

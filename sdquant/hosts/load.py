@@ -59,7 +59,7 @@ def device() -> str | None:
 
 def begin(status: Status, path: str | None) -> None:
     """A load of the file or folder at `path` begins: look what its headers say."""
-    from ..detection import detect_elsewhere
+    from ..models.detection import detect_elsewhere
 
     name = os.path.basename(os.path.normpath(path)) if path else None
     found = None

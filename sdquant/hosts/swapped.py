@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import planner
-from ..encoding import encode
+from ..models.quantize_weight import encode
 from ..nn.quantized_layers import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
 from ..utils.malloc_trim import Trimmer, trim
 

@@ -13,7 +13,7 @@ from ..errors import SdquantError
 from . import folders
 
 if TYPE_CHECKING:
-    from ..detection import Detected
+    from ..models.detection import Detected
     from .status import Status
 
 TITLE, ID = "sdquant", "sdquant_tab"
@@ -56,7 +56,7 @@ def status_html(status: Status) -> str:
 
 def inspected_html(name: Any) -> str:
     """What a file is, or the sentence that says why it cannot be told."""
-    from ..detection import detect
+    from ..models.detection import detect
 
     if not name:
         return "<p>Pick a file or folder.</p>"

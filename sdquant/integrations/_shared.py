@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from .. import compat, machine
 from ..backends.packed_reader import read_weight
-from ..components import set_module, tied
 from ..core.backend import PackedSpec
 from ..core.range_keys import is_range
-from ..encoding import encode
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
-from ..formats.own import found_in, merged_own, rule_rows
-from ..install import common_kind, install_packed, misfit
+from ..formats.sdquant_metadata import found_in, merged_own, rule_rows
+from ..models.components import set_module, tied
 from ..models.names import conversions, remember, to_model
+from ..models.quantize_weight import encode
+from ..models.weight_loader import common_kind, install_packed, misfit
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..quantizer import extent_of, weights_to_quantize

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import adapters
-from ..components import quiet, set_tensor
 from ..core.backend import Packed
 from ..core.choices import METHOD
 from ..errors import SettingsError, UnsupportedFileError
-from ..install import install_packed
+from ..models import peft_hooks
+from ..models.components import quiet, set_tensor
+from ..models.weight_loader import install_packed
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
@@ -166,7 +166,7 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         made: Any = model
         # from_single_file leaves it out, and with it what was saved.
         made.register_to_config(quantization_config=self.quantization_config.saved())
-        adapters.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
+        peft_hooks.prepare(model)  # for `adapters.owner_of`; of products alone no layer has done it
         return model
 
     def get_state_dict_and_metadata(
@@ -180,8 +180,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         from ..library_config import library_config
         from ..saving import contents
 
-        model = adapters.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
-        adapters.refuse_adapted("model", model, "saved")
+        model = peft_hooks.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
+        peft_hooks.refuse_adapted("model", model, "saved")
         if not safe_serialization:
             raise SettingsError(
                 "A quantized model was to be saved as a pickle (safe_serialization=False)",

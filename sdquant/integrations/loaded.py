@@ -10,9 +10,9 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import adapters
 from ..errors import SettingsError
 from ..library_config import library_config, own_config
+from ..models import peft_hooks
 from ..models.libraries import is_of_transformers
 from ..models.names import conversions, remember
 from .config import Config
@@ -42,7 +42,7 @@ def attach(model: nn.Module) -> None:
             if hasattr(part, "config"):
                 attach(part)
         return
-    adapters.prepare(model)  # also of products alone, which no layer was put in for
+    peft_hooks.prepare(model)  # also of products alone, which no layer was put in for
     made: Any = model
     library = "transformers" if is_of_transformers(model) else "diffusers"
     try:

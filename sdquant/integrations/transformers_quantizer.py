@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..components import quiet
 from ..core.choices import METHOD
-from ..install import install_packed
-from ..library_floats import float32_of_model
+from ..models.components import quiet
+from ..models.keep_in_fp32 import float32_of_model
 from ..models.names import remember
+from ..models.weight_loader import install_packed
 from ..rules.sites import stand_in
 from ._shared import Weights, dequantize
 from .config import Config

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
-from ..formats import families
-from ..formats import folder as folders
+from ..formats import folders as folders
+from ..formats import model_families
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
 
 
 def check_component(src: Source) -> None:
@@ -25,7 +25,7 @@ def check_component(src: Source) -> None:
     """
     if src.class_name is None or not src.config:
         return
-    from ..components import model_class
+    from .components import model_class
     from .fitting import shell
 
     try:
@@ -77,7 +77,7 @@ def class_of(src: Source) -> tuple[str | None, str]:
         MissingComponentError: a lone file that says neither, nor its sizes.
     """
     if src.class_name is None or not src.config:
-        row = families.recognise(src.names)
+        row = model_families.recognise(src.names)
         what = (
             f"a {' '.join(dict.fromkeys((row.family, row.component)))}"
             if row
@@ -99,6 +99,6 @@ def meta_model(src: Source) -> nn.Module:
     Raises:
         MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.
     """
-    from ..components import empty
+    from .components import empty
 
     return empty(*class_of(src), src.config)

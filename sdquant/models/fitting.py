@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backend import TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from ..formats import families
+from ..formats import model_families
 from .left_out import may_lack
 from .names import Group, Mapped, to_model
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core.backend import Found, PackedSpec
+    from ..formats.checkpoint import Source
     from ..formats.recipe import Get, Recipe
-    from ..formats.source import Source
 
 TOGETHER = "Check that the weights and the config belong together"
 _MODELS = 8  # that are remembered: those of a large pipeline
@@ -67,7 +67,7 @@ def shell(src: Source) -> Shell | None:
     if src.class_name is None or not src.config:
         return None
     known = _shell(src)
-    row = families.recognise(src.names)
+    row = model_families.recognise(src.names)
     # Some classes of diffusers have names that are those of an original layout as well (Z-Image's ControlNet).
     return None if row is not None and row.foreign and not known.known.issuperset(row.names) else known
 
@@ -79,7 +79,7 @@ def _shell(src: Source) -> Shell:
         if known is not None:
             _shells.move_to_end(key)
             return known
-    from .. import components
+    from . import components
 
     assert src.class_name is not None
     model = components.empty(src.library, src.class_name, src.config)
@@ -188,7 +188,7 @@ def _refuse_packed(src: Source, mapped: Mapped) -> None:
 
 def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
     """How the tensors of a group are made of those of the file."""
-    from ..tracing import trace
+    from .single_file.trace import trace
 
     shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
     try:
@@ -225,7 +225,7 @@ def _path_of(key: str, mapped: Mapped, src: Source) -> str:
 
 def refuse_misfits(src: Source, model: Shell) -> None:
     """Raise BadFileError if a tensor of the model is in the source in another shape."""
-    from ..install import misfit
+    from .weight_loader import misfit
 
     for name in src.plain:
         if name not in model.known:
@@ -261,7 +261,7 @@ def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileEr
 
 def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
     """See `Source.layers`."""
-    from ..install import kind_to_quantize
+    from .weight_loader import kind_to_quantize
 
     made: dict[str, tuple[str | None, str]] = {}
     for name, names in model.ties.items():

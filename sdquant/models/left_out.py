@@ -29,7 +29,7 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
     """
     import torch
 
-    from .. import components
+    from . import components
 
     names = [one[0] for one in tied]
     for every in tied:

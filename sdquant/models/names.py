@@ -154,7 +154,7 @@ def _of_diffusers(model: nn.Module, keys: Collection[str], known: frozenset[str]
 
 def _placed(rows: Iterable[tuple[str, str]], known: frozenset[str], used: tuple[Any, ...] = ()) -> Mapped:
     """Of (name, key): the first of several counts."""
-    from ..components import model_name
+    from .components import model_name
 
     names: dict[str, str] = {}
     strays = []

@@ -8,16 +8,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..components import _model_libraries, _no_bars, _pipelines_module, _public, quiet, remapped
 from ..errors import (
     BadFileError,
     MissingComponentError,
     UnsupportedFileError,
 )
 from ..formats.config_sizes import refuse_endless
-from ..formats.folder import is_named, no_folder, read_json
+from ..formats.folders import is_named, no_folder, read_json
 from ..utils.process_state import no_warnings
 from . import libraries
+from .components import _model_libraries, _no_bars, _pipelines_module, _public, quiet, remapped
 
 if TYPE_CHECKING:
     from torch import nn

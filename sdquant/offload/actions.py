@@ -15,7 +15,7 @@ from enum import Enum
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from .entry import ENTRIES
+from ..models.call_hooks import ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

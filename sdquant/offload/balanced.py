@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError
+from ..models.call_hooks import announce, wrap
 from . import none
 from .backward import gradient_hooks, keeping
 from .budget import default_budget
-from .entry import announce, wrap
 from .plans import least
 from .recompute import Recompute
 from .residency import Residency, tier

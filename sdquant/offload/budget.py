@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import activations, components, machine
+from .. import machine
 from ..errors import SdquantError, SettingsError
-from ..models import pipelines
+from ..models import activation_memory as activations
+from ..models import components, pipelines
 from ..models.pipelines import components_of
 from ..nn.weights import quantized
 

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from ..errors import SettingsError
+from ..models.call_hooks import ENTRIES, wrap
 from ..utils.inference_mode import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
 from .backward import refuse_derivatives
-from .entry import ENTRIES, wrap
 from .handle import HANDLE
 from .others import hook_of, refuse_taken
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..errors import IncompatibleError, SettingsError
 from ..machine import ram
+from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing
-from .entry import serialize, tidy
 from .pinning import ByTorch
 from .slots import slots, tensor_bytes, weight_bytes
 from .store import ANOTHER_FOLDER, DiskStore, pinned_limit

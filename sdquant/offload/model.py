@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..models.call_hooks import announce, wrap
 from .backward import gradient_hooks
-from .entry import announce, wrap
 from .recompute import Recompute
 from .residency import Residency, tier
 from .slots import slots, tensor_bytes

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing
-from .entry import serialize, tidy
 from .residency import tier
 from .slots import is_opaque, slots, tensor_bytes, weight_bytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import gathering
 from ..errors import SettingsError
-from .references import Reference, reference
+from ..models.hub_references import Reference, reference
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -87,6 +87,6 @@ def _place(text: str, asked: Request) -> Path:
 
 
 def _fetch(what: Reference, asked: Request, weights: bool | Collection[str], variant: str | None = None) -> Path:
-    from .. import hub
+    from ..models import hub
 
     return hub.fetch(what, progress=asked.progress, weights=weights, variant=variant, token=asked.token)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core import choices
-from ..formats import families, text
+from ..formats import model_families
+from ..formats import text_encoders as text
 
 if TYPE_CHECKING:
-    from ..detection import Detected
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
+    from ..models.detection import Detected
 
 CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole pipeline
 
@@ -121,16 +122,17 @@ def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
 
 def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
     """Whether no tensor of a file has another shape than the component's of this name."""
-    from .. import components, foreign
     from ..errors import SdquantError
+    from ..models import components
+    from ..models.single_file import convert
 
-    row = families.recognise(lone.names)
+    row = model_families.recognise(lone.names)
     try:
-        made = foreign.convert(lone, name, owner) if row is not None and row.foreign else None
+        made = convert.convert(lone, name, owner) if row is not None and row.foreign else None
         model = components.empty(owner.library, str(owner.class_name), owner.config)
     except SdquantError:  # its key map does not fit this one
         return False
-    shapes = foreign.shapes(lone)
+    shapes = convert.shapes(lone)
     if made is not None:
         cuts = {key: found.cut.shape for key, found in made.found.items() if found.cut is not None}
         shapes = {key: info.shape for key, info in made.plain.items()} | cuts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.backend import QuantSpec
-    from ..detection import Detected
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
+    from ..models.detection import Detected
     from ..selection import WeightPlan
     from . import plan
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .. import detection, machine
+from .. import machine
 from ..backends.gguf import READ_DTYPE
 from ..core import choices
 from ..errors import BackendUnavailableError
@@ -14,6 +14,7 @@ from ..gathering import lender, look, with_base
 from .places import CHECKPOINT
 
 if TYPE_CHECKING:
+    from ..models import detection
     from ..request import Request
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core import registry
 from ..errors import BadFileError, SettingsError
-from ..formats.own import damaged
+from ..formats.sdquant_metadata import damaged
 from .patterns import quick
 from .rule import rule_of
 from .spec import RulesSpec, with_rules

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..adapters import prepare
 from ..errors import ConflictError, IncompatibleError
+from ..models.peft_hooks import prepare
 from ..nn import QuantizedLayer, kind_of, packed_of
 from ..utils.malloc_trim import trim
 from .kept import keep

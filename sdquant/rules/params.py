@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..components import missing, set_tensor
 from ..core import range_keys
 from ..errors import SettingsError
+from ..models.components import missing, set_tensor
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
 from ..utils.malloc_trim import Trimmer, trim

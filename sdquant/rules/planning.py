@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..core.backend import QuantSpec
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
     from ..planning.plan import ComponentPlan
 
 # The modules of a component in which rules quantize products of activations, each with its rules by operation; None

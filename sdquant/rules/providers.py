@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..core import registry
 from ..core.backend import Packed, PackedSpec, Unfit
-from ..encoding import require_finite
 from ..errors import SettingsError
+from ..models.quantize_weight import require_finite
 from ..nn import QuantizedLayer, quantized_layer
 from .interception import mark
 from .layout import ACT_SHAPE, layout, weight_how

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..components import PREFIXES
 from ..core.range_keys import BUFFER, OPERAND, is_range
 from ..errors import SettingsError
+from ..models.components import PREFIXES
 from .spec import first
 from .static import StaticRange, of_operand
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..components import PREFIXES
 from ..errors import SettingsError
+from ..models.components import PREFIXES
 from .calibration import scale_and_zero_point
 from .layout import act_method, layout
 from .qtypes import qtype

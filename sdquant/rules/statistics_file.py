@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
-from ..formats import safetensors_write
+from ..formats import safetensors_writer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ _MAKE = "Make it with `sdquant calibrate`"
 def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write statistics; `about`: JSON values for the metadata."""
     said = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    safetensors_write.write(file, statistics, {METADATA_KEY: said})
+    safetensors_writer.write(file, statistics, {METADATA_KEY: said})
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:

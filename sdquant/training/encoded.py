@@ -110,7 +110,7 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     Raises:
         SettingsError: a resolution that the model cannot have. BadFileError: a picture that cannot be read.
     """
-    from ..drawing import native_size
+    from ..models.generate import native_size
 
     side = settings.resolution or native_size(pipe)
     step = 2 ** (len(pipe.vae.config.block_out_channels) - 1) * 2  # patches of 2x2 latents, or a UNet's halving

@@ -15,7 +15,7 @@ from ..request import DTYPES
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..formats.source import Source
+    from ..formats.checkpoint import Source
     from .settings import Settings
 
 
@@ -61,9 +61,9 @@ def load(settings: Settings) -> Model:
     Raises:
         SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
     """
-    from ..components import dtype_named
     from ..core.choices import MAIN
     from ..loader import load as load_whole
+    from ..models.components import dtype_named
     from ..nn.weights import quantized
     from ..preparation import prepare
 

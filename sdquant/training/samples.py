@@ -37,7 +37,7 @@ def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: st
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:
     """A PIL image for each prompt, with the network in the pipeline's place for it, which is then as before."""
     from ..core.choices import MAIN
-    from ..drawing import draw as draw_with
+    from ..models.generate import draw as draw_with
 
     name = next(name for name in MAIN if name in pipe.components)
     before, training = pipe.components[name], net.training

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import Stopped
 from ..errors import SdquantError
+from ..models.generate import Stopped
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -141,7 +141,7 @@ class Engine:
         Raises:
             SdquantError: it cannot be loaded, or cannot draw that. Stopped: the job was cancelled.
         """
-        from ..drawing import draw
+        from ..models.generate import draw
 
         job = job or Job()
         with self._mine(job):

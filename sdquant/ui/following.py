@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import Stopped
 from ..errors import SdquantError
+from ..models.generate import Stopped
 from .engine import Job, Progress
 
 if TYPE_CHECKING:

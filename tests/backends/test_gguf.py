@@ -22,7 +22,7 @@ from sdquant.core.backend import Packed, PackedSpec, TensorInfo, Unfit
 from sdquant.core.gguf_mixes import BASES, FILE_TYPES
 from sdquant.core.gguf_types import TYPES
 from sdquant.errors import BackendUnavailableError, BadFileError
-from sdquant.formats.gguf import GGUFFile, write_gguf
+from sdquant.formats.gguf.file import GGUFFile, write_gguf
 from sdquant.nn import quantized_layer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from PIL import Image
 import sdquant
 from sdquant import cli, config
 from sdquant.config import examples
-from sdquant.drawing import draw
+from sdquant.models.generate import draw
 
 Capture = pytest.CaptureFixture[str]
 TEXT = """

@@ -17,9 +17,9 @@ from torch import nn
 import sdquant
 from sdquant import config
 from sdquant.cli import main
-from sdquant.components import quiet
-from sdquant.drawing import draw
 from sdquant.errors import SdquantError
+from sdquant.models.components import quiet
+from sdquant.models.generate import draw
 from sdquant.nn import QuantizedLayer, casts, packed_tensor
 from sdquant.nn.weights import quantized
 from sdquant.request import Request

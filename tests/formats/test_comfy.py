@@ -17,7 +17,7 @@ import sdquant
 from sdquant import backends
 from sdquant.backends.packed_reader import read_weight
 from sdquant.errors import BadFileError, UnsupportedFileError
-from sdquant.formats.source import single_file
+from sdquant.formats.checkpoint import single_file
 
 PREFIX = "model.diffusion_model."
 

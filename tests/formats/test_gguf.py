@@ -17,8 +17,8 @@ import torch
 
 from sdquant.core.gguf_types import BY_ID, REFUSED, TYPES
 from sdquant.errors import BadFileError, SdquantError, UnsupportedFileError
-from sdquant.formats import _gguf_values
-from sdquant.formats.gguf import GGUFFile, Skipped, classify, read_header, write_gguf
+from sdquant.formats.gguf import _values
+from sdquant.formats.gguf.file import GGUFFile, Skipped, classify, read_header, write_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,7 +228,7 @@ class TestFaults:
             read_header(Raw(rows=[row(kind=77)]).write(tmp_path))
 
     def test_cut_off_at_every_byte(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_gguf_values, "KEPT_ITEMS", 4)  # so that a skipped array is a few bytes long
+        monkeypatch.setattr(_values, "KEPT_ITEMS", 4)  # so that a skipped array is a few bytes long
         pairs = [
             pair("general.architecture", STRING, text("flux")),
             array("tokens", STRING, 3, text("a") * 3),
@@ -298,7 +298,7 @@ class TestLazy:
     def test_reading_a_header_imports_no_torch(self, tmp_path: Path) -> None:
         path = Raw().write(tmp_path)
         code = (
-            f"import sys; from sdquant.formats.gguf import GGUFFile; GGUFFile({str(path)!r});"
+            f"import sys; from sdquant.formats.gguf.file import GGUFFile; GGUFFile({str(path)!r});"
             "print([m for m in ('torch', 'numpy', 'gguf') if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import sdquant
 from sdquant.cli import main
 from sdquant.errors import BadFileError, MissingComponentError, UnsupportedFileError
-from sdquant.formats.pickles import PickleFile
+from sdquant.formats.pickle import PickleFile
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import plain
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sdquant.errors import BadFileError, SettingsError
-from sdquant.formats import safetensors, safetensors_write
+from sdquant.formats import safetensors, safetensors_writer
 
 ROW = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 TWO = {"a": ROW, "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}}
@@ -308,7 +308,7 @@ class TestWriter:
         base = torch.arange(12.0)
         tensors = {"a": base.view(3, 4), "shared": base.view(3, 4), "turned": base.view(3, 4).t(), "none": base[:0]}
         path = tmp_path / "model.safetensors"
-        safetensors_write.write(path, tensors, {"who": "me"})
+        safetensors_writer.write(path, tensors, {"who": "me"})
         with safetensors.SafetensorsFile(path) as file:
             assert file.metadata == {"who": "me"}
             for name, tensor in tensors.items():
@@ -320,7 +320,7 @@ class TestWriter:
             "e": torch.ones(128).bfloat16(), "f": torch.ones(()), "g": torch.ones(7, dtype=torch.bool),
         }  # fmt: skip
         path = tmp_path / "model.safetensors"
-        safetensors_write.write(path, tensors, {})
+        safetensors_writer.write(path, tensors, {})
         with safe_open(path, "pt") as file:  # the library reads it
             assert all(torch.equal(file.get_tensor(key), tensor) for key, tensor in tensors.items())
         with safetensors.SafetensorsFile(path) as file:
@@ -332,29 +332,29 @@ class TestWriter:
 
     def test_a_few_at_a_time_in_any_order(self, tmp_path: Path) -> None:
         tensors = {"a": torch.arange(16.0), "b": torch.ones(3, dtype=torch.int8), "c": torch.arange(64).view(8, 8)}
-        parts = {key: safetensors_write.part_of(tensor.to("meta")) for key, tensor in tensors.items()}
+        parts = {key: safetensors_writer.part_of(tensor.to("meta")) for key, tensor in tensors.items()}
         for order in (("c", "a", "b"), ("b", "c", "a")):
-            safetensors_write.write_parts(
+            safetensors_writer.write_parts(
                 tmp_path / "few.safetensors", parts, ({key: tensors[key]} for key in order), {"who": "me"}
             )
-            safetensors_write.write(tmp_path / "all.safetensors", tensors, {"who": "me"})
+            safetensors_writer.write(tmp_path / "all.safetensors", tensors, {"who": "me"})
             assert (tmp_path / "few.safetensors").read_bytes() == (tmp_path / "all.safetensors").read_bytes()
 
     @pytest.mark.parametrize(
         "come", [{}, {"a": torch.ones(3)}, {"a": torch.ones(2, dtype=torch.int8)}, {"b": torch.ones(2)}], ids=str
     )
     def test_what_comes_must_be_what_was_said(self, come: dict[str, torch.Tensor], tmp_path: Path) -> None:
-        part = safetensors_write.part_of(torch.ones(2))
+        part = safetensors_writer.part_of(torch.ones(2))
         for some in ([come], [{"a": torch.ones(2)}, {"a": torch.ones(2)}]):  # twice is wrong as well
             with pytest.raises(ValueError, match="was to be"):
-                safetensors_write.write_parts(tmp_path / "a.safetensors", {"a": part}, some, {})
+                safetensors_writer.write_parts(tmp_path / "a.safetensors", {"a": part}, some, {})
         assert list(tmp_path.iterdir()) == []
 
     def test_a_failure_leaves_the_old_file_and_nothing_else(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "model.safetensors"
-        safetensors_write.write(path, {"a": torch.ones(2)}, {})
+        safetensors_writer.write(path, {"a": torch.ones(2)}, {})
         before = path.read_bytes()
 
         def fail(descriptor: int) -> None:
@@ -362,6 +362,6 @@ class TestWriter:
 
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(SettingsError, match="full"):
-            safetensors_write.write(path, {"a": torch.zeros(2)}, {})
+            safetensors_writer.write(path, {"a": torch.zeros(2)}, {})
         assert path.read_bytes() == before
         assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant.errors import BadFileError, MissingComponentError, SdquantError, UnsupportedFileError
-from sdquant.formats import folder as folders
-from sdquant.formats import source
+from sdquant.formats import checkpoint
+from sdquant.formats import folders as folders
 
 A = {"x.weight": torch.ones(4, 8), "x.bias": torch.zeros(4)}
 B = {"y.weight": torch.ones(8, 8, dtype=torch.bfloat16)}
@@ -46,7 +46,7 @@ class TestShards:
         "index", ["model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.fp16.json"]
     )
     def test_all_tensors_of_all_shards(self, index: str, tmp_path: Path) -> None:
-        src = source.component_folder(_sharded(tmp_path, index=index))
+        src = checkpoint.component_folder(_sharded(tmp_path, index=index))
         assert set(src.tensors) == set(A) | set(B)
         assert {key: path.name for key, path in src.home.items()} == INDEX
         assert src.weight_bytes == 4 * 36 + 2 * 64
@@ -347,7 +347,7 @@ class TestOwnMetadata:
         )
 
     def _rewrite(self, path: Path, change: Callable[[dict[str, Any]], Any], *, drop: str | None = None) -> None:
-        src = source.single_file(path)
+        src = checkpoint.single_file(path)
         own = json.loads(src.metadata["sdquant"])
         changed = change(own)
         text = changed if isinstance(changed, str) else json.dumps(own)
@@ -384,12 +384,12 @@ class TestOwnMetadata:
         assert "metadata is damaged" in _refused(path).why
 
     def test_a_missing_part_is_named(self, path: Path) -> None:
-        key = next(key for key in source.single_file(path).tensors if key.endswith(".absmax"))
+        key = next(key for key in checkpoint.single_file(path).tensors if key.endswith(".absmax"))
         self._rewrite(path, lambda own: None, drop=key)
         assert key in _refused(path).why
 
     def test_a_missing_extra_is_named(self, path: Path) -> None:
-        key = next(key for key in source.single_file(path).tensors if key.endswith(".quant_map"))
+        key = next(key for key in checkpoint.single_file(path).tensors if key.endswith(".quant_map"))
         self._rewrite(path, lambda own: None, drop=key)
         assert key in _refused(path).why
 

@@ -93,7 +93,7 @@ def backends_of(name: str) -> set[str]:
 def floats(comfy: SimpleNamespace) -> dict[str, torch.Tensor]:
     """The shipped model in its authors' names."""
     from sdquant import authors
-    from sdquant.detection import detect
+    from sdquant.models.detection import detect
 
     src = detect(sdquant.demo.path(FLUX)).sources["transformer"]
     files = src.open()

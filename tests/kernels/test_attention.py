@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import sdquant
 from sdquant import demo
-from sdquant.drawing import draw
 from sdquant.kernels import cpu, sdpa
 from sdquant.kernels.cpu import sdpa as by_own
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
 from sdquant.nn import sdpa_hook as asking
 

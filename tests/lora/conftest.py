@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import sdquant
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import main_part
 
 Out = Callable[[Any], torch.Tensor]

@@ -15,8 +15,8 @@ import torch
 
 import sdquant
 from sdquant import backends
-from sdquant.components import quiet
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
+from sdquant.models.components import quiet
 from sdquant.models.pipelines import main_part
 from sdquant.rules import QuantizationRule
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sdquant
 from sdquant import lora
-from sdquant.components import quiet
 from sdquant.errors import IncompatibleError
+from sdquant.models.components import quiet
 
 from .conftest import DEVICE
 from .test_balanced import BLOCK, REST, Net, Pipe

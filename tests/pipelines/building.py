@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import nn
 
-from sdquant.components import quiet
+from sdquant.models.components import quiet
 
 from . import texts
 from .rows import COMPONENTS, SCHEDULERS, Given

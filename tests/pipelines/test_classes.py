@@ -93,7 +93,7 @@ def test_a_scheduler_that_is_not_there_is_refused_before_weights_are_read(
 ) -> None:
     import shutil
 
-    from sdquant.formats.source import Source
+    from sdquant.formats.checkpoint import Source
 
     folder = Path(shutil.copytree(sd, tmp_path / "sd"))
     shutil.rmtree(folder / "scheduler")

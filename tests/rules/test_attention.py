@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sdquant
-from sdquant.components import quiet
 from sdquant.demo import digits
-from sdquant.drawing import draw
 from sdquant.errors import SettingsError
+from sdquant.models.components import quiet
+from sdquant.models.generate import draw
 from sdquant.rules import attention as attentions
 from sdquant.rules.attention import attention
 from sdquant.rules.interception import Marked, UnusedRuleWarning, mark, unmark, unused

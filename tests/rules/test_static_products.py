@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import sdquant
 from sdquant.calibrating import Calibration, calibrate
 from sdquant.demo import digits
-from sdquant.drawing import draw
 from sdquant.errors import SettingsError
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
 from sdquant.rules import (
     PtqProvider,

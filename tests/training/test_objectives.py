@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import sdquant
-from sdquant.drawing import draw
 from sdquant.errors import SettingsError
+from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
 from sdquant.training import chance, families, objectives
 from sdquant.training.encoded import Batch, Encoded

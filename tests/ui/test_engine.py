@@ -14,7 +14,7 @@ from PIL import Image, ImageChops
 
 import sdquant
 from sdquant import demo
-from sdquant.drawing import Stopped
+from sdquant.models.generate import Stopped
 from sdquant.request import Request, request
 from sdquant.ui import engine as engines
 from sdquant.ui.engine import Drawing, Engine, Job, Progress

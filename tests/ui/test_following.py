@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sdquant
-from sdquant.drawing import Stopped
+from sdquant.models.generate import Stopped
 from sdquant.ui.desk import Desk
 from sdquant.ui.engine import Job, Progress
 from sdquant.ui.following import Done, follow

@@ -201,8 +201,8 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
-    from sdquant.detection import detect
     from sdquant.formats import safetensors
+    from sdquant.models.detection import detect
 
     name = "<script>alert('1')<!-- \"x\" onload=y `${z}` \u202egpj.safetensors"
     said = "</p><img src=x onerror=alert(1)>\u2066\x1b[31m&amp;"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ... import comparing
-from ...drawing import Stopped
 from ...errors import SdquantError, SettingsError
+from ...models.generate import Stopped
 from ...settings import fields
 from ...utils.byte_sizes import size
 from .. import head as heads

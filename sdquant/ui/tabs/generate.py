@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ...drawing import Stopped
 from ...errors import SdquantError
+from ...models.generate import Stopped
 from .. import head as heads
 from .. import pieces
 from ..checks import MAX_PROMPT, MAX_SEED, number, prompt_of, whole

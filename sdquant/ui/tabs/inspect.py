@@ -12,8 +12,8 @@ import gradio as gr
 from ... import compat, machine
 from ...compat.row import OFFLOADS
 from ...core import registry
-from ...detection import detect
 from ...errors import SdquantError
+from ...models.detection import detect
 from ...utils.byte_sizes import size
 from .. import pieces
 from ..engine import Progress
@@ -21,8 +21,8 @@ from ..following import follow
 from ..html import escape
 
 if TYPE_CHECKING:
-    from ...detection import Detected
-    from ...histogram import TypeRow
+    from ...formats.type_histogram import TypeRow
+    from ...models.detection import Detected
     from ..desk import Desk
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from ... import presets
-from ...drawing import Stopped
 from ...errors import SdquantError, SettingsError
+from ...models.generate import Stopped
 from ...settings import Settings, field_named, fields
 from ...settings import file as settings_file
 from ...settings.fixes import Fix

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backend import DTYPE_BITS, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from .base import TensorFile
+from .tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor

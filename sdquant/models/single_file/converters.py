@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import UnsupportedFileError
-from .formats import families, reference
+from ...errors import UnsupportedFileError
+from ...formats import model_families
+from . import original_names
 
 if TYPE_CHECKING:
-    from .formats.source import Source
+    from ...formats.checkpoint import Source
 
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 Config = Mapping[str, Any]
@@ -36,9 +37,11 @@ PARTS: Mapping[str, Part] = {
     "AutoencoderKLLTXVideo": Part(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
     "AutoencoderKLLTX2Video": Part(("vae.", ""), "encoder.down_blocks.0.res_blocks.0.conv1.conv.weight"),
     "AutoencoderKLLTX2Audio": Part(("audio_vae.", ""), "decoder.up.0.block.0.conv1.conv.weight"),
-    "AutoencoderDC": Part((*families.PREFIXES, *_VAE, ""), "decoder.project_in.main.conv.weight"),
-    "ControlNetModel": Part((*families.PREFIXES, families.CONTROL, ""), "input_hint_block.0.weight"),
-    "ZImageControlNetModel": Part((*families.PREFIXES, families.CONTROL, ""), "control_all_x_embedder.2-1.weight"),
+    "AutoencoderDC": Part((*model_families.PREFIXES, *_VAE, ""), "decoder.project_in.main.conv.weight"),
+    "ControlNetModel": Part((*model_families.PREFIXES, model_families.CONTROL, ""), "input_hint_block.0.weight"),
+    "ZImageControlNetModel": Part(
+        (*model_families.PREFIXES, model_families.CONTROL, ""), "control_all_x_embedder.2-1.weight"
+    ),
     "MotionAdapter": Part(("",), "down_blocks.0.motion_modules.0.temporal_transformer.norm.weight"),
     "SparseControlNetModel": Part(("",), "controlnet_down_blocks.0.weight"),
 }
@@ -118,7 +121,7 @@ def ours(kind: str, names: Collection[str], owner: Source) -> Convert | None:
     found = _OURS.get(kind)
     if found is None or not found(names, owner.config):
         return None
-    from . import components
+    from .. import components
 
     model = components.empty(owner.library, kind, owner.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -136,7 +139,7 @@ def backwards(kind: str, shapes: Mapping[str, tuple[int, ...]], state: dict[str,
     """
     import torch
 
-    rows = reference.written(kind, shapes)
+    rows = original_names.written(kind, shapes)
     if rows is None:
         raise ValueError(f"no names of its authors are known for this {kind}")
     made = dict(state)

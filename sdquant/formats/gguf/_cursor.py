@@ -6,7 +6,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from ..errors import BadFileError
+from ...errors import BadFileError
 
 if TYPE_CHECKING:
     from pathlib import Path

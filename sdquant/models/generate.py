@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import SettingsError
+from ..errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def native_size(pipe: Any) -> int:
 
 
 def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int) -> None:
-    from .models.pipelines import is_pipeline
+    from .pipelines import is_pipeline
 
     if not is_pipeline(pipe):
         raise SettingsError(

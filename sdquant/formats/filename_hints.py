@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .core import registry
+from ..core import registry
 
 # What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
 # header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._gguf_cursor import Cursor
+    from ._cursor import Cursor
 
 KEPT_ITEMS = 1024  # longer arrays are skipped
 KEPT_STRING = 1 << 20  # bytes; longer strings are skipped

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .core import registry
-from .core.name_patterns import skipped
-from .errors import BadFileError
-from .utils.finite import finite
+from ..core import registry
+from ..core.name_patterns import skipped
+from ..errors import BadFileError
+from ..utils.finite import finite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .core.backend import Packed, QuantSpec
+    from ..core.backend import Packed, QuantSpec
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

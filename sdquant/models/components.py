@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import BadFileError, UnsupportedFileError
-from .formats import families
-from .formats.config_sizes import refuse_endless
-from .models import libraries
-from .models.bounds import refuse_oversized
-from .utils.process_state import Shared, errors_only, no_warnings
+from ..errors import BadFileError, UnsupportedFileError
+from ..formats import model_families
+from ..formats.config_sizes import refuse_endless
+from ..utils.process_state import Shared, errors_only, no_warnings
+from . import libraries
+from .bounds import refuse_oversized
 
 # Prefixes that some versions of a library put before a component's tensor names and others do not, or other tools.
-PREFIXES = ("text_model.", "transformer.", *families.PREFIXES)
+PREFIXES = ("text_model.", "transformer.", *model_families.PREFIXES)
 
 
 def model_class(library: str | None, name: str) -> Any:
@@ -97,7 +97,7 @@ def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The hub repository that diffusers takes a checkpoint's configs and tokenizers from, by names and shapes."""
     _, functions = single_file()
     kind = functions.infer_diffusers_model_type({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
-    row = families.recognise(shapes)
+    row = model_families.recognise(shapes)
     if row is not None and row.family == "ltx2":  # diffusers takes it for LTX-Video, whose names it has too
         kind = "ltx2-dev"
     return str(functions.DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"])

@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.backend import TensorInfo
-from ..core.gguf_types import BY_ID, REFUSED, TYPES, GGMLType
-from ..errors import UnsupportedFileError
-from ._gguf_cursor import AGAIN, Cursor
-from ._gguf_values import Skipped, Value, read_name, read_values
+from ...core.backend import TensorInfo
+from ...core.gguf_types import BY_ID, REFUSED, TYPES, GGMLType
+from ...errors import UnsupportedFileError
+from ._cursor import AGAIN, Cursor
+from ._values import Skipped, Value, read_name, read_values
 
 if TYPE_CHECKING:
     import os

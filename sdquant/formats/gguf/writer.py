@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..core.gguf_types import TYPES
-from ..utils.atomic_write import whole_file
-from ._gguf_values import ARRAY, BOOL, FORMS, NAMES, STRING
-from .gguf_header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
+from ...core.gguf_types import TYPES
+from ...utils.atomic_write import whole_file
+from ._values import ARRAY, BOOL, FORMS, NAMES, STRING
+from .header import FIVE_DIMS, MAGIC, ORIG_SHAPE, read_header
 
 if TYPE_CHECKING:
     import os
@@ -167,7 +167,7 @@ def _write(file: BinaryIO, place: _Place) -> None:
 def _raw(place: _Place, tensor: Tensor) -> memoryview:
     import torch
 
-    from ..utils.buffers import dense
+    from ...utils.buffers import dense
 
     dtype = TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):

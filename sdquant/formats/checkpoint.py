@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ..core import registry
 from ..core.backend import Found, PackedSpec, TensorInfo
 from ..errors import BadFileError, UnsupportedFileError
-from . import comfy, methods, safetensors
-from . import folder as folders
-from .own import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows
-from .pickles import PickleFile, refused
+from . import comfy_metadata, quantization_methods, safetensors
+from . import folders as folders
+from .pickle import PickleFile, refused
+from .sdquant_metadata import FORMAT_VERSION, METADATA_KEY, found_in, merged_own, rule_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .base import TensorFile
     from .recipe import Recipe
+    from .tensor_file import TensorFile
 
 # JSON files that say how weights are quantized -> what they say. quanto's own classes write `quanto_qmap.json`.
 _SIDE: Mapping[str, str] = {
@@ -142,7 +142,7 @@ class Source:
 def open_file(path: Path) -> TensorFile:
     """The weights file as a TensorFile, by its first bytes."""
     if is_gguf(path):
-        from .gguf import GGUFFile
+        from .gguf.file import GGUFFile
 
         return GGUFFile(path)
     if is_pickle(path):  # in no Source unless that was allowed
@@ -215,7 +215,7 @@ def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise BadFileError(
             f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
         )
-    beside = {name: _json_in(folder, name) for name in (*_SIDE, *methods.SIDE_FILES)}
+    beside = {name: _json_in(folder, name) for name in (*_SIDE, *quantization_methods.SIDE_FILES)}
     files = {"config": config} | {name: found for name, found in beside.items() if found is not None}
     side = {"quantization_config": quantization}
     side |= {_SIDE[name]: found for name, found in files.items() if name in _SIDE}
@@ -258,8 +258,8 @@ def _source(
     if specs:
         found = found_in(files[0], own, specs, tensors)
     else:
-        found = _foreign(path, tensors, {**side, "comfy": comfy.formats(tensors, home, metadata)})
-    methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata, home)
+        found = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
+    quantization_methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(
@@ -301,7 +301,7 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
     if not file.is_file():
         raise BadFileError(f"{file} was to be read", "it is not a regular file", "Check the path")
     if is_gguf(file):
-        from .gguf import read_header
+        from .gguf.file import read_header
 
         header = read_header(file, complete=complete)
         return header.tensors, header.metadata

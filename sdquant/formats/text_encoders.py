@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.backend import TensorInfo
-    from .source import Source
+    from .checkpoint import Source
 
 # The families of text encoders (`families`), and the word that the names of their classes have in common.
 KINDS: Mapping[str, str] = {"clip": "CLIP", "t5": "T5"}

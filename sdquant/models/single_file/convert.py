@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from . import key_maps
-from .backends.packed_reader import read_weight
-from .converters import completed
-from .core import registry
-from .core.backend import Cut, Found, TensorInfo, Unfit
-from .core.dtypes import FLOATS
-from .errors import BadFileError, UnsupportedFileError
-from .formats import families, text
+from ...backends.packed_reader import read_weight
+from ...core import registry
+from ...core.backend import Cut, Found, TensorInfo, Unfit
+from ...core.dtypes import FLOATS
+from ...errors import BadFileError, UnsupportedFileError
+from ...formats import model_families, text_encoders
+from . import converters
+from .converter_patches import completed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from .core.backend import PackedSpec
-    from .core.packed_rows import Range
-    from .formats.base import TensorFile
-    from .formats.recipe import Recipe
-    from .formats.source import Source
+    from ...core.backend import PackedSpec
+    from ...core.packed_rows import Range
+    from ...formats.checkpoint import Source
+    from ...formats.recipe import Recipe
+    from ...formats.tensor_file import TensorFile
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     function = _converter(src.names, layout, name, owner)
     if function is None:
         return None
-    from .tracing import trace
+    from .trace import trace
 
-    key_maps.refuse(src, owner.class_name or "")
+    converters.refuse(src, owner.class_name or "")
     packs = _packs(src)
     inputs = {key: (info.shape, _float(info.dtype)) for key, info in src.plain.items()}
     inputs |= {key: (pack.spec.shape, _float(pack.spec.dtype)) for key, pack in packs.items()}
@@ -114,12 +114,12 @@ def with_projection(src: Source) -> Source:
     name = "text_projection.weight"
     if not str(src.class_name).endswith("TextModelWithProjection") or name in src.names:
         return src
-    width, _ = text.sizes(src.tensors)
+    width, _ = text_encoders.sizes(src.tensors)
     if width is None or (src.config.get("hidden_size"), src.config.get("projection_dim")) != (width, width):
         return src  # then it is missing indeed
     import torch
 
-    from .formats.recipe import Recipe
+    from ...formats.recipe import Recipe
 
     dtype = _main_dtype(src)
     recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
@@ -134,10 +134,10 @@ def with_projection(src: Source) -> Source:
 
 def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Tables of a model that its class computes and files have in another form: in the weights' dtype."""
-    if owner.class_name not in key_maps.TABLES:
+    if owner.class_name not in converters.TABLES:
         return {}
-    from .components import empty
-    from .tracing import constant
+    from ..components import empty
+    from .trace import constant
 
     dtype = _main_dtype(src)
     model = empty(owner.library, owner.class_name, owner.config)
@@ -153,7 +153,7 @@ def _main_dtype(src: Source) -> torch.dtype:
 
 def beside(name: str, owner: Source) -> bool:
     """Whether a pipeline's component is one that a file may have beside its main model."""
-    return name in _TEXT or owner.class_name == "AutoencoderKL" or owner.class_name in key_maps.PARTS
+    return name in _TEXT or owner.class_name == "AutoencoderKL" or owner.class_name in converters.PARTS
 
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
@@ -167,7 +167,7 @@ def shapes(src: Source) -> dict[str, tuple[int, ...]]:
 def prefix_of(names: Iterable[str]) -> str:
     """What stands before the names of a UNet or transformer in a file; "" if nothing does."""
     names = tuple(names)
-    return next((prefix for prefix in families.PREFIXES if any(key.startswith(prefix) for key in names)), "")
+    return next((prefix for prefix in model_families.PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
 def idle(name: str) -> bool:
@@ -191,9 +191,9 @@ def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
 
 def _converter(
     names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source
-) -> key_maps.Convert | None:
+) -> converters.Convert | None:
     """What turns a state dict of the file into one of the component; None if the file has nothing for it."""
-    from .components import single_file
+    from ..components import single_file
 
     classes, functions = single_file()
     kind = owner.class_name or ""
@@ -208,20 +208,20 @@ def _converter(
         if prefix is None and not bare:
             return None
         return lambda state: functions.convert_ldm_vae_checkpoint(_within(state, prefix or ""), owner.config)
-    prefix = key_maps.prefix_of(kind, names) if kind in key_maps.PARTS else prefix_of(names)
+    prefix = converters.prefix_of(kind, names) if kind in converters.PARTS else prefix_of(names)
     if prefix is None:
         return None
-    own = key_maps.ours(kind, names, owner)
+    own = converters.ours(kind, names, owner)
     if own is not None:
         return lambda state: own(_within(state, prefix))
-    wanted, apply = key_maps.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
+    wanted, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
         {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )
 
 
-def _text(prefix: str, layout: str, owner: Source) -> key_maps.Convert:
-    from .components import single_file
+def _text(prefix: str, layout: str, owner: Source) -> converters.Convert:
+    from ..components import single_file
 
     if layout != "openclip":
         return lambda state: _within(state, prefix)

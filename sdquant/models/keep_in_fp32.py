@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from .core.backend import QuantSpec
+    from ..core.backend import QuantSpec
 
 OPTION = "wo"
 
@@ -92,7 +92,7 @@ def _any_of(patterns: frozenset[str]) -> re.Pattern[str]:
 
 def float32_of_model(model: nn.Module) -> Float32:
     """As the model itself says it, which in transformers has added what its submodels say."""
-    from .models.libraries import is_of_transformers
+    from .libraries import is_of_transformers
 
     soft, strict = (
         frozenset(getattr(model, name, None) or ())

@@ -27,12 +27,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from . import inputs
-from .errors import SettingsError
-from .kernels import onednn
-from .models.pipelines import components_of
-from .offload.entry import ENTRIES, wrap
-from .work import Work, product
+from ..errors import SettingsError
+from ..kernels import onednn
+from . import dummy_inputs
+from .call_hooks import ENTRIES, wrap
+from .op_counts import Work, product
+from .pipelines import components_of
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def of_pipeline(
         By component, in the order of their first calls; then those that were not called, with nothing. None for all if
         one looks at values, which are not there.
     """
-    from .drawing import draw
+    from .generate import draw
 
     parts = components_of(pipe)
     called: dict[str, _Shapes] = {}
@@ -279,13 +279,13 @@ def of_component(module: nn.Module, *, width: int | None = None, height: int | N
         SettingsError: it makes no image of that size.
     """
     name, config = type(module).__name__, getattr(module, "config", None)
-    if config is None or not inputs.knows(name):
+    if config is None or not dummy_inputs.knows(name):
         return None
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     shapes = _Shapes(module)
     try:
-        args, kwargs = inputs.of_one_image(name, config, width=width, height=height)
-        shapes.run(module.forward, args, inputs.moved(kwargs, torch.device("meta"), dtype))
+        args, kwargs = dummy_inputs.of_one_image(name, config, width=width, height=height)
+        shapes.run(module.forward, args, dummy_inputs.moved(kwargs, torch.device("meta"), dtype))
     except SettingsError:
         raise
     except Exception as error:  # of a network whose config is unlike those of its class
@@ -321,7 +321,7 @@ def _replace(part: nn.Module, method: str, shapes: _Shapes, before: Callable[[],
 
 def _on_cpu(part: nn.Module) -> Callable[[], None]:
     """Let a module on the meta device say that it computes on the CPU, which pipelines ask it."""
-    from .offload.entry import announce
+    from .call_hooks import announce
 
     return announce(part, torch.device("cpu"))
 

@@ -7,13 +7,13 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .core.backend import DTYPE_BITS
+from ..core import registry
+from ..core.backend import DTYPE_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .formats.source import Source
+    from .checkpoint import Source
 
 SHOWN = 8  # names of weights in high precision that are listed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import BadFileError, MissingComponentError, UnsupportedFileError
 from ..utils import strict_json
-from .pickles import refused
+from .pickle import refused
 
 MAX_JSON = 64 << 20  # bytes of a config or index file
 BASES = ("diffusion_pytorch_model", "model")  # what diffusers and transformers call a component's weights

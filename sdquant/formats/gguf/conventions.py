@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .families import Family
+    from ..model_families import Family
 
 
 @dataclass(frozen=True)

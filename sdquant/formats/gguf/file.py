@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.gguf_types import TYPES
-from ..errors import BadFileError
-from .base import TensorFile
-from .gguf_header import GGUFHeader, GGUFTensor, Skipped, read_header
-from .gguf_kind import Kind, classify
-from .gguf_write import write_gguf
+from ...core.gguf_types import TYPES
+from ...errors import BadFileError
+from ..tensor_file import TensorFile
+from .header import GGUFHeader, GGUFTensor, Skipped, read_header
+from .kind import Kind, classify
+from .writer import write_gguf
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import SettingsError
+from ..errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor

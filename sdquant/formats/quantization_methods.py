@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import registry
 from ..errors import BadFileError, UnsupportedFileError
 from ..utils import strict_json
-from .strays import stray_of
+from .orphan_scales import stray_of
 from .transforms import left_to_do
 
 if TYPE_CHECKING:

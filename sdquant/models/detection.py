@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .core import registry
-from .core.choices import MAIN
-from .core.gguf_mixes import dominant
-from .errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
-from .formats import adapters, families, folder, source, text
-from .formats.shards import MERGE, refuse_shard
-from .formats.source import METADATA_KEY, Source
-from .histogram import TypeRow, high_precision, histogram
-from .models import classes
-from .planning.references import reference
-from .suffixes import suffix_hint
-from .utils.arguments import answered
+from ..core import registry
+from ..core.choices import MAIN
+from ..core.gguf_mixes import dominant
+from ..errors import BadFileError, MissingComponentError, RefusedFileError, UnsupportedFileError
+from ..formats import checkpoint, lora_files, model_families, text_encoders
+from ..formats import folders as folder
+from ..formats.checkpoint import METADATA_KEY, Source
+from ..formats.filename_hints import suffix_hint
+from ..formats.shards import MERGE, refuse_shard
+from ..formats.type_histogram import TypeRow, high_precision, histogram
+from ..utils.arguments import answered
+from . import classes
+from .hub_references import reference
 
 __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
@@ -109,11 +110,11 @@ def detect(
     how = _How(complete=complete, pickles=allow_pickle, variant=variant)
     seen = _seen(path, how)
     if complete:
-        from .models.fitting import fitted
+        from .fitting import fitted
 
         for src in seen.sources.values():
             if src.path.is_dir():  # a lone file may be some of a model
-                fitted(text.tidied(src))
+                fitted(text_encoders.tidied(src))
     return seen
 
 
@@ -174,13 +175,14 @@ def _look(place: Path, path: str, how: _How) -> Detected:
     if not place.exists():
         raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
-        return _component(source.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
+        return _component(checkpoint.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, replace(how, partial=False)), path, how)
     said = folder.read_json(folder.inside(index, place))
     each = {
-        name: source.as_named(_part(sub, how), said[name]) for name, sub in folder.pipeline_parts(place, said).items()
+        name: checkpoint.as_named(_part(sub, how), said[name])
+        for name, sub in folder.pipeline_parts(place, said).items()
     }
     if not each:
         raise MissingComponentError(
@@ -225,8 +227,8 @@ def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, S
 
 def _part(folder_: Path, how: _How) -> Source:
     if how.partial and not folder.visible_weights(folder_, folder.WEIGHTS + folder.PICKLES):
-        return source.without_weights(folder_)
-    return source.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
+        return checkpoint.without_weights(folder_)
+    return checkpoint.component_folder(folder_, complete=how.complete, allow_pickle=how.pickles, variant=how.variant)
 
 
 def _pipeline(path: str, parts: dict[str, Detected]) -> Detected:
@@ -258,7 +260,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
     gguf = src.container == "gguf"
     if how.models:
         classes.check_component(src)
-    row = families.recognise(src.names)
+    row = model_families.recognise(src.names)
     refuse_shard(src, is_known=row is not None)
     if gguf:
         _refuse_unless_diffusion(src, is_part=how.is_part)
@@ -267,7 +269,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
         evidence.append(_variant(src))
     if src.class_name:
         evidence.insert(0, f"the config says {src.class_name}")
-    lora = adapters.sign(src.names) if row is None else None
+    lora = lora_files.sign(src.names) if row is None else None
     if lora is not None:
         evidence.insert(0, f"it is a LoRA: it has {lora!r}")
     if row:
@@ -279,7 +281,7 @@ def _component(src: Source, path: str, how: _How) -> Detected:
     return Detected(
         path=path,
         container="component" if src.path.is_dir() else src.container,
-        family=families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
+        family=model_families.sd_version(_shapes(src)) if row and row.family == "sd" else (row.family if row else None),
         component=row.component if row else ("lora" if lora is not None else None),
         quant=quant,
         backend=registry.scheme(quant).backend if quant else None,
@@ -377,8 +379,8 @@ _REFUSALS = {
 
 
 def _refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
-    from .backends.gguf import undecodable
-    from .formats.gguf import classify, read_header
+    from ..backends.gguf import undecodable
+    from ..formats.gguf.file import classify, read_header
 
     strange = undecodable(src.tensors)
     if strange:

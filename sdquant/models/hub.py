@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingComponentError, UnsupportedFileError
-from .formats import folder as folders
-from .planning.references import page
+from ..errors import MissingComponentError, UnsupportedFileError
+from ..formats import folders as folders
+from .hub_references import page
 
 if TYPE_CHECKING:
-    from .planning.references import Reference
+    from .hub_references import Reference
 
 _INDEX = "model_index.json"
 _FIRST = (_INDEX, "config.json")

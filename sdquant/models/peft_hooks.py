@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConflictError, IncompatibleError
+from ..errors import ConflictError, IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ def prepare(model: Any, layers: Iterable[str] | None = None) -> None:
     Args:
         layers: paths of those quantized layers that are new; None: of all, which takes a walk through the model.
     """
-    from .nn import into_floats, packed_of
+    from ..nn import into_floats, packed_of
 
     into_floats.watch()
     if layers is None:
@@ -81,7 +81,7 @@ class _Fuse:
         self._owner = weakref.ref(owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .models.pipelines import components_of
+        from .pipelines import components_of
 
         owner = self._owner()
         for part in components_of(owner).values():
@@ -98,7 +98,7 @@ class _Fuse:
 
 
 def _refuse_fusing(model: nn.Module) -> None:
-    from .nn import packed_of
+    from ..nn import packed_of
 
     for path in adapted(model):
         packed = packed_of(_base(model.get_submodule(path)))
@@ -117,7 +117,7 @@ class _State(OrderedDict[str, Any]):
     owner: nn.Module
 
     def __missing__(self, key: str) -> Any:
-        from .nn import packed_of
+        from ..nn import packed_of
 
         path, _, leaf = key.rpartition(".")
         if leaf == "weight":

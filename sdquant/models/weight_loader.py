@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import adapters, components, library_floats
-from .backends.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
-from .core import registry
-from .core.packed_rows import cut
-from .encoding import encode
-from .errors import BadFileError, UnsupportedFileError
-from .models.left_out import initialize, may_lack
-from .nn import kind_of, quantized_layer
-from .utils.finite import finite
-from .utils.malloc_trim import Trimmer
+from ..backends.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
+from ..core import registry
+from ..core.packed_rows import cut
+from ..errors import BadFileError, UnsupportedFileError
+from ..nn import kind_of, quantized_layer
+from ..utils.finite import finite
+from ..utils.malloc_trim import Trimmer
+from . import components, keep_in_fp32, peft_hooks
+from .left_out import initialize, may_lack
+from .quantize_weight import encode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import Packed, PackedSpec
-    from .formats.source import Source
+    from ..core.backend import Packed, PackedSpec
+    from ..formats.checkpoint import Source
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Installer:
     ) -> None:
         """`dtype`: what floats are cast to; None leaves them as they are. device: as for `install_packed`."""
         self.model, self.runtime, self.dtype, self.device = model, runtime, dtype, device
-        self.float32 = library_floats.float32_of_model(model)
+        self.float32 = keep_in_fp32.float32_of_model(model)
         self.known = frozenset(model.state_dict(keep_vars=True)) | frozenset(components.tied(model))
         self.ties = components.tied(model)
         self.unexpected: list[str] = []
@@ -288,4 +288,4 @@ def install_packed(
         layer.lay_out(device or str(packed.device))
     for path in paths:
         components.set_module(model, path, made)
-    adapters.prepare(model, paths)
+    peft_hooks.prepare(model, paths)

@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import adapters
+from .. import lora_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .gguf_header import GGUFHeader
+    from .header import GGUFHeader
 
 
 class Kind(str):
@@ -78,7 +78,7 @@ _LLAMA_CPP = r"(blk\.\d|token_embd|token_types|enc\.|dec\.blk|output\.|output_no
 _ROWS = (
     _Row("split", _split),
     _Row("adapter", _key("general.type", "adapter")),
-    _Row("adapter", _any_name(rf"\.lora_[ab]$|{adapters.NAMES}")),  # llama.cpp's names, and those of others
+    _Row("adapter", _any_name(rf"\.lora_[ab]$|{lora_files.NAMES}")),  # llama.cpp's names, and those of others
     _Row("projector", _key("general.type", "mmproj")),
     _Row("projector", _key("general.type", "clip-vision")),
     _Row("projector", _all_names(r"(v|mm|a)\.")),
