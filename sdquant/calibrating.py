@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BadFileError, SettingsError
 from .planner import QUANTIZED_BY_DEFAULT, by_name
-from .rules.rule import QuantizationRule, to_dict
-from .rules.spec import RulesSpec
+from .rules.qconfig import QuantizationRule, to_dict
+from .rules.quant_spec import RulesSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -147,7 +147,7 @@ def calibrate(
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
     """Raise SettingsError if a rule has found not one range of a product, in no component."""
     from .rules.interception import marks
-    from .rules.sites import static_rule
+    from .rules.product_ranges import static_rule
 
     wanted: dict[QuantizationRule, str] = {}
     known = {}
@@ -191,11 +191,11 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     from .core import registry
     from .models.pipelines import is_pipeline, weight_parts
     from .nn import kind_of
-    from .rules.flow import quantize_model
     from .rules.interception import matching
+    from .rules.model_quantization import quantize_model
+    from .rules.qconfig import Rules
     from .rules.qt import QtProvider
     from .rules.qt.statistics import has_statistics
-    from .rules.rule import Rules
 
     if not is_pipeline(pipe):
         raise SettingsError(

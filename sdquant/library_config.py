@@ -68,8 +68,8 @@ def own_config(model: nn.Module) -> dict[str, Any]:
 
 def said_rules(model: nn.Module) -> dict[str, Any]:
     """{"rules": [...]}, as JSON values, of a model that was quantized by rules; {} of others."""
-    from .rules.kept import rules_of_model
-    from .rules.rule import to_dict
+    from .rules.model_rules import rules_of_model
+    from .rules.qconfig import to_dict
 
     rules = rules_of_model(model)
     return {"rules": [to_dict(row) for row in rules]} if rules else {}

@@ -18,7 +18,7 @@ from .planning.plan import folder_of, source_of
 from .preparation import prepare
 from .request import Request, request
 from .rules.file_rules import rules_in
-from .rules.spec import RulesSpec
+from .rules.quant_spec import RulesSpec
 from .utils.arguments import answered
 from .utils.inference_mode import ordinary
 
@@ -227,7 +227,7 @@ def build(
     from .nn.quantized_layers import set_compute
     from .nn.weights import quantized
     from .quantizer import quantize_module
-    from .rules.sites import stand_in
+    from .rules.product_ranges import stand_in
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
@@ -250,7 +250,7 @@ def build(
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
     rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     if rules is not None:
-        from .rules.kept import attach_rules
+        from .rules.model_rules import attach_rules
 
         attach_rules(model, rules)
     if part.compute is not None:

@@ -19,7 +19,7 @@ from .nn import openvino
 from .planning.plan import ComponentPlan, Plan
 from .rules.file_rules import rules_in
 from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
-from .rules.spec import RulesSpec
+from .rules.quant_spec import RulesSpec
 from .selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:

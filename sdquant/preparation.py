@@ -14,8 +14,8 @@ from .models.classes import class_of
 from .planning.resolve import device_of, held, located, with_dtype
 from .request import Request, request
 from .rules.planning import marked_in_file
-from .rules.ranges import require_ranges
-from .rules.spec import RulesSpec
+from .rules.quant_spec import RulesSpec
+from .rules.range_checks import require_ranges
 
 if TYPE_CHECKING:
     from .planning import plan as planner_plan

@@ -14,8 +14,8 @@ from .models import peft_hooks
 from .nn import openvino
 from .request import AUTO, request
 from .rules.planning import marked_in
-from .rules.ranges import require_ranges
-from .rules.spec import RulesSpec
+from .rules.quant_spec import RulesSpec
+from .rules.range_checks import require_ranges
 from .selection import Extent, require_something
 from .utils.arguments import answered
 from .utils.inference_mode import ordinary
@@ -60,7 +60,7 @@ def quantize(
     from .loading import finishing
     from .models.pipelines import is_pipeline, weight_parts
     from .nn.quantized_layers import set_compute
-    from .rules.kept import attach_rules
+    from .rules.model_rules import attach_rules
 
     if quant is None and rules is None:
         raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')

@@ -17,14 +17,14 @@ from .core import registry
 from .errors import SdquantError, SettingsError, UnknownOffloadError
 from .offload import MODES
 from .planning.parts import Part, parts_of, require_parts
-from .rules.spec import with_rules
-from .rules.text import rules_of
+from .rules.parse import rules_of
+from .rules.quant_spec import with_rules
 from .utils.arguments import unknown
 from .utils.byte_sizes import parse_budget, parse_size
 
 if TYPE_CHECKING:
     from .core.backend import QuantSpec
-    from .rules.rule import QuantizationRule
+    from .rules.qconfig import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `automatic`
 OFFLOADS = (*(row.name for row in MODES), AUTO)

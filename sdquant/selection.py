@@ -15,7 +15,7 @@ from .core.dtypes import FLOATS
 from .core.name_patterns import skipped
 from .errors import IncompatibleError
 from .models import keep_in_fp32
-from .rules.spec import LEFT, NO_RULE, RulesSpec, first, operation_of
+from .rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
     from .core.backend import QuantSpec

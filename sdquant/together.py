@@ -21,10 +21,10 @@ from .errors import BadFileError, DistributedError, SettingsError
 from .models import classes, pipeline_folders, pipelines
 from .models.names import remember
 from .planning import plan
-from .rules.kept import given_rules, keep
-from .rules.rule import Rules
-from .rules.sites import place, ranges_of, stand_in
-from .rules.spec import RulesSpec
+from .rules.model_rules import given_rules, keep
+from .rules.product_ranges import place, ranges_of, stand_in
+from .rules.qconfig import Rules
+from .rules.quant_spec import RulesSpec
 from .saving import config_of, write_config, write_rest
 from .shares import shares
 from .utils.atomic_write import whole_folder

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .backends.packed_reader import NOT_FINITE, read_weight, require_sound
 from .core import registry
 from .core.backend import Found, Unfit
+from .core.packed_reader import NOT_FINITE, read_weight, require_sound
 from .errors import BadFileError, UnsupportedFileError
 from .models.detection import Detected, detect
 from .utils.arguments import answered

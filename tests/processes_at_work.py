@@ -13,9 +13,9 @@ import torch
 from sdquant import demo
 from sdquant.errors import DistributedError
 from sdquant.rules import QuantizationRule
-from sdquant.rules.packed import encode
-from sdquant.rules.qtypes import QTYPES
-from sdquant.rules.sharding import sharded
+from sdquant.rules.core.qtypes import QTYPES
+from sdquant.rules.core.sharding import sharded
+from sdquant.rules.packed_qarray import encode
 from sdquant.utils.distributed import Processes, processes
 
 SHAPES = ((10, 64), (7, 32, 3, 3), (1, 64))

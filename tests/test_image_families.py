@@ -21,7 +21,7 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends, gathering
-from sdquant.backends.packed_reader import read_weight
+from sdquant.core.packed_reader import read_weight
 from sdquant.formats.gguf.file import read_header
 from sdquant.gguf_files import quantize_file
 from sdquant.models.components import quiet, single_file

@@ -21,10 +21,10 @@ from sdquant.errors import BadFileError, ConflictError, IncompatibleError, Setti
 from sdquant.nn import packed_of
 from sdquant.nn.weights import quantized
 from sdquant.rules import PtqProvider, QtProvider, QuantizationRule, quantize_model, rules_of_model
+from sdquant.rules.core.static_range import operand
 from sdquant.rules.interception import Marked
-from sdquant.rules.rule import to_dict
-from sdquant.rules.spec import first, operation_of
-from sdquant.rules.static import operand
+from sdquant.rules.qconfig import to_dict
+from sdquant.rules.quant_spec import first, operation_of
 from sdquant.rules.statistics_file import write_statistics
 
 from .test_diffusers_quantizer import same

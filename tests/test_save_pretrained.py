@@ -25,7 +25,7 @@ from sdquant.cli import main
 from sdquant.lora import add_lora
 from sdquant.models.generate import draw
 from sdquant.nn.weights import quantized
-from sdquant.rules.kept import rules_of_model
+from sdquant.rules.model_rules import rules_of_model
 
 from .test_diffusers_quantizer import same
 

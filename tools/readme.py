@@ -254,9 +254,9 @@ def _of_part(part: Any, name: str) -> str:
 
 def qtypes(_: Path) -> str:
     """Every type that rules know."""
-    from sdquant.rules.layout import layout
-    from sdquant.rules.qtypes import QTYPES
-    from sdquant.rules.rule import QuantizationRule
+    from sdquant.rules.core.qtypes import QTYPES
+    from sdquant.rules.packed_layout import layout
+    from sdquant.rules.qconfig import QuantizationRule
 
     rows = []
     for row in QTYPES:

@@ -14,7 +14,7 @@ from . import _shared
 if TYPE_CHECKING:
     import argparse
 
-    from ..rules.rule import QuantizationRule
+    from ..rules.qconfig import QuantizationRule
 
 log = logging.getLogger(__name__)
 

@@ -101,7 +101,7 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     from ..cache import cache_of
     from ..loader import load
     from ..machine import default_device, probe
-    from ..rules.sharding import sharded
+    from ..rules.core.sharding import sharded
     from ..utils.distributed import ALONE, processes, rank
 
     in_parts = asked.rules is not None and shards.parts > 1

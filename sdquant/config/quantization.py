@@ -11,7 +11,7 @@ from ..core import registry
 from ..errors import SdquantError, SettingsError, UnknownQuantError
 from ..request import AUTO, NOT_QUANTIZED, RULES
 from ..rules.presets import PRESETS, Choices, preset_rules
-from ..rules.rule import QtRule, QuantizationRule, rule_of
+from ..rules.qconfig import QtRule, QuantizationRule, rule_of
 from .keys import key
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ __all__ = ["Backend", "Found", "QuantSpec", "Scheme", "get", "names", "of_scheme
 
 ENTRY_POINTS = HOME = "sdquant.backends"
 # Backends that are not in that folder, by name.
-ELSEWHERE: Mapping[str, str] = {}
+ELSEWHERE: Mapping[str, str] = {"rules": "sdquant.rules.backend"}
 
 
 # What people say for a kind of schemes, without signs between letters: the ones to take, the usual one first.

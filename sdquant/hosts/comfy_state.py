@@ -101,7 +101,7 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
 
 
 def _packed(src: Source, files: Mapping[Path, TensorFile], name: str) -> Packed:
-    from ..backends.packed_reader import read_weight, require_sound
+    from ..core.packed_reader import read_weight, require_sound
 
     found = src.found[name]
     try:

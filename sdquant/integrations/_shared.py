@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import compat, machine
-from ..backends.packed_reader import read_weight
 from ..core.backend import PackedSpec
+from ..core.packed_reader import read_weight
 from ..core.range_keys import is_range
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
@@ -26,11 +26,11 @@ from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..quantizer import extent_of, weights_to_quantize
 from ..rules.file_rules import rules_in
-from ..rules.kept import attach_rules, forget
+from ..rules.model_rules import attach_rules, forget
 from ..rules.planning import marked_in, unused
-from ..rules.ranges import require_ranges
-from ..rules.sites import place
-from ..rules.spec import RulesSpec
+from ..rules.product_ranges import place
+from ..rules.quant_spec import RulesSpec
+from ..rules.range_checks import require_ranges
 from ..selection import require_something
 
 if TYPE_CHECKING:

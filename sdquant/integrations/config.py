@@ -14,9 +14,9 @@ from ..core import registry
 from ..core.choices import METHOD
 from ..errors import SettingsError
 from ..planner import refuse_computing
-from ..rules.rule import to_dict
-from ..rules.spec import with_rules
-from ..rules.text import rules_of
+from ..rules.parse import rules_of
+from ..rules.qconfig import to_dict
+from ..rules.quant_spec import with_rules
 from ..utils.arguments import answered
 
 _ALWAYS = ("quant_method", "quant", "skip")

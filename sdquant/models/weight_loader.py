@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..backends.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from ..core import registry
+from ..core.packed_reader import AGAIN, NOT_FINITE, read_weight, require_sound
 from ..core.packed_rows import cut
 from ..errors import BadFileError, UnsupportedFileError
 from ..nn import kind_of, quantized_layer

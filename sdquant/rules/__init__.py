@@ -8,41 +8,40 @@
 
 What rules say:
 
-    rule.py          QuantizationRule and QtRule; the first that matches a layer decides
-    qtypes.py        the types, one row each: bounds, storage
-    method.py        how a range is to be found, as rules write it
-    text.py          rules as mappings, JSON, YAML
-    how.py           how one tensor is quantized; the shape of its scales
-    layout.py        what a rule means for a layer's weight and input; the parts of a packed weight
-    spec.py          rules as what a loader is asked for
-    planning.py      what they reach in a model, and what they contradict
+    qconfig.py       QuantizationRule and QtRule; the first that matches a layer decides
+    core/qtypes.py   the types, one row each: bounds, storage
+    core/calibration_method.py  how a range is to be found, as rules write it
+    parse.py         rules as mappings, JSON, YAML
+    core/how_to_quantize.py  how one tensor is quantized; the shape of its scales
+    packed_layout.py what a rule means for a layer's weight and input; the parts of a packed weight
+    quant_spec.py    rules as what a loader is asked for
 
-The arithmetic:
+The arithmetic, in core/:
 
-    rounding.py      rounding into the types, and back
+    numerics.py      rounding into the types, and back
     calibration.py   the range of a tensor, and the scale that follows from it
     qarray.py        a quantized tensor with its scales; quantize and dequantize
-    matmul.py, convolution.py, integers.py   products of quantized tensors, in integers where both are
-    packing.py, packed.py   codes as bytes; a quantized weight as plain parts (`backends.rules` stores these)
-    static.py        ranges of activations found beforehand
+    dot_general.py, conv_general.py   products of quantized tensors, in integers where both are
+    bit_packing.py, ../packed_qarray.py   codes as bytes; a quantized weight as plain parts (`backend` stores these)
+    static_range.py  ranges of activations found beforehand
 
 Products of two activations, where a rule names them:
 
-    products.py      of quantized tensors, matrix by matrix
-    straight.py      of float tensors under a rule, with gradients
-    attention.py, einsum.py   what is made of such products
-    sites.py         their static ranges, as buffers of the modules that multiply
-    operations.py, interception.py   torch's functions, replaced while a module runs that a rule names
+    core/batched_matmul.py   of quantized tensors, matrix by matrix
+    providers/product.py     of float tensors under a rule, with gradients
+    core/attention.py, core/einsum.py   what is made of such products
+    product_ranges.py        their static ranges, as buffers of the modules that multiply
+    intercepted_ops.py, interception.py   torch's functions, replaced while a module runs that a rule names
     report.py        which rules have done so
 
 The flow:
 
-    providers.py     PtqProvider
-    flow.py          quantize_model
+    providers/ptq.py PtqProvider
+    model_quantization.py   quantize_model
     params.py        quantize_params
-    prequantized.py  process_prequantized_params, restore_quantization_rules: what another tool quantized
+    providers/prequantized.py  process_prequantized_params, restore_quantization_rules: what another tool quantized
     qt/              QtProvider: training with quantization in the loop; ranges over batches
-    kept.py, recovering.py   rules_of_model: back from a model, or a saved one, to its rules
+    model_rules.py, infer_rules.py   rules_of_model: back from a model, or a saved one, to its rules
 
 Bit for bit as in Qwix at aa623acb (2026-08-13) on the CPU in float32 and bfloat16, where XLA divides as IEEE says. The
 release 0.1.8 is older: it has neither int16 nor mxfp8_16, and its mxfp8 and mxfp4 are mxfp8_ceil and mxfp4_ceil here.
@@ -58,39 +57,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .flow import quantize_model
-    from .how import HowToQuantize
-    from .kept import rules_of_model
+    from .core.how_to_quantize import HowToQuantize
+    from .core.qarray import QArray, dequantize, quantize
+    from .model_quantization import quantize_model
+    from .model_rules import rules_of_model
     from .params import assign, load_params, missing_params, quantize_params, require_complete
-    from .prequantized import process_prequantized_params, restore_quantization_rules
-    from .providers import PtqProvider
-    from .qarray import QArray, dequantize, quantize
+    from .providers.prequantized import process_prequantized_params, restore_quantization_rules
+    from .providers.ptq import PtqProvider
+    from .qconfig import QtRule, QuantizationRule
     from .qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
-    from .rule import QtRule, QuantizationRule
 
 # Looked up when they are first used: the planner reads rules without torch.
 _LAZY = {
-    "HowToQuantize": "how",
-    "PtqProvider": "providers",
-    "QArray": "qarray",
+    "HowToQuantize": "core.how_to_quantize",
+    "PtqProvider": "providers.ptq",
+    "QArray": "core.qarray",
     "QtProvider": "qt",
-    "QtRule": "rule",
-    "QuantizationRule": "rule",
+    "QtRule": "qconfig",
+    "QuantizationRule": "qconfig",
     "assign": "params",
     "collecting": "qt",
-    "dequantize": "qarray",
+    "dequantize": "core.qarray",
     "load_params": "params",
     "load_quant_stats": "qt",
     "merge_quant_stats": "qt",
     "missing_params": "params",
-    "process_prequantized_params": "prequantized",
+    "process_prequantized_params": "providers.prequantized",
     "quant_stats": "qt",
-    "quantize": "qarray",
-    "quantize_model": "flow",
+    "quantize": "core.qarray",
+    "quantize_model": "model_quantization",
     "quantize_params": "params",
     "require_complete": "params",
-    "restore_quantization_rules": "prequantized",
-    "rules_of_model": "kept",
+    "restore_quantization_rules": "providers.prequantized",
+    "rules_of_model": "model_rules",
 }
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 from ..core import registry
 from ..errors import BadFileError, SettingsError
 from ..formats.sdquant_metadata import damaged
-from .patterns import quick
-from .rule import rule_of
-from .spec import RulesSpec, with_rules
+from .qconfig import rule_of
+from .quant_spec import RulesSpec, with_rules
+from .safe_regex import quick
 
 
 def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | None:

@@ -29,19 +29,19 @@ from torch.overrides import TorchFunctionMode
 from ..core import range_keys
 from ..errors import IncompatibleError, SettingsError
 from ..nn import packed_of
-from . import sites
-from .operations import OPERATIONS, Operation
+from . import product_ranges
+from .intercepted_ops import OPERATIONS, Operation
+from .providers.product import Site, refuse
 from .qt.layers import QtLayer
 from .qt.statistics import SiteStats
+from .quant_spec import first
 from .report import Report, Unused, UnusedRuleWarning
-from .spec import first
-from .straight import Site, refuse
 
 if TYPE_CHECKING:
-    from .rule import QuantizationRule, Rules
+    from .qconfig import QuantizationRule, Rules
 
 _NAMES = tuple({operation.name for operation in OPERATIONS.values()})
-_ATTRIBUTE, _REPORT = sites.MARK, "_sdquant_products"
+_ATTRIBUTE, _REPORT = product_ranges.MARK, "_sdquant_products"
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Mark:
         if not rule.act_static_scale:
             return Site(rule=rule)
         if self.statistics is None:
-            return Site(rule=rule, known=lambda name: sites.range_in(module, self.path, name))
+            return Site(rule=rule, known=lambda name: product_ranges.range_in(module, self.path, name))
         own = self.statistics
         return Site(rule=rule, collect=lambda name, found, axis: own.range_for(name, found, axis, rule))
 
@@ -156,7 +156,7 @@ class Marked(nn.Module):
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
                 if range_keys.BUFFER.fullmatch(name) and (own is None or own.is_meta or own.shape != value.shape):
-                    sites.place(self, {name: value.clone()})
+                    product_ranges.place(self, {name: value.clone()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -223,11 +223,11 @@ def mark(
         if "attention" in type(modules[path]).__name__.lower():
             report.attention.update(set(chosen.values()))
     if statistics and not collects:
-        sites.place(model, sites.ranges_of(model, rules, statistics))
+        product_ranges.place(model, product_ranges.ranges_of(model, rules, statistics))
     for path, module in modules.items():
         static = any(rule.act_static_scale for rule in found.get(path, {}).values())
         if not static or collects:
-            sites.drop(module)
+            product_ranges.drop(module)
         if path in found:
             stats = SiteStats(path) if static and collects else None
             _put(module, Mark(path=path, rules=found[path], report=report, statistics=stats))
@@ -241,7 +241,7 @@ def mark(
 
 def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
     """Raise SettingsError if two rules find ranges of products that have one name."""
-    for counted, names in sites.COUNTED.items():
+    for counted, names in product_ranges.COUNTED.items():
         static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
         if len(static) > 1:
             raise SettingsError(
@@ -255,7 +255,7 @@ def unmark(model: nn.Module) -> None:
     """Take back what `mark` did, static ranges of products included."""
     _clear(model)
     for module in model.modules():
-        sites.drop(module)
+        product_ranges.drop(module)
 
 
 def marks(model: nn.Module) -> dict[str, Mark]:

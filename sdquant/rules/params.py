@@ -16,18 +16,18 @@ from ..models.components import missing, set_tensor
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
 from ..utils.malloc_trim import Trimmer, trim
-from . import sites
+from . import product_ranges
+from .core.static_range import of_operand, operand, static_range
 from .interception import marks
-from .layout import ACT_SHAPE
-from .packed import encode
-from .providers import how_of, rule_of_layer
-from .rule import OPERATIONS
-from .spec import operation_of
-from .static import of_operand, operand, static_range
+from .packed_layout import ACT_SHAPE
+from .packed_qarray import encode
+from .providers.ptq import how_of, rule_of_layer
+from .qconfig import OPERATIONS
+from .quant_spec import operation_of
 
 if TYPE_CHECKING:
-    from .rule import QuantizationRule
-    from .static import StaticRange
+    from .core.static_range import StaticRange
+    from .qconfig import QuantizationRule
 
 _trimmer = Trimmer()  # of all calls: a model is often quantized weight by weight
 _TOGETHER = "Check that the weights and the template belong together"
@@ -98,7 +98,7 @@ def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
         if range_keys.BUFFER.fullmatch(short):
-            sites.place(template, {name: value})
+            product_ranges.place(template, {name: value})
         elif isinstance(module, QuantizedLayer) and short.startswith(PREFIX):
             part = short.removeprefix(PREFIX)
             module.set_part(part, value)
@@ -207,9 +207,9 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
     for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
         path, _, short = prefix.rpartition(".")
         mark = found_marks.get(path)
-        rule = None if mark is None else sites.static_rule(mark.report.rules, path, short)
+        rule = None if mark is None else product_ranges.static_rule(mark.report.rules, path, short)
         if rule is not None:
-            made |= sites.buffers(prefix, _found(of_operand, statistics, prefix, rule))
+            made |= product_ranges.buffers(prefix, _found(of_operand, statistics, prefix, rule))
             continue
         try:
             layer = template.get_submodule(path)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ..core.backend import Unfit
 from ..errors import ConflictError, MissingComponentError
 from ..selection import Extent
-from .layout import ACT_SHAPE, plain_tiles
-from .recovering import does
-from .rule import QuantizationRule, Rules, rule_of, to_dict
-from .spec import RulesSpec, is_for_products_alone
+from .infer_rules import does
+from .packed_layout import ACT_SHAPE, plain_tiles
+from .qconfig import QuantizationRule, Rules, rule_of, to_dict
+from .quant_spec import RulesSpec, is_for_products_alone
 
 if TYPE_CHECKING:
     from torch import nn

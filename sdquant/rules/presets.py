@@ -12,9 +12,9 @@ import difflib
 from dataclasses import dataclass, fields, replace
 
 from ..errors import SettingsError, UnknownQuantError
-from .method import method
-from .qtypes import QTYPES, qtype
-from .rule import QtRule, QuantizationRule
+from .core.calibration_method import method
+from .core.qtypes import QTYPES, qtype
+from .qconfig import QtRule, QuantizationRule
 
 LINEAR = ("dot_general", "einsum")
 CONV = ("conv_general_dilated",)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import SdquantWarning
-from .spec import is_for_products_alone
+from .quant_spec import is_for_products_alone
 
 if TYPE_CHECKING:
-    from .rule import QuantizationRule, Rules
+    from .qconfig import QuantizationRule, Rules
 
 
 class UnusedRuleWarning(SdquantWarning):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..rules.rule import QuantizationRule
+from ..rules.qconfig import QuantizationRule
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def quantize_for_training(model: nn.Module, settings: Settings, quantized: Colle
     rule cannot hold. It is the same in a model that is loaded with the rules.
     """
     from ..nn import kind_of
-    from ..rules.flow import quantize_model
+    from ..rules.model_quantization import quantize_model
     from ..rules.qt import QtProvider, load_quant_stats
     from ..rules.statistics_file import of_component, read_statistics
 

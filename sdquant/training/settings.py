@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..rules.rule import QtRule, QuantizationRule, to_dict
+from ..rules.qconfig import QtRule, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
     from ..config import Config

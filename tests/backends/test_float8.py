@@ -11,8 +11,8 @@ from comfy_kitchen.tensor import TensorCoreMXFP8Layout
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.backends.packed_reader import read_weight
 from sdquant.core.backend import Found, Packed, TensorInfo
+from sdquant.core.packed_reader import read_weight
 from sdquant.core.packed_rows import cut
 from sdquant.errors import BadFileError
 

@@ -10,7 +10,7 @@ from sdquant import backends, config
 from sdquant.config import Quantization, Shards
 from sdquant.errors import SdquantError, SettingsError, UnknownQuantError
 from sdquant.rules.presets import PRESETS
-from sdquant.rules.rule import QtRule, QuantizationRule
+from sdquant.rules.qconfig import QtRule, QuantizationRule
 
 QWIX = "use_qwix_quantization=true"
 DOT, CONV = ("dot_general", "einsum"), ("conv_general_dilated",)

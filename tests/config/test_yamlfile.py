@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdquant.errors import BadFileError, SettingsError
-from sdquant.rules.text import rules_of
+from sdquant.rules.parse import rules_of
 from sdquant.utils import strict_yaml
 
 

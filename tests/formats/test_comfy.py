@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sdquant
 from sdquant import backends
-from sdquant.backends.packed_reader import read_weight
+from sdquant.core.packed_reader import read_weight
 from sdquant.errors import BadFileError, UnsupportedFileError
 from sdquant.formats.checkpoint import single_file
 

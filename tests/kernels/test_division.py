@@ -14,9 +14,9 @@ from sdquant import backends
 from sdquant.core.backend import Unfit
 from sdquant.kernels import int8_reference
 from sdquant.kernels.division import divided
-from sdquant.rules.how import HowToQuantize
-from sdquant.rules.qarray import quantize
-from sdquant.rules.qtypes import qtype
+from sdquant.rules.core.how_to_quantize import HowToQuantize
+from sdquant.rules.core.qarray import quantize
+from sdquant.rules.core.qtypes import qtype
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What other packages' own code encodes, which divides as it does: backends and schemes.

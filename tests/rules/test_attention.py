@@ -23,11 +23,11 @@ from sdquant.demo import digits
 from sdquant.errors import SettingsError
 from sdquant.models.components import quiet
 from sdquant.models.generate import draw
-from sdquant.rules import attention as attentions
-from sdquant.rules.attention import attention
+from sdquant.rules.core import attention as attentions
+from sdquant.rules.core.attention import attention
 from sdquant.rules.interception import Marked, UnusedRuleWarning, mark, unmark, unused
-from sdquant.rules.rule import QtRule, QuantizationRule, Rules
-from sdquant.rules.straight import product
+from sdquant.rules.providers.product import product
+from sdquant.rules.qconfig import QtRule, QuantizationRule, Rules
 
 from . import reference
 from .test_products import quantized, scaled, tensor, wanted

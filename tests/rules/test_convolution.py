@@ -10,9 +10,9 @@ import torch
 
 from sdquant.errors import SettingsError
 from sdquant.kernels import int_matmul
-from sdquant.rules import convolution
-from sdquant.rules.convolution import CONVOLUTIONS, convolve
-from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize
+from sdquant.rules.core import conv_general
+from sdquant.rules.core.conv_general import CONVOLUTIONS, convolve
+from sdquant.rules.core.qarray import HowToQuantize, QArray, dequantize, quantize
 
 from . import reference, reference_qt
 
@@ -57,7 +57,7 @@ def test_sums_of_integers_are_exact(
     wanted = rounded(rounded(sums * scales[0].reshape(-1, 1, *rest)) * scales[1].reshape(1, -1, *rest))
     made = convolve(ours(x, dtype, act), ours(w, dtype, "int4"), **arguments)
     assert made.dtype == getattr(torch, dtype) and np.array_equal(made.float().numpy(), wanted)
-    monkeypatch.setattr(convolution, "PIECE", 100)  # laid out in many pieces
+    monkeypatch.setattr(conv_general, "PIECE", 100)  # laid out in many pieces
     assert torch.equal(convolve(ours(x, dtype, act), ours(w, dtype, "int4"), **arguments), made)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdquant.rules import float8
+from sdquant.rules.core import float8
 
 TYPES = [(torch.float8_e4m3fn, torch.float8_e4m3fn), (torch.float8_e4m3fn, torch.float8_e5m2)]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from sdquant.rules.einsum import einsum
-from sdquant.rules.how import HowToQuantize
-from sdquant.rules.qarray import dequantize, quantize
-from sdquant.rules.rule import QuantizationRule
-from sdquant.rules.straight import Site
+from sdquant.rules.core.einsum import einsum
+from sdquant.rules.core.how_to_quantize import HowToQuantize
+from sdquant.rules.core.qarray import dequantize, quantize
+from sdquant.rules.providers.product import Site
+from sdquant.rules.qconfig import QuantizationRule
 
 FILE = np.load(Path(__file__).parent / "golden" / "qwix.npz")
 CASES = sorted({name.rpartition("|")[0] for name in FILE.files})

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sdquant.kernels import int_matmul
-from sdquant.rules import convolution, products
-from sdquant.rules.convolution import Window
-from sdquant.rules.how import HowToQuantize
-from sdquant.rules.qarray import quantize
+from sdquant.rules.core import batched_matmul, conv_general
+from sdquant.rules.core.conv_general import Window
+from sdquant.rules.core.how_to_quantize import HowToQuantize
+from sdquant.rules.core.qarray import quantize
 
 
 def codes(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -24,7 +24,7 @@ def codes(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (int_matmul, convolution):
+    for module in (int_matmul, conv_general):
         monkeypatch.setattr(module, "has_float64", lambda device: False)
 
 
@@ -39,16 +39,16 @@ def test_so_are_convolutions(without_float64: None) -> None:
     left, right = codes(2, 6 * 25, torch.int8).view(2, 6, 5, 5), codes(4, 3 * 9, torch.int8).view(4, 3, 3, 3)
     window = Window.of(right.shape, 1, 1, 1, 2)
     wanted = torch.nn.functional.conv2d(left.double(), right.double(), None, 1, 1, 1, 2).long()
-    assert torch.equal(convolution.sums(left, right, ("int8", "int8"), window), wanted)
+    assert torch.equal(conv_general.sums(left, right, ("int8", "int8"), window), wanted)
 
 
 def test_so_are_products_of_activations(monkeypatch: pytest.MonkeyPatch, without_float64: None) -> None:
     how = HowToQuantize(qtype="int16", channelwise_axes=(0, 1))
     a = quantize(torch.randn(2, 3, 40), how)
     b = quantize(torch.randn(2, 40, 5), HowToQuantize(qtype="int16", channelwise_axes=(0, 2)))
-    found = products.multiply(a, b)
+    found = batched_matmul.multiply(a, b)
     monkeypatch.undo()
-    assert torch.equal(found, products.multiply(a, b))
+    assert torch.equal(found, batched_matmul.multiply(a, b))
 
 
 def test_a_cpu_has_it() -> None:

@@ -8,10 +8,10 @@ import torch
 
 from sdquant.core.code_tables import NF4
 from sdquant.errors import SettingsError
-from sdquant.rules.matmul import linear
-from sdquant.rules.qarray import HowToQuantize, QArray, dequantize, quantize, quantize_with, range_of, scale_shape
-from sdquant.rules.qtypes import QTYPES, qtype
-from sdquant.rules.rounding import PART, from_codes, to_codes
+from sdquant.rules.core.dot_general import linear
+from sdquant.rules.core.numerics import PART, from_codes, to_codes
+from sdquant.rules.core.qarray import HowToQuantize, QArray, dequantize, quantize, quantize_with, range_of, scale_shape
+from sdquant.rules.core.qtypes import QTYPES, qtype
 
 from . import reference
 

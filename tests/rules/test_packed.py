@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from sdquant import backends
-from sdquant.backends.rules import TYPES
 from sdquant.core.backend import PackedSpec, QuantSpec, Unfit
 from sdquant.errors import SettingsError
-from sdquant.rules.layout import row_bytes, weight_how
-from sdquant.rules.packing import pack, unpack
-from sdquant.rules.qarray import dequantize, quantize
-from sdquant.rules.qtypes import QTYPES, qtype
-from sdquant.rules.rule import QtRule, QuantizationRule
-from sdquant.rules.spec import RuleSpec
+from sdquant.rules.backend import TYPES
+from sdquant.rules.core.bit_packing import pack, unpack
+from sdquant.rules.core.qarray import dequantize, quantize
+from sdquant.rules.core.qtypes import QTYPES, qtype
+from sdquant.rules.packed_layout import row_bytes, weight_how
+from sdquant.rules.qconfig import QtRule, QuantizationRule
+from sdquant.rules.quant_spec import RuleSpec
 
 BACKEND = backends.get("rules")
 ROW = backends.scheme("rules")

@@ -9,7 +9,7 @@ import pytest
 
 from sdquant.errors import BadFileError
 from sdquant.rules.file_rules import rules_in
-from sdquant.rules.patterns import quick
+from sdquant.rules.safe_regex import quick
 
 
 @pytest.mark.parametrize(

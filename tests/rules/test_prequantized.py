@@ -31,10 +31,10 @@ from sdquant.rules import (
     require_complete,
     restore_quantization_rules,
 )
-from sdquant.rules.layout import weight_how
-from sdquant.rules.qarray import quantize
-from sdquant.rules.rule import Rules
-from sdquant.rules.spec import operation_of
+from sdquant.rules.core.qarray import quantize
+from sdquant.rules.packed_layout import weight_how
+from sdquant.rules.qconfig import Rules
+from sdquant.rules.quant_spec import operation_of
 
 BACKEND = backends.get("rules")
 UNET = path("digits-sd") / "unet"

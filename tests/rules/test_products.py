@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from sdquant.errors import SettingsError
-from sdquant.rules.einsum import einsum
-from sdquant.rules.how import HowToQuantize
-from sdquant.rules.products import multiply
-from sdquant.rules.qarray import dequantize, quantize
-from sdquant.rules.rule import QtRule, QuantizationRule
-from sdquant.rules.straight import Found, Site, product
+from sdquant.rules.core.batched_matmul import multiply
+from sdquant.rules.core.einsum import einsum
+from sdquant.rules.core.how_to_quantize import HowToQuantize
+from sdquant.rules.core.qarray import dequantize, quantize
+from sdquant.rules.providers.product import Found, Site, product
+from sdquant.rules.qconfig import QtRule, QuantizationRule
 
 from . import reference
 

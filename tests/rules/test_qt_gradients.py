@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sdquant.errors import SettingsError
+from sdquant.rules.core.qtypes import QTYPES
+from sdquant.rules.qconfig import QtRule
 from sdquant.rules.qt import QtProvider
-from sdquant.rules.qtypes import QTYPES
-from sdquant.rules.rule import QtRule
 
 from . import reference, reference_qt
 

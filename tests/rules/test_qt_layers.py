@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sdquant.demo import path as demo
-from sdquant.rules.flow import quantize_model
-from sdquant.rules.providers import PtqProvider
+from sdquant.rules.model_quantization import quantize_model
+from sdquant.rules.providers.ptq import PtqProvider
+from sdquant.rules.qconfig import QtRule
 from sdquant.rules.qt import QtLayer, QtProvider, collecting, quant_stats
-from sdquant.rules.rule import QtRule
 
 INT8 = {"weight_qtype": "int8", "act_qtype": "int8"}
 MODULES = {

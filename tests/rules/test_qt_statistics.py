@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sdquant.errors import SettingsError
-from sdquant.rules.flow import quantize_model
-from sdquant.rules.matmul import linear
-from sdquant.rules.providers import PtqProvider
-from sdquant.rules.qarray import HowToQuantize, quantize
+from sdquant.rules.core.dot_general import linear
+from sdquant.rules.core.qarray import HowToQuantize, quantize
+from sdquant.rules.core.static_range import static_range
+from sdquant.rules.model_quantization import quantize_model
+from sdquant.rules.providers.ptq import PtqProvider
+from sdquant.rules.qconfig import QtRule
 from sdquant.rules.qt import QtProvider, collecting, load_quant_stats, merge_quant_stats, quant_stats
-from sdquant.rules.rule import QtRule
-from sdquant.rules.static import static_range
 
 STATIC = {"weight_qtype": "int8", "act_qtype": "int8", "act_static_scale": True}
 

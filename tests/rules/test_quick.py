@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from sdquant.kernels.cpu import int8
-from sdquant.rules import QuantizationRule, quick
-from sdquant.rules.layout import act_how
-from sdquant.rules.qarray import dequantize, quantize
-from sdquant.rules.qtypes import qtype
-from sdquant.rules.rounding import from_codes
+from sdquant.rules import QuantizationRule
+from sdquant.rules.core import fast_activations
+from sdquant.rules.core.numerics import from_codes
+from sdquant.rules.core.qarray import dequantize, quantize
+from sdquant.rules.core.qtypes import qtype
+from sdquant.rules.packed_layout import act_how
 
 if int8.sizes(64) is None:
     pytest.skip("there are no such kernels here", allow_module_level=True)
@@ -40,11 +41,11 @@ def test_the_bits_are_those_of_torch(tile: int | None, name: str, dtype: torch.d
     for shape in ((7, 128), (2, 3, 192), (1, 64)):
         x = inputs(*shape).to(dtype)
         wanted = quantize(x, act_how(rule, x.ndim, conv=False))
-        decoded = quick.numbers(x, rule, decoded=True)
+        decoded = fast_activations.numbers(x, rule, decoded=True)
         assert decoded is not None
         torch.testing.assert_close(decoded[0].to(dtype), dequantize(wanted), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(decoded[1], wanted.scale, rtol=0, atol=0, equal_nan=True)
-        codes = quick.numbers(x, rule, decoded=False)
+        codes = fast_activations.numbers(x, rule, decoded=False)
         if tile is None or tile == shape[-1]:
             assert codes is not None
             units = from_codes(wanted.qvalue, qtype(name), wanted.scale.dtype)
@@ -62,7 +63,7 @@ def test_every_number_of_the_float_types() -> None:
         around = [levels, middles, middles * (1 + 1e-6), middles * (1 - 1e-6)]
         x = torch.cat([*around, levels.max()[None]])[None]
         rule = QuantizationRule(weight_qtype="int8", act_qtype=name)
-        found = quick.numbers(x, rule, decoded=False)
+        found = fast_activations.numbers(x, rule, decoded=False)
         wanted = quantize(x, act_how(rule, 2, conv=False))
         assert found is not None
         assert torch.equal(found[0], wanted.qvalue.float()) and torch.equal(found[1], wanted.scale)
@@ -76,20 +77,20 @@ def test_what_is_left_to_torch() -> None:
         {"act_qtype": "int8", "act_calibration_method": "absmax,0.9"},
         {"act_qtype": "int8", "act_static_scale": True},
     ):  # fmt: skip
-        assert quick.numbers(x, QuantizationRule(weight_qtype="int8", **more), decoded=True) is None
+        assert fast_activations.numbers(x, QuantizationRule(weight_qtype="int8", **more), decoded=True) is None
     rule = QuantizationRule(weight_qtype="int8", act_qtype="int8")
-    assert quick.numbers(x.double(), rule, decoded=True) is None
-    assert quick.numbers(x[:0], rule, decoded=True) is None
+    assert fast_activations.numbers(x.double(), rule, decoded=True) is None
+    assert fast_activations.numbers(x[:0], rule, decoded=True) is None
 
 
 def test_a_kernel_that_rounds_otherwise_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quick._right.cache_clear()
+    fast_activations._right.cache_clear()
     real = int8.numbers_of
     monkeypatch.setattr(int8, "numbers_of", lambda *args: (real(*args)[0] * 1.01, real(*args)[1]))
     rule = QuantizationRule(weight_qtype="int8", act_qtype="int8")
     with caplog.at_level(logging.WARNING):
-        assert quick.numbers(torch.randn(3, 64), rule, decoded=True) is None
+        assert fast_activations.numbers(torch.randn(3, 64), rule, decoded=True) is None
     assert "do not round activations to int8 as torch does" in caplog.text
-    quick._right.cache_clear()
+    fast_activations._right.cache_clear()

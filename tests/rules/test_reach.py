@@ -19,7 +19,7 @@ from sdquant.errors import IncompatibleError, SettingsError
 from sdquant.rules import PtqProvider, QtProvider, QuantizationRule, quantize_model
 from sdquant.rules.interception import UnusedRuleWarning
 from sdquant.rules.presets import Choices, preset_rules
-from sdquant.rules.rule import to_dict
+from sdquant.rules.qconfig import to_dict
 
 FLUX = path("digits-flux")
 NETWORK = FLUX / "transformer"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sdquant.errors import SettingsError
-from sdquant.rules.rule import QtRule, QuantizationRule, Rules, rule_of
+from sdquant.rules.qconfig import QtRule, QuantizationRule, Rules, rule_of
 
 
 def test_the_first_that_matches_decides() -> None:

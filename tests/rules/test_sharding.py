@@ -11,11 +11,11 @@ import torch
 from sdquant import demo, load_model
 from sdquant.errors import SettingsError
 from sdquant.rules import QuantizationRule
-from sdquant.rules.how import HowToQuantize
-from sdquant.rules.packed import encode
-from sdquant.rules.qarray import range_of
-from sdquant.rules.qtypes import QTYPES
-from sdquant.rules.sharding import range_of_weight, sharded
+from sdquant.rules.core.how_to_quantize import HowToQuantize
+from sdquant.rules.core.qarray import range_of
+from sdquant.rules.core.qtypes import QTYPES
+from sdquant.rules.core.sharding import range_of_weight, sharded
+from sdquant.rules.packed_qarray import encode
 
 _SHAPES = ((10, 64), (7, 32, 3, 3), (1, 64), (3, 32, 1))
 _TILES = {32: 32, 16: 16, None: 8}
@@ -103,11 +103,11 @@ def test_parts_are_those_of_this_thread_and_of_this_block() -> None:
     seen = []
 
     def elsewhere() -> None:
-        from sdquant.rules import sharding
+        from sdquant.rules.core import sharding
 
         seen.append(sharding._HERE.get())
 
-    from sdquant.rules import sharding
+    from sdquant.rules.core import sharding
 
     with sharded(2):
         thread = threading.Thread(target=elsewhere)

@@ -35,10 +35,10 @@ from sdquant.rules import (
     quantize_params,
     require_complete,
 )
-from sdquant.rules.attention import attention
+from sdquant.rules.core.attention import attention
 from sdquant.rules.interception import unmark
+from sdquant.rules.providers.product import Site, product
 from sdquant.rules.statistics_file import write_statistics
-from sdquant.rules.straight import Site, product
 
 from .test_attention import Outer, decibels
 from .test_products import COLUMNS, LEAD, ROWS, SIZE, numbers, tensor
@@ -112,7 +112,7 @@ def test_attention_as_numpy_computes_it() -> None:
     given = rule("attn")
 
     def known(name: str) -> Any:
-        from sdquant.rules.static import StaticRange
+        from sdquant.rules.core.static_range import StaticRange
 
         return StaticRange(torch.tensor([np.float32(bounds[name]) / np.float32(127.5)]), None)
 
@@ -132,7 +132,7 @@ def test_attention_as_numpy_computes_it() -> None:
     # An exponential that is rounded otherwise moves a code now and then.
     assert decibels(wanted, done.numpy()) > 60
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdquant.rules.attention.CPU_BLOCK", 5 * 8 * 12)
+        patch.setattr("sdquant.rules.core.attention.CPU_BLOCK", 5 * 8 * 12)
         assert torch.equal(attention(*inputs, rule=both), done)
     trained = attention(*(x.requires_grad_() for x in inputs), rule=both)
     assert torch.equal(trained, done)

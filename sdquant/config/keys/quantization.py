@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import SettingsError
-from ...rules.method import method
+from ...rules.core.calibration_method import method
 from ..row import MAXDIFFUSION, Key
 
 

@@ -64,7 +64,7 @@ typedef struct {
     const float *bias; /* or NULL */
     int64_t bytes;     /* of all results */
     int by_steps;      /* whether the sum, and it times either scale, is rounded to bf16 where results are, and a result is
-                          rounded before its bias is added: the numbers of sdquant/rules/matmul.py */
+                          rounded before its bias is added: the numbers of sdquant/rules/core/dot_general.py */
     const float *of_runs; /* with `by_steps`, where columns are in runs: those of the activations, [m, runs] */
 } Target;
 

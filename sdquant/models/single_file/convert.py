@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ...backends.packed_reader import read_weight
 from ...core import registry
 from ...core.backend import Cut, Found, TensorInfo, Unfit
 from ...core.dtypes import FLOATS
+from ...core.packed_reader import read_weight
 from ...errors import BadFileError, UnsupportedFileError
 from ...formats import model_families, text_encoders
 from . import converters

@@ -12,21 +12,21 @@ from ...core.backend import Unfit
 from ...errors import SettingsError
 from ...nn.input_sizes import require_fit
 from ...nn.quantized_layers import settings_of
-from ..layout import act_how, weight_how
-from ..method import method
-from ..qarray import range_of
-from ..qtypes import qtype
-from ..spec import operation_of
-from ..static import operand
-from .conv import qt_convolve
-from .dot import qt_linear
-from .residual import Operand
+from ..core.calibration_method import method
+from ..core.qarray import range_of
+from ..core.qtypes import qtype
+from ..core.static_range import operand
+from ..packed_layout import act_how, weight_how
+from ..quant_spec import operation_of
+from .conv_general_qt import qt_convolve
+from .dot_general_qt import qt_linear
+from .saved_operands import Operand
 from .statistics import QuantStat
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ..rule import QtRule
+    from ..qconfig import QtRule
 
 
 class QtLayer(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..rule import QtRule, QuantizationRule, Rules
+from ..qconfig import QtRule, QuantizationRule, Rules
 from .layers import LAYERS, QtLayer
 
 if TYPE_CHECKING:

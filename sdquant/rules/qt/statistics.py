@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from ...core.range_keys import OPERAND
 from ...errors import SettingsError
-from ..sites import MARK
-from ..static import SUM
+from ..core.static_range import SUM
+from ..product_ranges import MARK
 
 if TYPE_CHECKING:
-    from ..rule import QuantizationRule
+    from ..qconfig import QuantizationRule
 
 EXACT = "exact_of_"  # beside "sum_of_": the whole number, as little-endian bytes
 STEP = 149  # a float32 is a whole number of 2**-149

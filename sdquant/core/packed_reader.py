@@ -1,0 +1,99 @@
+"""Read one quantized weight from a file, its parts held against each other: what loading and verifying both do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadFileError
+from . import registry
+from .backend import Backend, Found, Packed, PackedSpec, Unfit
+from .packed_validation import forms, has_layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Get = Callable[[str], "Tensor"]
+
+AGAIN = "Download the file again, or quantize the model again"
+NOT_FINITE = "it has values that are not finite"
+
+
+def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    """The packed weight.
+
+    Args:
+        spec: what sdquant's metadata says of the weight; None in files of others.
+        shape: of the float weight in the model; None where no model is known.
+        get: reads a tensor by its file key.
+
+    Raises:
+        BadFileError: the parts do not belong together, do not fit the model or the metadata, or hold scales that no
+            encoder writes: NaN, infinite, or negative where a scale is a magnitude.
+        Unfit, NotImplementedError: see `Backend.read`.
+    """
+    backend = registry.of_scheme(found.scheme)
+    try:
+        packed = backend.read(found, shape, get) if spec is None else _own(backend, found, spec, shape, get)
+    except Unfit:
+        _check_scales(backend, found, {part: get(key) for part, key in found.keys.items()})
+        raise
+    except NotImplementedError:  # a RuntimeError, for Python
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise _bad(found.name, f"its parts do not belong together: {error!r}") from error
+    _check_scales(backend, found, packed.parts)
+    return packed
+
+
+def require_sound(found: Found, packed: Packed) -> None:
+    """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
+    if not registry.of_scheme(found.scheme).sound(packed):
+        key = next(iter(found.keys.values()))
+        raise _bad(key, f"it is in {found.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
+
+
+def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    """A weight of sdquant's own files: read as any reader of its format would, where the format has readers."""
+    if shape is not None and spec.shape != shape:
+        raise _bad(found.name, f"it is {list(spec.shape)}, and the model wants {list(shape)}")
+    packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
+    try:
+        seen = backend.read(replace(found, details={"dtype": spec.dtype, **found.details}), spec.shape, get)
+    except NotImplementedError:
+        sound = has_layout(packed)
+    else:
+        sound = forms(seen) == forms(packed)
+        _compare(found.name, spec.details, seen.spec.details)
+    if not sound:
+        parts = ", ".join(f"{part} {dtype} {list(size)}" for part, (dtype, size) in forms(packed).items())
+        why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
+        raise _bad(found.name, why)
+    return packed
+
+
+def _compare(name: str, said: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+    """Raise BadFileError unless the metadata says what the tensors show, kinds of numbers included."""
+    for key in sorted(said.keys() | shown.keys()):
+        one, other = (json.dumps(table[key]) if key in table else "nothing" for table in (said, shown))
+        if one != other:
+            raise _bad(name, f"sdquant's metadata says {key}={one:.40}, its tensors say {other:.40}")
+
+
+def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -> None:
+    import torch
+
+    for part, tensor in parts.items():
+        if not tensor.is_floating_point() or tensor.itemsize == 1 or not tensor.numel():
+            continue  # codes: `verify` decodes them
+        low, high = (bound.item() for bound in torch.aminmax(tensor))
+        if not (low > -torch.inf and high < torch.inf):  # NaN is neither
+            raise _bad(found.keys[part], f"it is the {part} of a quantized weight, and has values that are not finite")
+        if low < 0 and part in backend.magnitudes:
+            raise _bad(found.keys[part], f"it is the {part} of a quantized weight, and has negative values")
+
+
+def _bad(name: str, why: str) -> BadFileError:
+    return BadFileError(f"Tensor {name!r} was read", why, AGAIN)

@@ -1,0 +1,48 @@
+"""Codes of fewer than eight bits, packed: eight codes in as many bytes as a code has bits, row by row.
+
+A unit of eight codes is one whole number of 8 * bits bits, the first code in its lowest bits, its bytes from the lowest
+on. With four bits that is two codes in a byte, the first in the low half.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..packed_layout import UNIT
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """uint8 [rows, row] of codes below 2**bits as uint8 [rows, row_bytes(row, bits)]."""
+    rows, row = codes.shape
+    short = -row % UNIT
+    if short:
+        codes = torch.cat([codes, codes.new_zeros(rows, short)], 1)
+    if bits == 4:
+        return codes[:, ::2] | (codes[:, 1::2] << 4)
+    units = codes.view(rows, -1, UNIT).to(torch.int64)
+    word = units[..., 0].clone()
+    for place in range(1, UNIT):
+        word |= units[..., place] << (bits * place)
+    made = torch.empty((*word.shape, bits), dtype=torch.uint8, device=codes.device)
+    for byte in range(bits):
+        made[..., byte] = (word >> (8 * byte)) & 255
+    return made.flatten(1)
+
+
+def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
+    """The inverse of `pack`: uint8 [rows, row]."""
+    rows = len(packed)
+    if bits == 4:
+        codes = torch.empty((rows, packed.shape[1], 2), dtype=torch.uint8, device=packed.device)
+        codes[..., 0] = packed & 15
+        codes[..., 1] = packed >> 4
+        return codes.flatten(1)[:, :row]
+    units = packed.view(rows, -1, bits)
+    word = units[..., 0].to(torch.int64)
+    for byte in range(1, bits):
+        word |= units[..., byte].to(torch.int64) << (8 * byte)
+    made = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
+    for place in range(UNIT):
+        made[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
+    return made.flatten(1)[:, :row]

@@ -1,0 +1,121 @@
+"""Products of quantized tensors. What is dequantized before the product and what after it: Qwix at aa623acb,
+core/dot_general.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import SettingsError
+from ...kernels import int_matmul
+from . import float8
+from .numerics import from_codes
+from .qarray import QArray, broadcast, dequantize
+from .qtypes import qtype
+
+# With smaller tiles along the sum, scaling every partial sum costs more than scaling the input does.
+LEAST_TILE = 128
+
+
+def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
+    """x [..., K] times weight [N, K] transposed: [..., N].
+
+    Both quantized, to integers or float8, in tiles of LEAST_TILE at least (or none): the codes are multiplied, integers
+    in exact sums, and the sums scaled. Else both are dequantized first, and the product is that of floats.
+
+    Raises:
+        SettingsError: both have zero points, or tiles of different sizes.
+    """
+    if not (isinstance(x, QArray) and isinstance(weight, QArray) and scales_after(x) and scales_after(weight)):
+        left = dequantize(x) if isinstance(x, QArray) else x
+        right = dequantize(weight) if isinstance(weight, QArray) else weight
+        return left @ right.to(left.dtype).T
+    refuse_two_zero_points(x, weight)
+    return _of_codes(x, weight)
+
+
+def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
+    """Raises SettingsError if both have zero points."""
+    if x.zero_point is not None and weight.zero_point is not None:
+        raise SettingsError(
+            "Activations and weights were both to be quantized with a zero point",
+            "the product would need sums that nobody has",
+            'Use "absmax" for one of them',
+        )
+
+
+def scales_after(array: QArray) -> bool:
+    """Whether its scales can be applied to sums of codes."""
+    size, count = array.qvalue.shape[-1], array.scale.shape[-1]
+    return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)
+
+
+def common_tiles(x: QArray, other: QArray, what: str) -> int:
+    """How many tiles the sums of a product are made in: those of either operand, or of both.
+
+    Args:
+        what: the other operand is, for the error.
+
+    Raises:
+        SettingsError: both have tiles, of different sizes.
+    """
+    size, counts = x.qvalue.shape[-1], [array.scale.shape[-1] for array in (x, other)]
+    if min(counts) > 1 and counts[0] != counts[1]:
+        raise SettingsError(
+            f"Activations in tiles of {size // counts[0]} were to meet {what} in tiles of {size // counts[1]}",
+            "a sum has one scale on either side",
+            "Give both the same tile_size",
+        )
+    return max(counts)
+
+
+def _of_codes(x: QArray, weight: QArray) -> Tensor:
+    size, tiles = x.qvalue.shape[-1], common_tiles(x, weight, "weights")
+    lead, rows, step = x.qvalue.shape[:-1], weight.qvalue.shape[0], size // tiles
+    left, right = x.qvalue.reshape(-1, tiles, step), weight.qvalue.reshape(rows, tiles, step)
+    scales = [_expanded(x.scale, lead, tiles), _expanded(weight.scale, weight.qvalue.shape[:1], tiles)]
+    of_x, of_weight = _zeros(x, tiles), _zeros(weight, tiles)
+    done: Tensor | None = None
+    for n in range(tiles):
+        one, other = left[:, n], right[:, n]
+        sums = sums_of_codes(one, other, x.qtype, weight.qtype)
+        if of_x is not None:
+            sums = sums - sums_of_codes(of_x[:, n, None].expand(-1, step), other, x.qtype, weight.qtype)
+        if of_weight is not None:
+            sums = sums - sums_of_codes(one, of_weight[:, n, None].expand(-1, step), x.qtype, weight.qtype)
+        # The sum is rounded to the scales' dtype before it is scaled, and scaled by one side after the other.
+        scaled = sums.to(x.scale.dtype).mul_(scales[0][:, n, None]).mul_(scales[1][None, :, n])
+        if tiles > 1:  # added in order, as the kernels do (`forms.Activations`)
+            scaled = scaled.to(torch.promote_types(scaled.dtype, torch.float32))
+            scaled = scaled if done is None else done.add_(scaled)
+        done = scaled
+    assert done is not None
+    return done.to(x.scale.dtype).to(x.dtype).reshape(*lead, rows)
+
+
+def _zeros(array: QArray, tiles: int) -> Tensor | None:
+    """The zero points of an operand as `_codes_of_zero` has them; None where it has none."""
+    return None if array.zero_point is None else _codes_of_zero(array.zero_point, array.qvalue.shape, tiles)
+
+
+def _expanded(scale: Tensor, lead: torch.Size, tiles: int) -> Tensor:
+    """[rows, tiles] of a scale each of whose axes may be of size 1."""
+    return scale.expand(*lead, tiles).reshape(-1, tiles)
+
+
+def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:
+    """[rows, tiles] of a zero point that may be shared."""
+    wide = broadcast(torch.add, zero_point.new_zeros((*shape[:-1], tiles)), zero_point)
+    return wide.reshape(-1, tiles)
+
+
+def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
+    """left [M, K] times right [N, K] transposed: exact integers of integers, else float32."""
+    rows = qtype(left_type), qtype(right_type)
+    if all(row.kind == "int" for row in rows):
+        return int_matmul.product(left, right)
+    if left.is_floating_point() and right.is_floating_point() and left.itemsize == right.itemsize == 1:
+        return float8.product(left, right)
+    floats = [from_codes(codes, row, torch.float32) for codes, row in zip((left, right), rows, strict=True)]
+    with torch.autocast(left.device.type, enabled=False):
+        return floats[0] @ floats[1].T

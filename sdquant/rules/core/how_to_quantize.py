@@ -1,0 +1,96 @@
+"""How a tensor is quantized, and the shape of the scales that follow from it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...errors import SettingsError
+from .calibration_method import Method, method
+from .qtypes import QType, qtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowToQuantize:
+    """How a tensor is quantized.
+
+    Attributes:
+        qtype: name of the type.
+        channelwise_axes: axes along which every index has its own scale.
+        tiled_axes: axis to the size of its tiles (int), or to one over their number (float). 1 is a scale for each
+            number, 1.0 one for all.
+        calibration_method: "absmax|minmax|rms|fixed[,numbers]".
+        noise: see `to_codes`.
+
+    Raises:
+        SettingsError: a type or method that does not exist, an axis both tiled and channelwise, or a tile size that the
+            type is not defined for.
+    """
+
+    qtype: str
+    channelwise_axes: tuple[int, ...] = ()
+    tiled_axes: Mapping[int, int | float] = field(default_factory=dict)
+    calibration_method: str = "absmax"
+    noise: Callable[[torch.Size], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        both = set(self.channelwise_axes) & set(self.tiled_axes)
+        if both:
+            raise SettingsError(
+                f"Axis {min(both)} was asked for tiled and channelwise", "it can be one of them", "Leave one out"
+            )
+        row = self.row
+        if row.tile is not None and set(self.tiled_axes.values()) != {row.tile}:
+            raise SettingsError(
+                f"{row.name} was asked for with tiles of {list(self.tiled_axes.values()) or 'no size'}",
+                f"its scales are of {row.tile} numbers each",
+                f"Use tile_size={row.tile}",
+            )
+        method(self.calibration_method)  # refused here, not at first use
+
+    @property
+    def row(self) -> QType:
+        """The type's row."""
+        return qtype(self.qtype)
+
+    @property
+    def method(self) -> Method:
+        """The calibration method, parsed."""
+        return method(self.calibration_method)
+
+
+def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
+    """The shape of the scales of a tensor of this shape.
+
+    Raises:
+        SettingsError: a tile size that does not divide its axis.
+    """
+    sizes = tile_sizes(shape, how)
+    return tuple(
+        size if axis in how.channelwise_axes else size // sizes[axis] if axis in sizes else 1
+        for axis, size in enumerate(shape)
+    )
+
+
+def tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
+    """The size of the tiles of each tiled axis.
+
+    Raises:
+        SettingsError: one that does not divide its axis.
+    """
+    found = {}
+    for axis, asked in how.tiled_axes.items():
+        size = round(shape[axis] * asked) if isinstance(asked, float) else asked
+        if size <= 0 or shape[axis] % size:
+            raise SettingsError(
+                f"A tensor of {list(shape)} was to be quantized in tiles of {asked} along axis {axis}",
+                f"{shape[axis]} is no multiple of that",
+                "Choose a size that divides it, or leave this layer out of the rule",
+            )
+        found[axis] = size
+    return found

@@ -1,0 +1,96 @@
+"""`quantize_model(model, provider)`: a copy of a model with layers as the provider makes them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConflictError, IncompatibleError
+from ..models.peft_hooks import prepare
+from ..nn import QuantizedLayer, kind_of, packed_of
+from ..utils.malloc_trim import trim
+from .model_rules import keep
+from .qconfig import to_dict
+from .qt.layers import QtLayer
+from .quant_spec import operation_of, without_effect
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .providers.ptq import Provider
+    from .qconfig import QuantizationRule
+
+log = logging.getLogger(__name__)
+
+
+def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
+    """A copy of `model` whose linear and convolution layers, and products of activations that rules name, are as the
+    rules of `provider` say.
+
+    A model on the meta device gives a template, which allocates nothing: `quantize_params` says what belongs into it.
+
+    Args:
+        model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
+            copied. A model made with a QtProvider can be quantized again: for inference, with the ranges that it has
+            seen for those that are static.
+        provider: with the rules; without any, the copy is a float model, as in Qwix.
+        inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
+
+    Returns:
+        The copy, of the same class. Rules that matched nothing are logged; see `provider.get_unused_rules`.
+
+    Raises:
+        ConflictError: a layer is quantized already. IncompatibleError: no rule matched anything.
+        SettingsError: a rule cannot hold a weight that it matches.
+    """
+    made: dict[int, Any] = {}
+    weights = []
+    for path, module in model.named_modules():
+        if _suits(module):
+            weights.append((f"{path}.weight", tuple(module.weight.shape)))
+        row = _rule_for(module, path, provider)
+        if row is not None:
+            made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
+    quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
+    rules = provider.rules.rules
+    if not provider.mark(quantized) and not made and rules:  # without rules the float model is what was asked for
+        raise IncompatibleError(
+            f"A {type(model).__name__} was to be quantized by {len(rules)} rules",
+            "none of them is for a layer of it",
+            "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
+        )
+    keep(quantized, provider.rules.rules)
+    for row in without_effect(provider.rules.rules, weights):  # those for products are told after the first run
+        log.warning("A rule matched nothing: %s", to_dict(row))
+    if inputs:
+        with torch.no_grad():
+            quantized(*inputs)
+    prepare(quantized)
+    trim()  # what the arithmetic has freed
+    return quantized
+
+
+def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
+    """The layer, with copies of the parameters that it took over from the original."""
+    for name, parameter in layer._parameters.items():
+        if parameter is not None and parameter is original._parameters.get(name):
+            layer._parameters[name] = copy.deepcopy(parameter)
+    return layer
+
+
+def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationRule | None:
+    if isinstance(module, QuantizedLayer) or packed_of(module) is not None:
+        raise ConflictError(
+            f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
+        )
+    if not _suits(module):
+        return None
+    row = provider.rules.of(path, operation_of(tuple(module.weight.shape)))  # type: ignore[arg-type]
+    return row if row is not None and row.weight_qtype is not None else None
+
+
+def _suits(module: nn.Module) -> bool:
+    return isinstance(module, QtLayer) or kind_of(module) in ("linear", "conv")

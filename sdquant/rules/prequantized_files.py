@@ -1,0 +1,210 @@
+"""Weights that another tool quantized as Qwix does: found by their keys, their rule inferred from dtypes and shapes.
+
+Such a weight is a `QArray` taken apart, as a tree of Qwix comes out when it is written for torch: codes of the weight's
+shape in `X.weight.qvalue`, `X.weight.scale`, and `X.weight.zero_point` where the range is not symmetric. What can be
+told: the type by the dtype of the codes, tiles by the shape of the scale, the calibration by the zero point, the dtype
+of the floats by that of the scale. What cannot: codes of fewer than 8 bits, one in a byte, are int8 here, which gives
+the same products; bytes (uint8) may be NF4, MXFP4, NVFP4 or anything packed, and are refused. Nothing says how
+activations were quantized: they stay floats. No torch at import.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..core.backend import Found, Packed, PackedSpec, TensorInfo
+from ..errors import BadFileError, UnsupportedFileError
+from .core.qtypes import qtype
+from .qconfig import QtRule, QuantizationRule, to_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RULE, BITS = "rule", "bits"  # in the details of what is found
+PARTS = ("qvalue", "scale", "zero_point")
+# What stands between a weight's name and the name of a part: Qwix's tree has "array" there before it is unboxed.
+SPELLINGS = (".array.", ".", "_")
+CODES = ("int8", "int16", "float8_e4m3fn", "float8_e5m2")
+FLOATS = ("float32", "bfloat16", "float16")
+# Qwix's ranges of activations, found beforehand.
+_RANGES = re.compile(r"(dot_general|einsum|conv_general_dilated)\d+_[lr]hs_(scale|zero_point)(\.array)?$")
+
+_AGAIN = "Export the model again, or get the file from its source"
+
+
+class Form(Protocol):
+    """What is asked of a tensor here: a tensor itself, or what a header says of it."""
+
+    @property
+    def shape(self) -> Any:
+        """Its sizes."""
+
+    @property
+    def dtype(self) -> Any:
+        """Its torch dtype, or that one's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prequantized:
+    """A weight that is quantized already.
+
+    Attributes:
+        name: of the weight. keys: of its parts, by part.
+        rule: by which it is quantized, for every module. dtype: of the float weight. shape: of it.
+    """
+
+    name: str
+    keys: Mapping[str, str]
+    rule: QuantizationRule
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
+    """The quantized weights among tensors, by name.
+
+    Raises:
+        UnsupportedFileError: of a kind that cannot be told, or that rules do not say. BadFileError: codes and scales
+            that do not fit each other.
+    """
+    found = {
+        name: _inferred(name, {part: tensors[key] for part, key in keys.items()}, keys)
+        for name, keys in keys_of(tensors).items()
+    }
+    ranges = next((key for key in tensors if found and _RANGES.search(key)), None)
+    if ranges is not None:
+        raise UnsupportedFileError(
+            f"Tensor {ranges!r} was to be read",
+            "it is a range of activations found beforehand, and nothing says of which type they were",
+            "Export the weights without it, and find the ranges again with `sdquant calibrate`",
+        )
+    return found
+
+
+def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
+    """The names of the parts that quantized weights have, by weight and part; there is always a qvalue.
+
+    Raises:
+        BadFileError: a weight that is there twice.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for key in names:
+        join = next((join for join in SPELLINGS if key.endswith(f"{join}qvalue")), None)
+        if join is None:
+            continue
+        name = key.removesuffix(f"{join}qvalue")
+        if name in found or name in names:
+            other = repr(found[name]["qvalue"] if name in found else name)
+            raise _bad(name, f"it is there twice, as {key!r} and as {other}")
+        found[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
+    return found
+
+
+def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
+    """See `Backend.find`."""
+    return [_found(row, tensors) for row in prequantized(tensors).values()]
+
+
+def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+    """See `Backend.read`."""
+    import torch
+
+    if RULE not in found.details:
+        raise NotImplementedError("parts of sdquant's own files are read as they are")
+    parts = {part: get(key).contiguous() for part, key in found.keys.items()}
+    row = _inferred(found.name, parts, found.keys)
+    if shape is not None and row.shape != shape:
+        raise _bad(found.name, f"its codes are {list(row.shape)}, and the model wants {list(shape)}")
+    if row.dtype == "float16":  # as `rules.qarray` has it: the same numbers
+        parts["scale"] = parts["scale"].to(torch.float32)
+    spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
+    return Packed(spec=spec, parts=parts)
+
+
+def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> Found:
+    codes, scale = (f"*{row.keys[part].removeprefix(row.name)}" for part in ("qvalue", "scale"))
+    size = sum(tensors[key].nbytes for key in row.keys.values())
+    assert row.rule.weight_qtype is not None
+    return Found(
+        name=row.name,
+        scheme="rules",
+        keys=row.keys,
+        evidence=f"codes in {codes} and their scales in {scale}, as in Qwix",
+        details={RULE: to_dict(row.rule), BITS: qtype(row.rule.weight_qtype).bits},
+        nbytes=size + tensors[row.keys["scale"]].nbytes if row.dtype == "float16" else None,
+    )
+
+
+def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> Prequantized:
+    """What dtypes and shapes say of one weight."""
+    codes, shape = parts["qvalue"], tuple(parts["qvalue"].shape)
+    kind = _dtype(codes)
+    _refuse_codes(name, kind, shape)
+    if "scale" not in parts:
+        raise _bad(name, f"it has codes in {keys['qvalue']!r}, and no scale beside them")
+    dtype, sizes = _dtype(parts["scale"]), tuple(parts["scale"].shape)
+    if dtype not in FLOATS:
+        why = f"its scale is {dtype}, which does not say what the floats were: {', '.join(FLOATS)} do"
+        raise UnsupportedFileError(f"Weight {name!r} was to be read", why, "Export the scales as float32 or bfloat16")
+    _refuse_scale(name, shape, sizes)
+    fields: dict[str, Any] = {"weight_qtype": kind}
+    if sizes[1] > 1:
+        fields["tile_size"] = shape[1] // sizes[1]
+    if "zero_point" in parts:
+        _refuse_zero_point(name, kind, sizes, parts["zero_point"])
+        fields["weight_calibration_method"] = "minmax"
+    if sizes[0] < shape[0]:
+        return Prequantized(
+            name=name, keys=keys, rule=QtRule(**fields, disable_channelwise_axes=True), dtype=dtype, shape=shape
+        )
+    return Prequantized(name=name, keys=keys, rule=QuantizationRule(**fields), dtype=dtype, shape=shape)
+
+
+def _refuse_codes(name: str, kind: str, shape: tuple[int, ...]) -> None:
+    what = f"Weight {name!r} was to be read"
+    if name.rpartition(".")[2] == "kernel":
+        why = "it is called kernel, as in Flax, where its axes are in another order and modules have other names"
+        raise UnsupportedFileError(
+            what, why, "Export it under the names of the torch model, as <module>.weight, with axes [out, in, ...]"
+        )
+    if kind == "uint8":
+        why = "its codes are uint8, and nothing says whether that is nf4, mxfp4, nvfp4 or integers packed in bytes"
+        raise UnsupportedFileError(what, why, "Export the float weights, and quantize them with rules")
+    if kind not in CODES:
+        raise UnsupportedFileError(what, f"its codes are {kind}, not {', '.join(CODES)}", "Export it as one of these")
+    if len(shape) < 2:
+        why = f"it is {list(shape)}, and rules are for weights with outputs and inputs"
+        raise UnsupportedFileError(what, why, "Export it as floats")
+    if 0 in shape:
+        raise _bad(name, f"it is {list(shape)}")
+
+
+def _refuse_scale(name: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    if len(sizes) != len(shape) or 0 in sizes or any(n % m for n, m in zip(shape, sizes, strict=True)):
+        raise _bad(name, f"its scale is {list(sizes)}, which does not fit codes of {list(shape)}")
+    if sizes[0] not in (1, shape[0]) or any(n != 1 for n in sizes[2:]):
+        raise UnsupportedFileError(
+            f"Weight {name!r} was to be read",
+            f"its scale is {list(sizes)} for codes of {list(shape)}: rules have one for each output or for all of "
+            "them, and for each tile of inputs",
+            "Export the scales as [out or 1, tiles, 1, ...]: repeat those that are for several outputs",
+        )
+
+
+def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point: Form) -> None:
+    if not qtype(kind).asymmetric:
+        raise _bad(name, f"it has a zero point, and {kind} has none")
+    if _dtype(zero_point) != kind or tuple(zero_point.shape) != sizes:
+        found = f"{_dtype(zero_point)} {list(zero_point.shape)}"
+        raise _bad(name, f"its zero point is {found}, which beside its codes and scale has to be {kind} {list(sizes)}")
+
+
+def _dtype(form: Form) -> str:
+    return str(form.dtype).removeprefix("torch.")
+
+
+def _bad(name: str, why: str) -> BadFileError:
+    return BadFileError(f"Weight {name!r} was to be read", why, _AGAIN)

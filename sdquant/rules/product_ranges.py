@@ -1,0 +1,109 @@
+"""Static ranges of products of activations, where a model keeps them: as buffers of the module that multiplies.
+
+A product's operand is called "einsum0_lhs", with Qwix's names of operations, counted in each run of its module; its
+buffers "einsum0_lhs_scale" (float32) and, where the range is not symmetric, "einsum0_lhs_zero_point". They are in state
+dicts and files, go where the model goes, and are there with or without a mark (`interception`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..core.range_keys import BUFFER, OPERAND, is_range
+from ..errors import SettingsError
+from ..models.components import PREFIXES
+from .core.static_range import StaticRange, of_operand
+from .quant_spec import first
+
+if TYPE_CHECKING:
+    from .qconfig import QuantizationRule, Rules
+
+MARK = "_sdquant_mark"  # the attribute of a marked module
+# What rules can name that Qwix counts under one name.
+COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": ("matmul",)}
+
+
+def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
+    """The rule by which the product of an operand called `name` in the module at `path` has a static range."""
+    counted = OPERAND.fullmatch(name)
+    if counted is None:
+        return None
+    found = (first(rules.rules, path, operation) for operation in COUNTED[counted[1]])
+    return next((row for row in found if row is not None and row.products and row.act_static_scale), None)
+
+
+def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that follow from statistics of products in the modules of a model, by their names in it.
+
+    Raises:
+        SettingsError: statistics without data, or of another rule.
+    """
+    modules, made = dict(model.named_modules()), dict[str, Tensor]()
+    for prefix in sorted({key.rpartition(".")[0] for key in statistics}):
+        said, _, name = prefix.rpartition(".")
+        path = next((one for one in _spellings(said) if one in modules), None)
+        rule = None if path is None else static_rule(rules, path, name)
+        if rule is not None:
+            made |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
+    return made
+
+
+def buffers(operand: str, found: StaticRange) -> dict[str, Tensor]:
+    """A range under the names of its buffers. operand: with the path of its module."""
+    made = {f"{operand}_scale": found.scale}
+    return made if found.zero_point is None else made | {f"{operand}_zero_point": found.zero_point}
+
+
+def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
+    """Put ranges, by the names of their buffers, into a model: to where its other tensors are."""
+    modules = dict(model.named_modules())
+    here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
+    for key, value in ranges.items():
+        said, _, leaf = key.rpartition(".")
+        path = next((one for one in _spellings(said) if one in modules), None)
+        if path is not None:
+            modules[path].register_buffer(leaf, value.to(here) if not value.is_meta else value)
+
+
+def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Make room for the ranges among a file's tensors, by key and shape."""
+    kinds = {"scale": torch.float32, "point": torch.int8}
+    place(
+        model,
+        {
+            key: torch.empty(shape, dtype=kinds[key.rpartition("_")[2]], device="meta")
+            for key, shape in shapes
+            if is_range(key)
+        },
+    )
+
+
+def drop(module: nn.Module) -> None:
+    """Remove a module's own ranges."""
+    for name in [name for name in module._buffers if BUFFER.fullmatch(name)]:
+        delattr(module, name)
+
+
+def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
+    """The range of an operand of a module that is running.
+
+    Raises:
+        SettingsError: it has none.
+    """
+    scale = module._buffers.get(f"{name}_scale")
+    if scale is None:
+        raise SettingsError(
+            f"The static range of {f'{path}.{name}' if path else name} was asked for",
+            "the model has none: calibration saw no data of this product",
+            "Collect ranges with `sdquant calibrate`, and give quant_stats; or leave out act_static_scale",
+        )
+    return StaticRange(scale, module._buffers.get(f"{name}_zero_point"))
+
+
+def _spellings(path: str) -> list[str]:
+    """Files may call a module "text_model.encoder..." that the model calls "encoder...", or the other way round."""
+    return [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]

@@ -1,0 +1,255 @@
+"""The product of two activations under a rule, with gradients.
+
+Forward: both operands quantized, each with the range that it has itself, and multiplied (`products.multiply`).
+Backward: of the float product (quantization-aware training), or with quantized gradients where the rule has a
+bwd_qtype. Formulas: Qwix at aa623acb, core/dot_general_qt.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import SettingsError
+from ..core.batched_matmul import multiply, plain_precision, turned
+from ..core.calibration import scale_and_zero_point
+from ..core.calibration_method import method
+from ..core.dot_general import LEAST_TILE
+from ..core.how_to_quantize import HowToQuantize, scale_shape
+from ..core.qarray import QArray, broadcast, dequantize, quantize_with, range_of
+from ..core.qtypes import qtype
+from ..core.static_range import StaticRange
+from ..qconfig import QtRule, QuantizationRule
+from ..qt.gradients import noise_of, quantized
+
+Found = dict[str, Tensor]
+# Gets the name of an operand ("einsum0_lhs"), the range found in it, and the axis that is summed; returns the range to
+# use. This is where statistics for static ranges are collected.
+Collect = Callable[[str, Found, int], Found]
+# Gets the name of an operand and returns the range that was found beforehand.
+Known = Callable[[str], StaticRange]
+Noise = Callable[[torch.Size], Tensor]
+
+DEFAULT_METHOD = "absmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One product in a model.
+
+    Attributes:
+        rule: what is done with it; has an act_qtype.
+        name: of the operation in its module, "einsum0", which the names of its operands begin with.
+        collect: see `Collect`; None uses each range as it is found. known: see `Known`; no range is looked for then.
+    """
+
+    rule: QuantizationRule
+    name: str = "dot_general0"
+    collect: Collect | None = None
+    known: Known | None = None
+
+    def __post_init__(self) -> None:
+        refuse(self.rule, static=self.collect is not None or self.known is not None)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether a scale is shared by numbers of different rows."""
+        return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
+
+    @property
+    def right_first(self) -> bool:
+        """In what order sums are scaled, see `products.multiply`."""
+        return self.name.startswith("einsum")
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the codes of a row depend on no other row, nor on which row it is."""
+        if self.known is not None:
+            return self.rule.act_batch_axes is None
+        return self.collect is None and not self.per_tensor
+
+    def how(self, x: Tensor, axis: int) -> HowToQuantize:
+        """How an operand is quantized that is summed along `axis`: a scale for each index of all the others."""
+        rule, summed = self.rule, axis % x.ndim
+        return HowToQuantize(
+            qtype=str(rule.act_qtype),
+            channelwise_axes=() if self.per_tensor else tuple(n for n in range(x.ndim) if n != summed),
+            tiled_axes={} if rule.tile_size is None else {summed: rule.tile_size},
+            calibration_method=rule.act_calibration_method or DEFAULT_METHOD,
+        )
+
+    def quantized(self, x: Tensor, axis: int) -> tuple[QArray, Found]:
+        """An operand quantized, and its range. axis: -1 for the left one, -2 for the right one."""
+        how, name = self.how(x, axis), f"{self.name}_{'lhs' if axis == -1 else 'rhs'}"
+        with torch.no_grad():
+            if self.known is not None:
+                static = fitted(self.known(name), x, how, name)
+                return quantize_with(x, how.qtype, static.scale, static.zero_point), _limits(static, how)
+            found = range_of(x, how)
+            if self.collect is not None:
+                found = self.collect(name, found, axis)
+            scale, zero_point = scale_and_zero_point(found, how.row)
+            return quantize_with(x, how.qtype, scale, zero_point), found
+
+
+def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
+    """A static range with the axes of x, on its device.
+
+    Raises:
+        SettingsError: it was found for other tiles or other sizes.
+    """
+    wanted = scale_shape(x.shape, how)
+    shape = (*[1] * (x.ndim - static.scale.ndim), *static.scale.shape)
+    tiled = [] if how.method.name == "fixed" else how.tiled_axes
+    fits = len(shape) == x.ndim and all(
+        size == wanted[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
+    )
+    if not fits:
+        raise SettingsError(
+            f"The static range of {name} was asked for, an activation of {list(x.shape)}",
+            f"it was found for scales of {list(static.scale.shape)}, and those of {list(wanted)} are wanted",
+            "Calibrate again with these rules; tiles, and axes that act_batch_axes leaves, have to keep their number",
+        )
+    zero_point = static.zero_point
+    return StaticRange(
+        static.scale.to(x.device).reshape(shape),
+        None if zero_point is None else zero_point.to(x.device).reshape(shape),
+    )
+
+
+def _limits(static: StaticRange, how: HowToQuantize) -> Found:
+    """What a static range reaches from and to."""
+    if static.zero_point is None:
+        return {"absmax": static.scale * how.row.bound}
+    low, high = how.row.limits
+    zero = static.zero_point.to(static.scale.dtype)
+    return {"min": (low - zero) * static.scale, "max": (high - zero) * static.scale}
+
+
+def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
+    """Refuse what products of activations cannot do.
+
+    Args:
+        static: whether static ranges are collected, or known.
+
+    Raises:
+        SettingsError: no act_qtype, static ranges, or zero points on both sides.
+    """
+    what = f"The rule for {rule.module_path!r} with op_names={list(rule.op_names)} was to quantize products"
+    if rule.act_qtype is None:
+        raise SettingsError(what, "it has no act_qtype", 'Set act_qtype, "int8" for example')
+    if rule.act_static_scale and not static:
+        raise SettingsError(
+            what,
+            "act_static_scale is for products in a model's modules, which keep their ranges; this one has none",
+            "Use quantize_model, or leave act_static_scale out",
+        )
+    how = method(rule.act_calibration_method or DEFAULT_METHOD)
+    uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)
+    if uneven and (rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)):
+        raise SettingsError(
+            f"{what} with the calibration method {rule.act_calibration_method!r}",
+            "it gives both operands a zero point, and only one side of a product can have one",
+            'Use a symmetric method for these operations, such as "absmax", in a rule of their own',
+        )
+
+
+def product(a: Tensor, b: Tensor, rule: QuantizationRule | Site) -> Tensor:
+    """a [..., M, K] times b [..., K, N]: [..., M, N], both quantized as the rule says for activations.
+
+    Each gets one scale for every row of a and column of b in every matrix, or one for every tile of rule.tile_size
+    along K. Axes in front broadcast. float32, bfloat16 and float16 (whose scales are float32's); the result has the
+    operands' dtype. Has gradients.
+
+    Raises:
+        SettingsError: what `refuse` says, a tile size that does not divide K, or two operands with zero points.
+    """
+    site = rule if isinstance(rule, Site) else Site(rule=rule)
+    with plain_precision(a):
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            done = _Product.apply(a, b, site)  # type: ignore[no-untyped-call]
+            assert isinstance(done, Tensor)
+            return done
+        return multiply(site.quantized(a, -1)[0], site.quantized(b, -2)[0], right_first=site.right_first)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, site: Site) -> Tensor:
+        left, found_a = site.quantized(a, -1)
+        right, found_b = site.quantized(b, -2)
+        ctx.site, ctx.founds = site, (found_a, found_b)
+        ctx.save_for_backward(a, b)
+        ctx.codes = (_residual(left, site.rule), _residual(right, site.rule))
+        return multiply(left, right, right_first=site.right_first)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b = ctx.saved_tensors
+        site, (found_a, found_b), (left, right) = ctx.site, ctx.founds, ctx.codes
+        with plain_precision(grad):
+            of_a = of_b = None
+            if ctx.needs_input_grad[0]:
+                other = b.mT if right is None else turned(right)
+                done = _times(grad, other, site, _noise(site, grad))
+                of_a = _clipped(done.sum_to_size(a.shape), a, found_a, site)
+            if ctx.needs_input_grad[1]:
+                # The gradient of b transposed is grad transposed times a.
+                other = a if left is None else left
+                noise = _noise(site, grad)
+                done = _times(grad.mT, other, site, None if noise is None else lambda shape: noise(shape).mT)
+                of_b = _clipped(done.mT.sum_to_size(b.shape), b, found_b, site)
+        return of_a, of_b, None
+
+
+def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
+    """The quantized operand if the backward product is to use its codes; None for the float operand.
+
+    Tiles lie along an axis that the backward product does not sum over, and not every code is a number.
+    """
+    if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
+        return None
+    if rule.tile_size is not None or qtype(array.qtype).kind not in ("int", "float") or qtype(array.qtype).tile:
+        return None
+    if array.zero_point is not None:
+        raise SettingsError(
+            f"Gradients of {rule.bwd_qtype} were asked for, of a product whose operands have a zero point",
+            "the backward product multiplies their codes as they are",
+            'Use a calibration method that is symmetric, such as "absmax"',
+        )
+    return array
+
+
+def _noise(site: Site, grad: Tensor) -> Noise | None:
+    """That of stochastic rounding, shaped like the gradient of the result or narrower."""
+    return noise_of(site.rule, grad) if isinstance(site.rule, QtRule) else None
+
+
+def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None) -> Tensor:
+    """grad [..., M, N] times other [..., N, K], grad quantized if the rule says so."""
+    rule = site.rule
+    if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
+        assert isinstance(other, Tensor)
+        return grad @ other
+    # The scales of the other operand are those of the summed axis: they go into the gradient, and its codes stay.
+    scaled = grad if isinstance(other, Tensor) else grad.to(other.scale.dtype) * other.scale.mT
+    codes = quantized(scaled, rule, range(grad.ndim - 1), dtype=grad.dtype, noise=noise)
+    if isinstance(other, Tensor):
+        return dequantize(codes) @ other
+    ones = [1] * other.qvalue.ndim
+    return multiply(codes, replace(other, scale=other.scale.new_ones(ones)))
+
+
+def _clipped(grad: Tensor, x: Tensor, found: Found, site: Site) -> Tensor:
+    """Zero where x lies outside the range, for methods whose range can be narrower than x is."""
+    how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
+    if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
+        return grad
+    low, high = (-found["absmax"], found["absmax"]) if "absmax" in found else (found["min"], found["max"])
+    with torch.no_grad():
+        inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
+    return torch.where(inside, grad, torch.zeros_like(grad))

@@ -1,0 +1,124 @@
+"""What `quantize_model` puts in the place of a layer: here quantized weights, for inference (Qwix's PtqProvider)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...core import registry
+from ...core.backend import Packed, PackedSpec, Unfit
+from ...errors import SettingsError
+from ...models.quantize_weight import require_finite
+from ...nn import QuantizedLayer, quantized_layer
+from ..core.static_range import static_range
+from ..interception import mark
+from ..packed_layout import ACT_SHAPE, layout, weight_how
+from ..packed_qarray import encode
+from ..qconfig import QuantizationRule, Rules, to_dict
+from ..qt.layers import QtLayer
+from ..qt.statistics import quant_stats
+from ..quant_spec import operation_of
+
+if TYPE_CHECKING:
+    from ..core.how_to_quantize import HowToQuantize
+
+SCHEME = "rules"
+
+
+class Provider(Protocol):
+    """What `quantize_model` needs."""
+
+    rules: Rules
+
+    def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> nn.Module:
+        """The layer in place of a float one, `module`, at `path`, for which `rule` is."""
+
+    def mark(self, model: nn.Module) -> int:
+        """Have products of activations quantized that rules name; the number of modules with some."""
+
+
+class PtqProvider:
+    """Quantized weights, and activations quantized at run time.
+
+    Args:
+        rules: QuantizationRule, or mappings of their fields; the first that matches a layer decides.
+        quant_stats: of calibration, for rules with act_static_scale where the model has its weights already. A
+            template on the meta device gets them in `quantize_params`.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[QuantizationRule | dict[str, Any]] | Rules,
+        quant_stats: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.rules = rules if isinstance(rules, Rules) else Rules(rules)
+        self._statistics = quant_stats
+
+    def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> QuantizedLayer:
+        """A layer of `module`'s kind with a packed weight; on the meta device one whose parts have no values yet.
+
+        Raises:
+            SettingsError: the rule cannot hold this weight, or there are no statistics of its input.
+            BadFileError: the weight has values that are not finite.
+        """
+        statistics = self._statistics
+        if isinstance(module, QtLayer):
+            if statistics is None and module.statistics is not None:
+                statistics = module.statistics.to_dict(exact=False)
+            module = module.float_layer()
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        spec = registry.QuantSpec(registry.scheme(SCHEME))
+        try:
+            packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
+        except Unfit as reason:
+            what = f"The layer {path!r} was to be quantized by a rule for {rule.module_path!r}"
+            raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
+        if not weight.is_meta:
+            require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
+        made = quantized_layer(module, packed, path=path)
+        if weight.is_meta:
+            for parameter in made.parameters():
+                parameter.how = how_of(made)  # type: ignore[attr-defined]
+        return made
+
+    def mark(self, model: nn.Module) -> int:
+        """See `Provider`. Static ranges come from the statistics, or those that a model for training has collected."""
+        known = quant_stats(model) if self._statistics is None else self._statistics
+        return mark(model, self.rules, known)
+
+    def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
+        """The rules that have matched nothing."""
+        return self.rules.unused()
+
+
+def _packed(weight: Tensor, rule: QuantizationRule, path: str, statistics: Mapping[str, Tensor]) -> Packed:
+    static = None
+    if rule.act_static_scale:
+        static = static_range(statistics, path, operation_of(tuple(weight.shape)), rule)
+    return encode(weight, rule, static)
+
+
+def template(weight: Tensor, rule: QuantizationRule) -> Packed:
+    """The packed form of a weight on the meta device: parts of the right forms, without values."""
+    shape, dtype = tuple(weight.shape), str(weight.dtype).removeprefix("torch.")
+    parts = {
+        name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
+        for name, part in layout(rule, shape, dtype).items()
+    }
+    return Packed(spec=PackedSpec(scheme=SCHEME, shape=shape, dtype=dtype, details=to_dict(rule)), parts=parts)
+
+
+def rule_of_layer(layer: QuantizedLayer) -> QuantizationRule:
+    """The rule that a quantized layer was made by."""
+    from ..qconfig import rule_of
+
+    return rule_of({name: value for name, value in layer.spec.details.items() if name != ACT_SHAPE})
+
+
+def how_of(layer: QuantizedLayer) -> HowToQuantize:
+    """How the weight of a quantized layer is, or is to be, quantized."""
+    return weight_how(rule_of_layer(layer), layer.spec.shape)

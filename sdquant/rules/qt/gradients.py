@@ -1,0 +1,72 @@
+"""Gradients quantized: Qwix at aa623acb, core/dot_general_qt.py and core/stochastic_rounding.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..core.how_to_quantize import HowToQuantize
+from ..core.qarray import QArray, quantize
+
+if TYPE_CHECKING:
+    from ..qconfig import QtRule
+
+STEPS = 256  # of low_bit_uniform: as many as a byte has
+
+
+def quantized(
+    gradient: Tensor,
+    rule: QtRule,
+    channelwise: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    tiles: dict[int, int | float] | None = None,
+    noise: Callable[[torch.Size], Tensor] | None = None,
+) -> QArray:
+    """A gradient in rule.bwd_qtype.
+
+    Args:
+        channelwise: axes with a scale for each index, unless the rule has one scale for all.
+        dtype: that the product is to have; the gradient may be in that of its scales.
+        tiles, noise: see `HowToQuantize`.
+    """
+    assert rule.bwd_qtype is not None
+    how = HowToQuantize(
+        qtype=rule.bwd_qtype,
+        channelwise_axes=() if rule.disable_channelwise_axes else tuple(channelwise),
+        tiled_axes=tiles or {},
+        calibration_method=rule.bwd_calibration_method,
+        noise=noise,
+    )
+    return replace(quantize(gradient, how), dtype=dtype)
+
+
+def noise_of(
+    rule: QtRule, gradient: Tensor, generator: torch.Generator | None = None
+) -> Callable[[torch.Size], Tensor] | None:
+    """The noise of stochastic rounding for a gradient of this shape and device; None if the rule has none.
+
+    The same along all axes but rule.channelwise_noise_axes. Drawn anew at each call: from `generator`, or from torch's
+    own of that device, so that `torch.manual_seed` repeats a run. What it gives has the shape that it is asked for,
+    which may be the gradient's with axes joined.
+    """
+    kind = rule.bwd_stochastic_rounding
+    if kind is None:
+        return None
+    full = gradient.shape
+    axes = {axis % len(full) for axis in rule.channelwise_noise_axes if -len(full) <= axis < len(full)}
+    narrow = [size if axis in axes else 1 for axis, size in enumerate(full)]
+
+    def draw(shape: torch.Size) -> Tensor:
+        if kind == "uniform":
+            made = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
+        else:
+            steps = torch.randint(STEPS, narrow, generator=generator, device=gradient.device)
+            made = (steps.float() + 0.5) / STEPS - 0.5
+        return made if len(shape) == len(full) else made.expand(full).reshape(shape)
+
+    return draw

@@ -1,0 +1,105 @@
+"""What of an operand is kept for the backward pass, and what is done with the gradient where it was clipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.calibration import scale_and_zero_point
+from ..core.calibration_method import method
+from ..core.qarray import QArray, broadcast, quantize_with
+from ..core.qtypes import qtype
+
+Range = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a product, before it is quantized.
+
+    Attributes:
+        qtype: None leaves it float.
+        method: how its range was found. found: its range, shaped like its scales.
+    """
+
+    qtype: str | None
+    method: str = "absmax"
+    found: Range | None = None
+
+    def quantized(self, x: Tensor) -> QArray | Tensor:
+        """The operand in its type."""
+        if self.qtype is None:
+            return x
+        assert self.found is not None
+        scale, zero_point = scale_and_zero_point(self.found, qtype(self.qtype))
+        return quantize_with(x, self.qtype, scale, zero_point)
+
+    @property
+    def clips(self) -> bool:
+        """Whether its range may be narrower than its values are, so that gradients stop outside of it."""
+        if self.qtype is None:
+            return False
+        how = method(self.method)
+        return not (how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1))
+
+    def clipped(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """The operand's gradient, zero where the operand lies outside its range."""
+        if not self.clips:
+            return gradient
+        assert self.found is not None
+        high = self.found["max"] if "max" in self.found else self.found["absmax"]
+        low = self.found.get("min", -high)
+        inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
+        return torch.where(inside, gradient, torch.zeros_like(gradient))
+
+
+def usable(array: QArray | Tensor, axis: int | None) -> bool:
+    """Whether gradients can be multiplied with its codes: no tiles along `axis`, which the forward product summed."""
+    if not isinstance(array, QArray) or qtype(array.qtype).tile is not None:
+        return False
+    return axis is None or array.scale.shape[axis] == 1
+
+
+def units(array: QArray) -> QArray:
+    """The same in units of its scales: what remains when these have gone into the gradient. No zero point either."""
+    ones = array.scale.new_ones([1] * array.scale.ndim)
+    if array.zero_point is None:
+        return replace(array, scale=ones)
+    return replace(without_zero_point(array), scale=ones)
+
+
+def without_zero_point(array: QArray) -> QArray:
+    """Codes less their zero points, which need a bit more than the type has."""
+    if array.zero_point is None:
+        return array
+    codes = broadcast(torch.sub, array.qvalue.int(), array.zero_point.int())
+    return replace(array, qvalue=codes, zero_point=None, qtype="int16")
+
+
+class Keeper:
+    """Tensors and quantized tensors for `ctx.save_for_backward`, which checkpointing and offloading look into."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor | None] = []
+        self._kept: dict[str, Any] = {}
+
+    def keep(self, name: str, value: QArray | Tensor | None) -> None:
+        """Keep a value; a QArray as its three tensors."""
+        if isinstance(value, QArray):
+            self._kept[name] = (len(self.tensors), (value.qtype, value.dtype))
+            self.tensors += [value.qvalue, value.scale, value.zero_point]
+        else:
+            self._kept[name] = (len(self.tensors), None)
+            self.tensors.append(value)
+
+    def get(self, name: str, saved: tuple[Tensor | None, ...]) -> Any:
+        """A value again, out of `ctx.saved_tensors`."""
+        start, kind = self._kept[name]
+        if kind is None:
+            return saved[start]
+        codes, scale, zero_point = saved[start : start + 3]
+        assert codes is not None and scale is not None
+        return QArray(qvalue=codes, scale=scale, zero_point=zero_point, qtype=kind[0], dtype=kind[1])
