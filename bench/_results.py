@@ -28,7 +28,7 @@ def write(
         ValueError: a row has no name or case, two rows have the same, or an "error" that is no text.
     """
     from sdquant.benchmark.running import described
-    from sdquant.machine import probe
+    from sdquant.compat.hardware import probe
 
     rows = [dict(row) for row in rows]
     for row in rows:

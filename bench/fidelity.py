@@ -62,7 +62,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Where the times were taken."""
-    from sdquant.machine import probe
+    from sdquant.compat.hardware import probe
 
     here = probe()
     return {

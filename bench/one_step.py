@@ -27,7 +27,7 @@ from bench.models import MODELS, folder
 from bench.whole_models import SCHEMES, SHIPPED, place
 from sdquant import backends, demo
 from sdquant.benchmark import peers, target, variants
-from sdquant.machine import probe
+from sdquant.compat.hardware import probe
 from sdquant.request import request
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from . import foreseeing, networks, peaks, planner
-from . import machine as machines
 from .allowance import allowance
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
+from .compat import hardware as machines
 from .compat.row import OFFLOADS
 from .errors import BudgetError, SdquantError
 from .gathering import whole_of
@@ -37,7 +37,7 @@ from .settings.values import Settings
 from .utils.byte_sizes import size
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .compat.hardware import Machine
     from .models.activation_memory import Trace
 
 # Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import machine
+from .compat import hardware
 from .core import registry
 from .errors import ConflictError, SdquantError
 from .formats import safetensors_writer
@@ -58,7 +58,7 @@ class Cache:
         """The file of a component that is to be encoded. Reads the source files if their digests are not known."""
         assert part.spec is not None
         package = registry.get(part.spec.scheme.backend).requires
-        named = {} if package is None else {package.package: machine.versions().get(package.package)}
+        named = {} if package is None else {package.package: hardware.versions().get(package.package)}
         said = {
             "format": _FORMAT,
             "versions": {"sdquant": __version__, **named},
@@ -66,7 +66,7 @@ class Cache:
             "quant": part.spec.described(),
             "weights": sorted(weight.name for weight in part.weights),
             "dtype": dtype,
-            "device": machine.device_kind(device),  # kernels of a GPU may round otherwise
+            "device": hardware.device_kind(device),  # kernels of a GPU may round otherwise
             "class": [src.library, src.class_name],
             "config": src.config,
         }

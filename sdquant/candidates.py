@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import machine, planner
+from . import planner
 from .compat import Query, look_up
-from .compat.packages import require
+from .compat import hardware as machine
+from .compat.requirements import require
 from .compat.row import meant
 from .core import registry
 from .errors import BackendUnavailableError, SdquantError

@@ -16,8 +16,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine
+from . import compat
 from .comparison_sheet import sheet
+from .compat import hardware
 from .core import registry
 from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from .evaluation.comparison import Comparison, Row
@@ -88,7 +89,7 @@ def compare(
     rows: list[Row] = []
     for label, asked in columns.items():
         rows.append(_row(asked, label, drawing, rows[0] if rows else None, amplify, tell))
-    here = machine.probe()
+    here = hardware.probe()
     first = next(iter(columns.values()))
     return Comparison(
         model=first.path,
@@ -98,7 +99,7 @@ def compare(
         guidance=guidance,
         size=rows[0].image.size,
         settings=_settings(first),
-        device=first.device or machine.default_device(here),
+        device=first.device or hardware.default_device(here),
         amplify=amplify,
         rows=tuple(rows),
         versions=here.versions,
@@ -124,7 +125,7 @@ def allowed(
     Raises:
         SdquantError: a setting that does not exist.
     """
-    here = machine.probe()
+    here = hardware.probe()
     return tuple(
         name
         for name in schemes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .compat.runtimes import default_runtime
+from .compat.default_runtime import default_runtime
 from .core import registry
 from .core.dtypes import FLOATS
 from .core.name_patterns import skipped

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine, planner
+from . import compat, planner
+from .compat import hardware
 from .errors import MissingComponentError
 from .gathering import whole_of
 from .models.classes import class_of
@@ -41,7 +42,7 @@ def prepare(asked: Request) -> planner_plan.Plan:
     The matrix is asked twice: first with what the request says, before any file is opened; then with what the files
     hold. Only after that are the files held against their own headers.
     """
-    here = machine.probe()
+    here = hardware.probe()
     why = foreseen = None
     if asked.automatic:
         from . import automatic

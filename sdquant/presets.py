@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import foreseeing, networks
-from . import machine as machines
 from .allowance import allowance
 from .candidates import Candidate, Opened, candidates, open_model
+from .compat import hardware as machines
 from .errors import BudgetError, SettingsError
 from .precision import USABLE
 from .settings.values import Settings
 from .utils.byte_sizes import parse_size
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .compat.hardware import Machine
     from .planning.plan import Plan
 
 # How much of the largest component may come anew with every step before fewer bits are the better choice: a third of it

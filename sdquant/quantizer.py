@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, machine, planner
-from .compat.runtimes import default_runtime
+from . import compat, planner
+from .compat import hardware
+from .compat.default_runtime import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .models import peft_hooks
 from .nn import openvino
@@ -75,8 +76,8 @@ def quantize(
         quant=quant, rules=rules, quant_stats=quant_stats, components=components, skip=skip, runtime=runtime,
         mode="post", compute=compute,
     )  # fmt: skip
-    here = machine.probe()
-    target = device or machine.default_device(here)
+    here = hardware.probe()
+    target = device or hardware.default_device(here)
     for spec in asked.specs().values():
         if spec is not None:
             planner.refuse_computing(spec, asked.compute)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from . import machine
+from .compat import hardware
 from .compat.row import COMPUTES, meant
 from .core import registry
 from .errors import SdquantError, SettingsError, UnknownOffloadError
@@ -174,7 +174,7 @@ class Request:
         if self.dtype is not None:
             _one_of("dtype", self.dtype, DTYPES)
         if self.device is not None:
-            machine.device_kind(_text("device", self.device))
+            hardware.device_kind(_text("device", self.device))
         if self.token is not None and not (
             isinstance(self.token, bool) or (isinstance(self.token, str) and self.token)
         ):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import automatic, cli, machine
+from sdquant import automatic, cli
+from sdquant.compat import hardware
 from sdquant.errors import BudgetError, SettingsError
 from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN
@@ -21,18 +22,18 @@ MODEL = "digits-flux"
 
 
 @pytest.fixture(scope="module")
-def here() -> machine.Machine:
+def here() -> hardware.Machine:
     """This machine as if nobody had measured what computes how fast on it."""
-    return dataclasses.replace(machine.probe(), native="not asked for")
+    return dataclasses.replace(hardware.probe(), native="not asked for")
 
 
-def with_free(here: machine.Machine, nbytes: int) -> machine.Machine:
+def with_free(here: hardware.Machine, nbytes: int) -> hardware.Machine:
     """The machine with so many bytes for weights and activations; what its margin takes comes on top."""
     device = dataclasses.replace(here.best, memory_free=nbytes + LEAST_MARGIN, memory_total=nbytes + LEAST_MARGIN)
     return dataclasses.replace(here, devices=(device,))
 
 
-def chosen(here: machine.Machine, nbytes: int, **asked: Any) -> Any:
+def chosen(here: hardware.Machine, nbytes: int, **asked: Any) -> Any:
     made = automatic.resolve(request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
     assert made.request.offload != "auto" and made.request.quant != "auto"
     assert not made.why.endswith(".")
@@ -49,13 +50,13 @@ def sizes() -> dict[str, int]:
     return {"weights": made.bytes, "activations": activations, "largest": max(part.bytes for part in made.components)}
 
 
-def test_what_fits_whole_is_left_as_it_is(here: machine.Machine, sizes: dict[str, int]) -> None:
+def test_what_fits_whole_is_left_as_it_is(here: hardware.Machine, sizes: dict[str, int]) -> None:
     made = chosen(here, sizes["weights"] + sizes["activations"] + 1000, quant="auto", offload="auto")
     assert (made.request.quant, made.request.offload, made.request.budget) == (None, "none", None)
     assert "everything stays on the device" in made.why
 
 
-def test_what_does_not_is_quantized_as_little_as_keeps_it_whole(here: machine.Machine, sizes: dict[str, int]) -> None:
+def test_what_does_not_is_quantized_as_little_as_keeps_it_whole(here: hardware.Machine, sizes: dict[str, int]) -> None:
     eight = sdquant.plan(sdquant.demo.path(MODEL), "int8").bytes
     room = int(1.2 * eight) + sizes["activations"]
     made = chosen(here, room, quant="auto", offload="auto")
@@ -68,7 +69,7 @@ def test_what_does_not_is_quantized_as_little_as_keeps_it_whole(here: machine.Ma
 
 
 def test_without_quantization_components_take_turns_before_blocks_do(
-    here: machine.Machine, sizes: dict[str, int]
+    here: hardware.Machine, sizes: dict[str, int]
 ) -> None:
     turns = chosen(here, sizes["largest"] + sizes["activations"] + 100_000, offload="auto")
     assert turns.request.offload == "balanced" and turns.request.quant is None
@@ -77,14 +78,14 @@ def test_without_quantization_components_take_turns_before_blocks_do(
 
 @pytest.mark.slow
 def test_what_streams_least_is_taken_where_nothing_fits_whole(
-    here: machine.Machine, tmp_path_factory: pytest.TempPathFactory
+    here: hardware.Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A transformer of FLUX.1's shapes on several cards; alone, so that activations are the rough allowance."""
     path = sparse.flux(tmp_path_factory.mktemp("big") / "flux") / "transformer"
     found = {}
     for gigabytes in (40, 16, 10, 4):
         memory = gigabytes * 10**9
-        card = machine.Device(kind="cuda", index=0, name="a card", memory_total=memory, memory_free=memory)
+        card = hardware.Device(kind="cuda", index=0, name="a card", memory_total=memory, memory_free=memory)
         other = dataclasses.replace(here, devices=(card, here.devices[-1]))
         made = automatic.resolve(request(path, offload="auto", device="cuda"), other)
         found[gigabytes] = made.request.offload, made.request.budget
@@ -94,19 +95,19 @@ def test_what_streams_least_is_taken_where_nothing_fits_whole(
         assert mode == "balanced" and budget is not None and 0.5 * gigabytes < budget / 10**9 < gigabytes - 1.5
 
 
-def test_a_mode_that_the_matrix_refuses_is_not_chosen(here: machine.Machine, sizes: dict[str, int]) -> None:
+def test_a_mode_that_the_matrix_refuses_is_not_chosen(here: hardware.Machine, sizes: dict[str, int]) -> None:
     """quanto's modules break in balanced offload."""
     whole = sdquant.plan(sdquant.demo.path(MODEL), "qint8").bytes
     made = chosen(here, int(0.9 * whole) + sizes["activations"], quant="qint8", offload="auto", runtime="library")
     assert (made.request.quant, made.request.offload) == ("qint8", "model")
 
 
-def test_a_mode_that_was_named_is_kept(here: machine.Machine, sizes: dict[str, int]) -> None:
+def test_a_mode_that_was_named_is_kept(here: hardware.Machine, sizes: dict[str, int]) -> None:
     made = chosen(here, 2 * sizes["weights"] + sizes["activations"], quant="auto", offload="model")
     assert (made.request.quant, made.request.offload) == (None, "model")
 
 
-def test_nothing_fits(here: machine.Machine) -> None:
+def test_nothing_fits(here: hardware.Machine) -> None:
     with pytest.raises(BudgetError, match="no way to run the model"):
         chosen(here, 1000 - LEAST_MARGIN, quant="auto", offload="auto")
 

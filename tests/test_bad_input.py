@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, loader, machine
-from sdquant.compat import IncompatibleWarning
+from sdquant import backends, loader
+from sdquant.compat import IncompatibleWarning, hardware
 from sdquant.errors import (
     BackendUnavailableError,
     BadFileError,
@@ -97,7 +97,7 @@ class TestNames:
         assert "'gpu'" in _refused(SettingsError, sd, device="gpu").what
 
     def test_a_device_that_is_not_here(self, sd: Path) -> None:
-        kinds = machine.probe().kinds
+        kinds = hardware.probe().kinds
         absent = next(kind for kind in ("xpu", "mps", "cuda") if kind not in kinds)
         assert absent in _refused(BackendUnavailableError, sd, device=absent).what
 
@@ -318,11 +318,11 @@ class TestPrompt:
 class TestMissingPackages:
     @pytest.fixture
     def without(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        real = machine.versions()
+        real = hardware.versions()
 
         def forget(package: str, version: str | None = None) -> None:
             left = {name: value for name, value in real.items() if name != package}
-            monkeypatch.setattr(machine, "versions", lambda: left | ({package: version} if version else {}))
+            monkeypatch.setattr(hardware, "versions", lambda: left | ({package: version} if version else {}))
 
         return forget
 
@@ -504,8 +504,8 @@ class TestRefusalsOfTheDesign:
         assert isinstance(caught.value, IncompatibleError) and isinstance(caught.value, UnsupportedFileError)
 
     def test_a_missing_backend(self, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        left = {name: value for name, value in machine.versions().items() if name != "nncf"}
-        monkeypatch.setattr(machine, "versions", lambda: left)
+        left = {name: value for name, value in hardware.versions().items() if name != "nncf"}
+        monkeypatch.setattr(hardware, "versions", lambda: left)
         assert "pip install" in _refused(BackendUnavailableError, floats, "int8").fix
 
     @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import machine
 from sdquant.cache import VARIABLE, cache_of, default_folder
 from sdquant.cli import main
+from sdquant.compat import hardware
 from sdquant.errors import DiskSpaceError
 from sdquant.request import request
 from sdquant.utils.atomic_write import whole_file
@@ -95,8 +95,8 @@ def test_what_the_bits_depend_on(unet: Path, tmp_path: Path) -> None:
 
 def test_versions_of_packages_count(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _load(unet, tmp_path / "cache", "qint8")
-    real = machine.versions()
-    monkeypatch.setattr(machine, "versions", lambda: {**real, "optimum-quanto": "99"})
+    real = hardware.versions()
+    monkeypatch.setattr(hardware, "versions", lambda: {**real, "optimum-quanto": "99"})
     assert not _load(unet, tmp_path / "cache", "qint8").sdquant.cached
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import cli, foreseeing, machine, networks, peaks
+from sdquant import cli, foreseeing, networks, peaks
 from sdquant.commands import _shared
+from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
 
 Capture = pytest.CaptureFixture[str]
@@ -92,7 +93,7 @@ def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0
     made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
-    foreseen = foreseeing.step(made, networks.trace(made), machine.probe().native)
+    foreseen = foreseeing.step(made, networks.trace(made), hardware.probe().native)
     assert json.loads(out) == made.to_dict() | {"peak": peaks.predict(made).to_dict(), "foreseen": foreseen}
 
 

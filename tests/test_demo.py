@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import cli, machine
+from sdquant import cli
 from sdquant.commands import demo as command
+from sdquant.compat import hardware
 from sdquant.demo import digits, grid, show
 from sdquant.errors import DiskSpaceError, SettingsError
 from sdquant.models.generate import draw, native_size
@@ -121,9 +122,9 @@ def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monk
 
 
 def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = machine.versions()
+    versions = hardware.versions()
     versions.pop("nncf")
-    monkeypatch.setattr("sdquant.machine.versions", lambda: dict(versions))
+    monkeypatch.setattr("sdquant.compat.hardware.versions", lambda: dict(versions))
     found = show.run(
         "digits-sd", steps=1, images=1, progress=False, cases=(show.Case(quant=None), show.Case(quant="int8"))
     )

@@ -10,8 +10,8 @@ import pytest
 
 from sdquant import backends
 from sdquant.advice import RULES, STALE_AFTER, advice
+from sdquant.compat.hardware import Lock, Machine, probe
 from sdquant.doctor import examine
-from sdquant.machine import Lock, Machine, probe
 
 from .compat.machines import EVERYTHING, GIB, card, machine
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import sdquant
 from bench import foreseen
-from sdquant import automatic, foreseeing, machine, networks
+from sdquant import automatic, foreseeing, networks
+from sdquant.compat import hardware
 from sdquant.foreseeing.facts import FILE, known
 from sdquant.models import activation_memory
 from sdquant.offload.budget import LEAST_MARGIN
@@ -135,9 +136,9 @@ def test_in_integers(traced: dict[str, dict[str, Trace | None]]) -> None:
 
 def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> automatic.Resolved:
     """What is chosen for a machine with these kernels, with so many bytes or with plenty."""
-    here = machine.probe()
+    here = hardware.probe()
     free = 10**10 if room is None else room + LEAST_MARGIN
-    device = machine.Device(kind="cpu", index=0, name="a cpu", memory_total=free, memory_free=free)
+    device = hardware.Device(kind="cpu", index=0, name="a cpu", memory_total=free, memory_free=free)
     here = dataclasses.replace(here, devices=(device,), native=isa)
     return automatic.resolve(request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from sdquant import machine as machines
+from sdquant.compat import hardware as machines
+from sdquant.compat.hardware import KINDS, default_device, device_kind, probe, versions
 from sdquant.errors import SettingsError
-from sdquant.machine import KINDS, default_device, device_kind, probe, versions
 
 from .compat.machines import card, machine
 
@@ -64,7 +64,7 @@ def test_a_machine_is_json(here: machines.Machine) -> None:
 
 def test_versions_import_no_library() -> None:
     code = (
-        "import sys, sdquant.machine as m; found = m.versions(); assert 'torch' in found; "
+        "import sys, sdquant.compat.hardware as m; found = m.versions(); assert 'torch' in found; "
         "print(sorted({'torch', 'numpy', 'psutil', 'bitsandbytes', 'nncf', 'gguf', 'diffusers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

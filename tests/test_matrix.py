@@ -22,7 +22,7 @@ import torch
 
 import sdquant
 from sdquant import backends, compat, gguf_files
-from sdquant.compat.runtimes import default_runtime
+from sdquant.compat.default_runtime import default_runtime
 from sdquant.demo import digits, path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.nn.weights import quantized

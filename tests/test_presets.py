@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import BadFileError, BudgetError, SettingsError, automatic, backends, foreseeing, machine
+from sdquant import BadFileError, BudgetError, SettingsError, automatic, backends, foreseeing
 from sdquant.allowance import MOST, allowance
 from sdquant.candidates import candidates, open_model
-from sdquant.compat import Query, look_up
+from sdquant.compat import Query, hardware, look_up
 from sdquant.demo import digits
 from sdquant.models.generate import draw
 from sdquant.precision import USABLE, snr
@@ -27,11 +27,11 @@ from . import sparse
 GB = 10**9
 
 
-def with_memory(size: float | None, kind: str = "cuda", ram: float = 64 * GB) -> machine.Machine:
+def with_memory(size: float | None, kind: str = "cuda", ram: float = 64 * GB) -> hardware.Machine:
     """This machine as if its only compute device were a card, or its CPU, with so much memory free."""
-    here = machine.probe()
+    here = hardware.probe()
     memory = None if size is None else int(size)
-    device = machine.Device(kind=kind, index=0, name="a device", memory_total=memory, memory_free=memory)
+    device = hardware.Device(kind=kind, index=0, name="a device", memory_total=memory, memory_free=memory)
     devices = (device,) if kind == "cpu" else (device, here.devices[-1])
     return dataclasses.replace(here, devices=devices, ram_available=int(ram), ram_total=int(ram))
 
@@ -42,7 +42,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sparse.flux(tmp_path_factory.mktemp("big") / "flux")
 
 
-def chosen(path: Path, here: machine.Machine, **call: Any) -> dict[str, Chosen]:
+def chosen(path: Path, here: hardware.Machine, **call: Any) -> dict[str, Chosen]:
     """What each preset chooses; none of them fails."""
     return {row.name: choose(row.name, path, machine=here, **call) for row in PRESETS}
 
@@ -147,7 +147,7 @@ class TestFullSize:
 class TestShipped:
     def test_all_fit(self, sd: Path, flux: Path) -> None:
         for path in (sd, flux):
-            for one in chosen(path, dataclasses.replace(machine.probe(), native="not built")).values():
+            for one in chosen(path, dataclasses.replace(hardware.probe(), native="not built")).values():
                 assert one.settings.to_dict() == {} and one.why.startswith("not quantized")
 
     def test_the_fastest_where_that_was_measured(self, sd: Path) -> None:
@@ -186,7 +186,7 @@ class TestShipped:
         assert ("show in the images" in one.why) == (precision(one) < USABLE)
 
     def test_quantized_on_disk_stays_as_found(self, saved: Callable[..., Path]) -> None:
-        for one in chosen(saved("nf4"), machine.probe()).values():
+        for one in chosen(saved("nf4"), hardware.probe()).values():
             assert one.settings.to_dict() == {} and one.why.startswith("as found (nf4)")
 
     def test_a_lone_transformer(self, flux: Path) -> None:

@@ -23,7 +23,7 @@ from tools.tables import markdown
 if TYPE_CHECKING:
     from sdquant.backends import Scheme
     from sdquant.compat import Cell
-    from sdquant.machine import Machine
+    from sdquant.compat.hardware import Machine
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -119,7 +119,7 @@ def _word(row: Scheme, offload: str, cells: Mapping[tuple[str, str, str, str], C
 
 def pinned(root: Path, kind: str) -> Machine:
     """A machine with the packages of constraints.txt and one device of a kind."""
-    from sdquant.machine import Device, Machine
+    from sdquant.compat.hardware import Device, Machine
 
     pins = re.findall(r"^([\w-]+)==([\w.]+)", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     gib = 1 << 30

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import machine
+from ..compat import hardware
 from ..errors import SettingsError
 from ..request import Request, request
 from ..utils.atomic_write import whole_file
@@ -106,7 +106,7 @@ def bench(
             f"quant={asked.quant!r} was given", "the reference is the model as found", "Give it among the schemes"
         )
     target = find(asked)
-    here = machine.probe()
+    here = hardware.probe()
     threads = threads or _cores()
     chosen = variants.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
@@ -147,7 +147,7 @@ def bench(
     )
 
 
-def described(here: machine.Machine) -> dict[str, Any]:
+def described(here: hardware.Machine) -> dict[str, Any]:
     """The machine, for a table of numbers that were taken on it."""
     return {
         "platform": here.platform,
@@ -231,7 +231,7 @@ def _inputs(
     return "pipeline", (width, height), made["batch"]
 
 
-def _room(here: machine.Machine, device: str) -> int:
+def _room(here: hardware.Machine, device: str) -> int:
     """Bytes that the models of a group may take together."""
     card = next((row for row in here.devices if row.torch_name == device and row.kind != "cpu"), None)
     free = here.ram_available if card is None or card.memory_free is None else card.memory_free

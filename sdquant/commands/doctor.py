@@ -17,9 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, and print. Exit code 1 if no backend can run here."""
-    from .. import doctor, machine
+    from .. import doctor
+    from ..compat import hardware
 
-    report = doctor.examine(machine.probe())
+    report = doctor.examine(hardware.probe())
     if args.json:
         _shared.print_json(report.to_dict())
     else:

@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look every cell up, and print."""
-    from .. import compat, machine
+    from .. import compat
+    from ..compat import hardware
     from ..compat.row import OFFLOADS
     from ..core import registry
 
-    device = args.device or machine.device_kind(machine.default_device(machine.probe()))
+    device = args.device or hardware.device_kind(hardware.default_device(hardware.probe()))
     wanted = registry.scheme(args.scheme).name if args.scheme else None
     cells = [
         cell

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import machine as machines
 from ..core import registry
 from ..errors import (
     BackendUnavailableError,
@@ -25,7 +24,8 @@ from ..errors import (
     UntestedWarning,
 )
 from ..utils.arguments import answered
-from .packages import require
+from . import hardware as machines
+from .requirements import require
 from .row import COMPUTES, MODES, OFFLOADS, RUNTIMES, SOURCES, Query, Row
 from .table import ROWS
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ..core.registry import Scheme
-    from ..machine import Machine
+    from .hardware import Machine
 
 __all__ = [
     "ROWS", "Cell", "IncompatibleWarning", "Query", "Row", "SdquantWarning", "UntestedWarning",

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..core.choices import OFFLOAD_MODES
-from ..machine import KINDS
+from .hardware import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

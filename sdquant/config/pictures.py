@@ -99,8 +99,8 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     not: what comes out of it has its ranges.
     """
     from ..cache import cache_of
+    from ..compat.hardware import default_device, probe
     from ..loader import load
-    from ..machine import default_device, probe
     from ..rules.core.sharding import sharded
     from ..utils.distributed import ALONE, processes, rank
 

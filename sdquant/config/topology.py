@@ -101,6 +101,6 @@ def _number(name: str, text: str) -> int:
 
 def visible_accelerators() -> int:
     """How many accelerators this process sees. Imports torch."""
-    from ..machine import probe
+    from ..compat.hardware import probe
 
     return sum(device.kind != "cpu" for device in probe().devices)

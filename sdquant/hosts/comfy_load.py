@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import compat, machine
+from .. import compat
+from ..compat import hardware
 from ..core import registry
 from ..errors import UnsupportedFileError
 from . import comfy_state
@@ -71,7 +72,7 @@ def load(path: str, quant: str = AS_FOUND, disable_dynamic: bool = True) -> Any:
 
 def _check(scheme: str, mode: str, device: Any) -> None:
     """Ask the matrix. Offload is ComfyUI's, which moves plain tensors as it moves any."""
-    compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=machine.probe())
+    compat.check(scheme, "none", mode=mode, runtime="plain", device=str(device), machine=hardware.probe())
 
 
 def _made(function: Any, state: comfy_state.State, ops: type) -> Any:

@@ -47,7 +47,7 @@ def refuse(settings: Settings, *, mode: str, offload: str, runtime: str) -> None
 
 def device() -> str | None:
     """The host's compute device by a name that the matrix knows; None if it has another."""
-    from ..machine import device_kind
+    from ..compat.hardware import device_kind
 
     name = str(display.module("modules.devices").device)
     try:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import compat, machine
+from .. import compat
+from ..compat import hardware
 from ..core.backend import PackedSpec
 from ..core.packed_reader import read_weight
 from ..core.range_keys import is_range
@@ -151,7 +152,7 @@ class Weights:
 
     @cached_property
     def _default_device(self) -> str:
-        return machine.default_device(machine.probe())
+        return hardware.default_device(hardware.probe())
 
     def _read(self, key: str) -> Tensor:
         path = self.home[key]

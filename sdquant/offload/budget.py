@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import machine
+from ..compat import hardware
 from ..errors import SdquantError, SettingsError
 from ..models import activation_memory as activations
 from ..models import components, pipelines
@@ -45,15 +45,15 @@ def default_budget(device: torch.device, held: int, activations: int | None = No
 def _free(device: torch.device) -> tuple[int, int]:
     """Bytes that this process can have of the device's memory, and those it has."""
     if device.type == "cpu":
-        total, free = machine.ram()
+        total, free = hardware.ram()
         return free, total
     if device.type == "mps":
-        return machine.mps_memory()
+        return hardware.mps_memory()
     api: Any = getattr(torch, device.type, None)
     why = "torch does not say how much of its memory is free"
     if hasattr(api, "mem_get_info"):
         try:
-            return machine.card_memory(api, device)
+            return hardware.card_memory(api, device)
         except RuntimeError as error:  # some of Intel's drivers
             why = f"its driver does not say how much of its memory is free: {error}"
     raise SettingsError(

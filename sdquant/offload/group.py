@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..compat.hardware import ram
 from ..errors import IncompatibleError, SettingsError
-from ..machine import ram
 from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ..compat.hardware import ram
 from ..errors import BadFileError, SettingsError
-from ..machine import ram
 from ..utils.buffers import ALIGN
 from ..utils.temp_dirs import OwnFolder
 from .slots import is_opaque, tensor_bytes

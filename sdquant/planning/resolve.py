@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .. import machine
 from ..backends.gguf import READ_DTYPE
+from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
 from ..gathering import lender, look, with_base
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ..request import Request
 
 
-def device_of(asked: Request, here: machine.Machine) -> str:
+def device_of(asked: Request, here: hardware.Machine) -> str:
     """The compute device of a request.
 
     Raises:
         BackendUnavailableError: this machine has none of that kind.
     """
-    device = asked.device or machine.default_device(here)
-    if machine.device_kind(device, here) not in here.kinds:
+    device = asked.device or hardware.default_device(here)
+    if hardware.device_kind(device, here) not in here.kinds:
         raise BackendUnavailableError(
             f"Device {device!r} was asked for",
             f"torch sees {', '.join(here.kinds)} on this machine",

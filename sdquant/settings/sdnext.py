@@ -16,7 +16,7 @@ from .file import FORMAT, from_value, parse
 from .values import Settings
 
 if TYPE_CHECKING:
-    from ..machine import Machine
+    from ..compat.hardware import Machine
 
 AUTO, POST = "auto", "post"
 

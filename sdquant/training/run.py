@@ -124,7 +124,7 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    from ..machine import default_device, probe
+    from ..compat.hardware import default_device, probe
 
     # accelerate has processes on the CPU work together only if it is told to use that: else each would train alone.
     on_cpu = settings.device == "cpu" or (settings.device is None and default_device(probe()) == "cpu")

@@ -244,9 +244,9 @@ def _changed(held: Held) -> bool:
 
 def _both_fit(made: Plan) -> bool:
     """Whether the model of this plan fits beside the one in memory, with room to spare."""
-    from .. import machine
+    from ..compat import hardware
 
-    here = machine.probe()
+    here = hardware.probe()
     device = next((row for row in here.devices if row.torch_name == made.device), here.best)
     free = min(here.ram_available, device.memory_free if device.memory_free is not None else 0)
     return 2 * made.bytes < free

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import machine
-from ..compat import look_up
-from ..compat.packages import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
+from ..compat import hardware, look_up
+from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from ..compat.row import OFFLOADS, Query, meant
 from ..core import registry
 from ..errors import SdquantError
@@ -21,7 +20,7 @@ from ..settings import Settings, fields, role_of
 from ..settings.fixes import Fix, fixes
 
 if TYPE_CHECKING:
-    from ..machine import Machine
+    from ..compat.hardware import Machine
     from ..planning.plan import Plan
     from ..request import Request
 
@@ -91,7 +90,7 @@ def review(target: Target, values: Mapping[str, Any]) -> Review:
     Args:
         values: a value for each field; they may contradict each other.
     """
-    here = machine.probe()
+    here = hardware.probe()
     try:
         held = target.components(Settings({"allow_pickle": values["allow_pickle"]}))
     except SdquantError as error:
@@ -133,7 +132,7 @@ def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machi
 
 def _kind(values: Mapping[str, Any], here: Machine) -> str:
     try:
-        return machine.device_kind(values["device"] or machine.default_device(here), here)
+        return hardware.device_kind(values["device"] or hardware.default_device(here), here)
     except SdquantError:
         return here.best.kind
 

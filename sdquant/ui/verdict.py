@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .. import machine
+from ..compat import hardware
 from ..settings import fields
 from . import pieces
 from .html import escape
@@ -47,6 +47,6 @@ def capacity(seen: Review) -> int | None:
         return None
     if seen.plan.budget is not None:
         return seen.plan.budget
-    here = machine.probe()
+    here = hardware.probe()
     device = next((row for row in here.devices if row.torch_name == seen.plan.device), here.best)
     return device.memory_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sdquant import backends
-from sdquant.machine import KINDS, Device, Machine
+from sdquant.compat.hardware import KINDS, Device, Machine
 
 GIB = 1 << 30
 CPU = Device(kind="cpu", index=0, name="a processor", memory_total=32 * GIB, memory_free=20 * GIB)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sdquant import machine
+from sdquant.compat import hardware
 from sdquant.config import load, shards_of
 from sdquant.config.topology import resolve, visible_accelerators
 from sdquant.errors import SettingsError
@@ -73,4 +73,4 @@ def test_a_configs_shards(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
 
 
 def test_the_accelerators_of_this_machine() -> None:
-    assert visible_accelerators() == len(machine.probe().devices) - 1  # the CPU is the one that is none
+    assert visible_accelerators() == len(hardware.probe().devices) - 1  # the CPU is the one that is none

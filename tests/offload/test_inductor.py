@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import sdquant
-from sdquant import backends, machine, offload
-from sdquant.compat import check
+from sdquant import backends, offload
+from sdquant.compat import check, hardware
 from sdquant.errors import BudgetError, SdquantError
 from sdquant.quantizer import quantize_module
 
@@ -21,7 +21,7 @@ from .test_balanced import Net
 from .test_threads import MOVING
 
 pytestmark = [
-    pytest.mark.skipif(not machine.probe().has_compiler, reason="inductor needs a C++ compiler on the CPU"),
+    pytest.mark.skipif(not hardware.probe().has_compiler, reason="inductor needs a C++ compiler on the CPU"),
     # What the compiler does with the autograd functions of libraries, and with what torch itself has deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

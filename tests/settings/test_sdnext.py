@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdquant import SettingsError, backends
-from sdquant.machine import Device, Machine
+from sdquant.compat.hardware import Device, Machine
 from sdquant.settings import Settings, fields
 from sdquant.settings.file import dumps
 from sdquant.settings.sdnext import LEFT, QUANTIZERS, ROLES_OF, read, read_any

@@ -56,7 +56,7 @@ def test_processes_that_accelerate_lets_train_alone_are_refused(
     """As on Apple's GPUs, which accelerate has no processes for: seen here by one process that is told of another."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sdquant.machine.default_device", lambda _: "mps")
+    monkeypatch.setattr("sdquant.compat.hardware.default_device", lambda _: "mps")
     with pytest.raises(SettingsError, match="accelerate lets each of them train alone"):
         short(run_name="alone", device=None)
     assert not (tmp_path / "alone").exists()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import backends, demo, machine
-from sdquant.compat import matrix
+from sdquant import backends, demo
+from sdquant.compat import hardware, matrix
 from sdquant.preparation import prepare
 from sdquant.settings import Settings, fields
 from sdquant.ui import widgets
@@ -23,7 +23,7 @@ def near(**chosen: Any) -> dict[str, Any]:
 
 
 def test_marks_are_what_the_matrix_says() -> None:
-    here = machine.probe()
+    here = hardware.probe()
     cells = {
         (cell.scheme, cell.offload): cell.verdict
         for cell in matrix(here.best.kind, machine=here)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ... import compat, machine
+from ... import compat
+from ...compat import hardware
 from ...compat.row import OFFLOADS
 from ...core import registry
 from ...errors import SdquantError
@@ -144,7 +145,7 @@ def _goes_with(seen: Detected) -> str:
     mode = "found" if seen.prequantized else "pre"
     held = {part.quant for part in (seen.parts or {"": seen}).values() if part.quant}
     names = sorted(held) if seen.prequantized else [row.name for row in registry.schemes() if row.on_the_fly]
-    here = machine.probe()
+    here = hardware.probe()
     cells = [
         cell
         for cell in compat.matrix(here.best.kind, schemes=names, machine=here)

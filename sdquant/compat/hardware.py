@@ -18,9 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .errors import SettingsError
-from .kernels.cpu import state as native_state
-from .utils.distributed import local_rank
+from ..errors import SettingsError
+from ..kernels.cpu import state as native_state
+from ..utils.distributed import local_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,7 +132,7 @@ class Machine:
 
 def versions() -> dict[str, str]:
     """Installed distributions that matter, by name. Reads metadata, imports none of them."""
-    from .core import registry
+    from ..core import registry
 
     known = [registry.get(name) for name in registry.names()]
     required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]

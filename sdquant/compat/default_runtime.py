@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..core import registry
 from ..core.registry import QuantSpec
 from ..kernels import cpu
-from .packages import problem
+from .requirements import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
