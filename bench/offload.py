@@ -116,7 +116,7 @@ def step(
 @contextmanager
 def slow_disk(rate: float | None) -> Iterator[None]:
     """Files of offloaded weights are read at `rate` bytes a second at the most; None for as fast as they can be."""
-    from sdquant.offload.store import _DiskRegion
+    from sdquant.offload.host_store import _DiskRegion
 
     read = _DiskRegion.read
 

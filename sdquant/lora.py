@@ -99,7 +99,7 @@ def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
 def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
     import torch
 
-    from .offload.units import TRAINED
+    from .offload.blocks import TRAINED
 
     found = []
     for path, parameter in model.named_parameters():

@@ -14,7 +14,7 @@ from .errors import SdquantError
 from .models import activation_memory, classes, components, pipeline_folders
 from .nn import openvino
 from .nn.openvino import memory_model
-from .offload.store import aligned
+from .offload.host_store import aligned
 from .planning import plan as loader_plan
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from .networks import Network, of_plan, trace
-from .offload import group, plans
+from .offload import group, streaming_plan
 from .offload.balanced import refuse_too_small
+from .offload.blocks import Component, find_blocks
 from .offload.budget import default_budget
 from .offload.handle import OffloadHandle
 from .offload.residency import Residency
-from .offload.units import Component, find_blocks
 from .planning.plan import Peak
 from .utils import malloc_trim
 
@@ -165,7 +165,7 @@ def _run(component: Component, residency: Residency, budget: int) -> None:
     """What happens on the device when the component is called; see `balanced`."""
     units, buffers = component.units, 0
     if component.nbytes > budget:
-        made = plans.plan(component, budget)
+        made = streaming_plan.plan(component, budget)
         units, buffers = list(made.resident), 0 if component.release else made.buffers * made.buffer_bytes
     residency.touch(component)
     residency.make_room(sum(unit.nbytes for unit in units if not unit.resident) + buffers, component)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdquant.offload.store import DiskStore
+from sdquant.offload.host_store import DiskStore
 from sdquant.utils.temp_dirs import temporary_folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench._cards import Clock
-from sdquant.offload.pinning import ByTorch, pinning
+from sdquant.offload.pinned_memory import ByTorch, pinning
 
 SIDE = 8192  # of the square matrices that are multiplied
 COPIED = 1 << 30  # bytes

@@ -152,7 +152,7 @@ def _engage(
     handle.components.clear()
     offloaded = handle.mode != "none"
     if offloaded:
-        from .others import refuse_hooked
+        from .foreign_hooks import refuse_hooked
 
         refuse_hooked(handle.mode, parts)
         _refuse_without_values(handle.mode, parts)
@@ -219,6 +219,6 @@ def weight_bytes(*modules: nn.Module) -> int:
     """Bytes of all weights of the modules: every parameter and buffer (persistent or not) and what libraries hide in
     attributes, such as bitsandbytes' scales; what is tied is counted once. See `slots`.
     """
-    from . import slots
+    from . import tensor_refs
 
-    return slots.weight_bytes(*modules)
+    return tensor_refs.weight_bytes(*modules)

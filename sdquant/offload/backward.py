@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..errors import SdquantError
+    from .blocks import Component, Unit
     from .handle import OffloadHandle
     from .recompute import Recompute
-    from .units import Component, Unit
 
 TRAINS = ("none", "model", "balanced")  # modes in which a LoRA can be trained
 

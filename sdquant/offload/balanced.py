@@ -15,13 +15,13 @@ from ..errors import BudgetError
 from ..models.call_hooks import announce, wrap
 from . import none
 from .backward import gradient_hooks, keeping
+from .block_streamer import Streamer
+from .blocks import Component, cut
 from .budget import default_budget
-from .plans import least
 from .recompute import Recompute
 from .residency import Residency, tier
-from .slots import slots, tensor_bytes, with_number
-from .stream import Streamer
-from .units import Component, cut
+from .streaming_plan import least
+from .tensor_refs import slots, tensor_bytes, with_number
 
 if TYPE_CHECKING:
     import os
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from .blocks import Unit
     from .handle import OffloadHandle
-    from .units import Unit
 
 
 def apply(

@@ -15,9 +15,9 @@ from ..errors import IncompatibleError, SettingsError
 from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing
-from .pinning import ByTorch
-from .slots import slots, tensor_bytes, weight_bytes
-from .store import ANOTHER_FOLDER, DiskStore, pinned_limit
+from .host_store import ANOTHER_FOLDER, DiskStore, pinned_limit
+from .pinned_memory import ByTorch
+from .tensor_refs import slots, tensor_bytes, weight_bytes
 
 if TYPE_CHECKING:
     import os

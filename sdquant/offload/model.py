@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..models.call_hooks import announce, wrap
 from .backward import gradient_hooks
+from .blocks import Component, cut
 from .recompute import Recompute
 from .residency import Residency, tier
-from .slots import slots, tensor_bytes
-from .units import Component, cut
+from .tensor_refs import slots, tensor_bytes
 
 if TYPE_CHECKING:
     import os

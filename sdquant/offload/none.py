@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .slots import bring, slots, weight_bytes
+from .tensor_refs import bring, slots, weight_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..models.pipelines import components_of
-from . import changes, pipelines
+from . import pipelines, state_guards
 from .actions import used_by
 from .handle import HANDLE
 
@@ -45,12 +45,12 @@ class Owners:
     def follow(self, parts: dict[str, nn.Module]) -> None:
         """Guard the components that the mode was just put on."""
         self._known = parts
-        changes.follow(parts, self._handle, self._used())
+        state_guards.follow(parts, self._handle, self._used())
 
     def watch(self) -> None:
         """See to it that the mode, which rests, is put on when it is needed."""
         self._known = self.parts()
-        changes.watch(self._known, self._handle, self._used())
+        state_guards.watch(self._known, self._handle, self._used())
 
     def have_grown(self) -> bool:
         """Whether the components are others than those that the mode was put on."""

@@ -18,8 +18,8 @@ from torch import nn
 
 from ..models import libraries
 from .actions import Kind, kind, methods, used_by
-from .changes import guarded
 from .handle import HANDLE
+from .state_guards import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from .blocks import Component, Unit
     from .handle import OffloadHandle
-    from .units import Component, Unit
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

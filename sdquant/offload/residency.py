@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
 from ..utils.malloc_trim import trim
-from .pinning import pinning
-from .slots import bring, tensor_bytes
-from .staging import Staging
-from .store import DiskStore, PinnedStore, Store
-from .transfer import streams
+from .async_copy import streams
+from .host_store import DiskStore, PinnedStore, Store
+from .pinned_memory import pinning
+from .pinned_staging import Staging
+from .tensor_refs import bring, tensor_bytes
 
 if TYPE_CHECKING:
     import os
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .blocks import Component, Unit
     from .handle import OffloadHandle
-    from .slots import Slot
-    from .units import Component, Unit
+    from .tensor_refs import Slot
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ..models.call_hooks import serialize, tidy
 from ..utils.malloc_trim import trim
 from .backward import refusing
 from .residency import tier
-from .slots import is_opaque, slots, tensor_bytes, weight_bytes
+from .tensor_refs import is_opaque, slots, tensor_bytes, weight_bytes
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .handle import OffloadHandle
-    from .store import Store
+    from .host_store import Store
 
 PIECE = 1 << 26  # bytes
 

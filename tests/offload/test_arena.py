@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sdquant import offload
-from sdquant.offload import plans, stream
-from sdquant.offload.arena import ALIGN, Arena
-from sdquant.offload.stream import Streamer
+from sdquant.offload import block_streamer, streaming_plan
+from sdquant.offload.block_streamer import Streamer
+from sdquant.offload.suballocator import ALIGN, Arena
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,9 @@ def test_small_blocks_share_the_room_of_large_ones(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Streamer, "_arrive", counted)
     room = 2 * 4 * 256 * 1024  # two of the large one, which would else stay
-    monkeypatch.setattr(stream, "plan", lambda component, budget: plans._spread(component, budget // 2, 2, 0))
+    monkeypatch.setattr(
+        block_streamer, "plan", lambda component, budget: streaming_plan._spread(component, budget // 2, 2, 0)
+    )
     handle = offload.apply(net, "balanced", device="cpu", budget=room, folder=tmp_path)
     try:
         for _ in range(3):

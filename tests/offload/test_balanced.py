@@ -15,10 +15,10 @@ from torch import nn
 from sdquant import offload
 from sdquant.errors import BadFileError, BudgetError
 from sdquant.models import pipelines
-from sdquant.offload import plans, store
+from sdquant.offload import host_store, streaming_plan
+from sdquant.offload.blocks import Component, cut, find_blocks
 from sdquant.offload.handle import Counters
-from sdquant.offload.plans import least, plan
-from sdquant.offload.units import Component, cut, find_blocks
+from sdquant.offload.streaming_plan import least, plan
 
 from .conftest import draw, hooked, made
 
@@ -145,7 +145,7 @@ class Events:
         self.log: list[str] = []
         self.bytes = 0
         files: dict[Path, int] = {}
-        read = store._DiskRegion.read
+        read = host_store._DiskRegion.read
 
         def reads(region: Any, into: torch.Tensor) -> None:
             number = files.setdefault(region._path, int(region._path.name))
@@ -153,7 +153,7 @@ class Events:
             self.log.append(f"read {number - 1}")  # the first file is what is outside blocks
             read(region, into)
 
-        monkeypatch.setattr(store._DiskRegion, "read", reads)
+        monkeypatch.setattr(host_store._DiskRegion, "read", reads)
         for number, block in enumerate(net.blocks):
             block.register_forward_pre_hook(lambda *_, n=number: self._begin(n))
             block.register_forward_hook(lambda *_, n=number: self.log.append(f"end {n}"))
@@ -267,11 +267,11 @@ def test_blocks_of_different_sizes_are_kept_so_that_steps_wait_little() -> None:
     """As in a Flux transformer of few blocks, whose double ones come first and are more than twice as large."""
     net = of_sizes(*[152] * 3, *[64] * 18)
     budget = REST + sum(unit.nbytes for unit in net.blocks) // 2
-    made, plainly = plan(net, budget), next(plans._candidates(net, budget))
+    made, plainly = plan(net, budget), next(streaming_plan._candidates(net, budget))
     assert made.nbytes <= budget and plainly.nbytes <= budget
     assert made.read <= plainly.read and made.buffers > plainly.buffers == 2
     assert {unit.name for unit in net.blocks[:3]} <= {unit.name for unit in made.resident}
-    worst, before = (max(plans.foreseen(net, one, at / 10) for at in range(5, 21)) for one in (made, plainly))
+    worst, before = (max(streaming_plan.foreseen(net, one, at / 10) for at in range(5, 21)) for one in (made, plainly))
     assert worst <= 1.1 < before
 
 
@@ -279,10 +279,10 @@ def test_the_last_block_is_kept_where_the_first_ones_are_the_large_ones() -> Non
     """While it runs, the first one of the next step comes."""
     net = of_sizes(*[152] * 3, *[64] * 18)
     budget = REST + sum(unit.nbytes for unit in net.blocks) // 4
-    made, plainly = plan(net, budget), next(plans._candidates(net, budget))
+    made, plainly = plan(net, budget), next(streaming_plan._candidates(net, budget))
     assert made.resident == (net.rest, net.blocks[-1])
     assert made.read == plainly.read
-    assert plans.foreseen(net, made, 1.0) < 1.02 < 1.05 < plans.foreseen(net, plainly, 1.0)
+    assert streaming_plan.foreseen(net, made, 1.0) < 1.02 < 1.05 < streaming_plan.foreseen(net, plainly, 1.0)
 
 
 def test_what_is_foreseen() -> None:
@@ -291,9 +291,9 @@ def test_what_is_foreseen() -> None:
     net = of_sizes(*[64] * 8)
     one, two = (plan(net, REST + places * BLOCK) for places in (1, 2))
     assert (one.buffers, two.buffers) == (1, 2)
-    assert plans.foreseen(net, one, 1.0) == pytest.approx(2.0)
-    assert plans.foreseen(net, one, 0.5) == pytest.approx(1.5)
-    assert plans.foreseen(net, two, 1.0) == plans.foreseen(net, two, 0.5) == pytest.approx(1.0)
+    assert streaming_plan.foreseen(net, one, 1.0) == pytest.approx(2.0)
+    assert streaming_plan.foreseen(net, one, 0.5) == pytest.approx(1.5)
+    assert streaming_plan.foreseen(net, two, 1.0) == streaming_plan.foreseen(net, two, 0.5) == pytest.approx(1.0)
 
 
 def test_least_is_the_rest_and_the_largest_block() -> None:

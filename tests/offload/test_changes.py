@@ -23,7 +23,7 @@ from sdquant.compat import check
 from sdquant.errors import BudgetError, SdquantError, SettingsError
 from sdquant.models import pipelines
 from sdquant.offload import actions
-from sdquant.offload.changes import is_move
+from sdquant.offload.state_guards import is_move
 from tests.offload.changing import ACTIONS, PROMPT
 
 from .conftest import DEVICE, hooked

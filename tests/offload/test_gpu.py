@@ -9,8 +9,8 @@ import torch
 
 from sdquant import offload
 from sdquant.models import pipelines
-from sdquant.offload.pinning import ByTorch, Registered, pinning
-from sdquant.offload.store import PinnedStore
+from sdquant.offload.host_store import PinnedStore
+from sdquant.offload.pinned_memory import ByTorch, Registered, pinning
 
 from .conftest import draw, hooked, made, same_state, state_of
 from .test_modes import quantize

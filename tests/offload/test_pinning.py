@@ -8,9 +8,9 @@ import gc
 import pytest
 import torch
 
-from sdquant.offload import group, pinning
-from sdquant.offload.pinning import ByTorch, Registered
-from sdquant.offload.store import PinnedStore
+from sdquant.offload import group, pinned_memory
+from sdquant.offload.host_store import PinnedStore
+from sdquant.offload.pinned_memory import ByTorch, Registered
 
 CPU = torch.device("cpu")
 
@@ -71,12 +71,12 @@ def test_what_the_system_does_not_pin_is_kept_unpinned(caplog: pytest.LogCapture
 
 
 def test_memory_that_torch_does_not_take_for_pinned_is_not_used() -> None:
-    assert not pinning.proves(Registered(Runtime(1 << 30), CPU), CPU)
+    assert not pinned_memory.proves(Registered(Runtime(1 << 30), CPU), CPU)
 
 
 def test_other_devices_pin_as_torch_does() -> None:
-    assert pinning.pinning(torch.device("xpu")).takes(4097) == 8192
-    assert pinning.pinning(torch.device("privateuseone")).takes(4097) == 4097
+    assert pinned_memory.pinning(torch.device("xpu")).takes(4097) == 8192
+    assert pinned_memory.pinning(torch.device("privateuseone")).takes(4097) == 4097
 
 
 @pytest.mark.parametrize(("free", "pins"), [(3 << 20, True), (2 << 20, False)])

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sdquant import backends, offload
 from sdquant.backends.bnb import BACKEND
 from sdquant.nn import quantized_layer
-from sdquant.offload.slots import Place, Slot, bring, slots, with_number
+from sdquant.offload.tensor_refs import Place, Slot, bring, slots, with_number
 
 if TYPE_CHECKING:
     from sdquant.core.backend import Packed

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sdquant.errors import BadFileError
-from sdquant.offload.pinning import ByTorch
-from sdquant.offload.store import DiskStore, PinnedStore, Store, pinned_limit
+from sdquant.offload.host_store import DiskStore, PinnedStore, Store, pinned_limit
+from sdquant.offload.pinned_memory import ByTorch
 from sdquant.utils.buffers import flat_buffer
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdquant.offload.transfer import ThreadTransfer
+from sdquant.offload.async_copy import ThreadTransfer
 
 
 class Slow:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .arena import Places
+from .suballocator import Places
 
 if TYPE_CHECKING:
-    from .units import Component, Unit
+    from .blocks import Component, Unit
 
 # What a plan's step may take by `foreseen`, over the larger of computing and reading. Measured steps took up to 0.07
 # more (bench/offload.py), and 1.15 is the goal.

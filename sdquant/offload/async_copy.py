@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .units import Unit
+    from .blocks import Unit
 
 
 class Ticket(ABC):

@@ -23,14 +23,14 @@ from ..compat.hardware import ram
 from ..errors import BadFileError, SettingsError
 from ..utils.buffers import ALIGN
 from ..utils.temp_dirs import OwnFolder
-from .slots import is_opaque, tensor_bytes
+from .tensor_refs import is_opaque, tensor_bytes
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from .pinning import Pinning
-    from .staging import Staging
+    from .pinned_memory import Pinning
+    from .pinned_staging import Staging
 
 log = logging.getLogger(__name__)
 # What errors advise: `load_model` has no argument for it.

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..utils.buffers import flat_buffer
-from .arena import Arena
-from .plans import least, plan
-from .transfer import Ticket, transfer
+from .async_copy import Ticket, transfer
+from .streaming_plan import least, plan
+from .suballocator import Arena
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .blocks import Component, Unit
     from .residency import Residency
-    from .units import Component, Unit
 
 
 class Streamer:

@@ -22,8 +22,8 @@ from ..models.call_hooks import ENTRIES, wrap
 from ..utils.inference_mode import ordinary
 from .actions import INSIDE, REFUSED, Kind, destination, kind, methods, used_by
 from .backward import refuse_derivatives
+from .foreign_hooks import hook_of, refuse_taken
 from .handle import HANDLE
-from .others import hook_of, refuse_taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from ..utils.buffers import flat_buffer
 from ..utils.inference_mode import ordinary
-from .slots import Slot, is_opaque, own_slots, tensor_bytes
-from .store import aligned
+from .host_store import aligned
+from .tensor_refs import Slot, is_opaque, own_slots, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .handle import Counters
-    from .store import Region, Store
+    from .host_store import Region, Store
 
 
 TRAINED = "_sdquant_trained"  # an attribute of parameters that an optimizer writes to: no mode moves them
