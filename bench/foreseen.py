@@ -1,4 +1,4 @@
-"""What `sdquant.foreseeing` says of a step, against what was measured in bench/results/whole-*.json.
+"""What `sdquant.planning.estimate.step_time` says of a step, against what was measured in bench/results/whole-*.json.
 
     python -m bench.foreseen             every model and scheme that was measured on a CPU
     python -m bench.foreseen --fit       which OTHER and BYTE would be nearest
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bench.models import MODELS
-from sdquant import backends, demo, foreseeing, networks, selection
+from sdquant import backends, demo
 from sdquant.compat.row import meant
 from sdquant.models import activation_memory, components, dummy_inputs
-from sdquant.planning import plan
+from sdquant.planning import plan, weight_selection
+from sdquant.planning.estimate import meta_models, step_time
 
 if TYPE_CHECKING:
     from sdquant.models.op_counts import Work
@@ -43,7 +44,7 @@ class Case:
     work: Work
     measured: float
 
-    def ratio(self, other: float = foreseeing.OTHER, byte: float = foreseeing.BYTE) -> float:
+    def ratio(self, other: float = step_time.OTHER, byte: float = step_time.BYTE) -> float:
         """Of a step, as foreseen."""
         rest = self.work.others * other + self.work.made * byte
         return (self.ours + rest) / (self.floats + rest)
@@ -55,9 +56,9 @@ def traced(model: str, size: tuple[int, int]) -> tuple[torch.nn.Module, Work]:
     if model in demo.MODELS:
         made = planner_of(model)
         name = next(name for name in ("unet", "transformer") if name in {part.name for part in made.components})
-        trace = networks.trace(made)[name]
+        trace = meta_models.trace(made)[name]
         assert trace is not None
-        return networks.of_plan(made)[name].module, trace.work
+        return meta_models.of_plan(made)[name].module, trace.work
     config = dict(MODELS[model].config)
     module: Any = components.empty("diffusers", config["_class_name"], config)
     for parameter in module.parameters():
@@ -80,7 +81,7 @@ def part_of(module: torch.nn.Module, scheme: str, runtime: str | None, compute: 
     """What a load with this scheme would hold."""
     spec = backends.parse(scheme)
     shapes = {name: (tuple(one.shape), "bfloat16") for name, one in module.named_parameters()}
-    weights, kept = selection.select(shapes, spec, runtime or spec.scheme.runtimes[0], (), type(module).__name__)
+    weights, kept = weight_selection.select(shapes, spec, runtime or spec.scheme.runtimes[0], (), type(module).__name__)
     return plan.ComponentPlan(
         name="model", class_name=type(module).__name__, action="encode", scheme=spec.scheme.name, mode="pre",
         runtime="plain", weights=weights, kept=kept, bytes=0, bytes_bf16=0, spec=spec, compute=compute,
@@ -99,7 +100,7 @@ def cases(names: tuple[str, ...] = ()) -> Iterator[Case]:
             if row["by"] != "sdquant" or row["quant"] is None or row["ratio"] is None:
                 continue
             part = part_of(module, row["quant"], meant(said.get("runtime"), said.get("compute")), said.get("compute"))
-            found = foreseeing.products(part, work, values["machine"]["native"])
+            found = step_time.products(part, work, values["machine"]["native"])
             if found is not None:
                 yield Case(file.stem, row["quant"], *found, work, row["ratio"])
 
@@ -123,7 +124,7 @@ def main() -> None:
         print(name)
         for case in group:
             print(f"  {case.scheme:12} foreseen {case.ratio():.2f}  measured {case.measured:.2f}")
-    print(f"off by {distance(some, foreseeing.OTHER, foreseeing.BYTE):.1%} in all")
+    print(f"off by {distance(some, step_time.OTHER, step_time.BYTE):.1%} in all")
     if args.fit:
         grid = itertools.product((n * 1e-6 for n in range(0, 80, 5)), (n * 5e-11 for n in range(25)))
         best = min(grid, key=lambda two: distance(some, *two))

@@ -28,7 +28,7 @@ from bench.whole_models import SCHEMES, SHIPPED, place
 from sdquant import backends, demo
 from sdquant.benchmark import peers, target, variants
 from sdquant.compat.hardware import probe
-from sdquant.request import request
+from sdquant.planning.request import request
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .loader import load_model
     from .models.detection import Detected, detect, suffix_hint
     from .planning.plan import Plan
-    from .preparation import plan
+    from .planning.preparation import plan
     from .quantizer import quantize
     from .saving import save
     from .verification import verify

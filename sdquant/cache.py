@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .planning.plan import ComponentPlan
-    from .request import Request
+    from .planning.request import Request
 
 log = logging.getLogger(__name__)
 

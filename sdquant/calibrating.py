@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BadFileError, SettingsError
-from .planner import QUANTIZED_BY_DEFAULT, by_name
+from .planning.planner import QUANTIZED_BY_DEFAULT, by_name
 from .rules.qconfig import QuantizationRule, to_dict
 from .rules.quant_spec import RulesSpec
 
@@ -174,7 +174,7 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
 def refuse_unfollowed(made: Plan, task: Calibration) -> None:
     """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
     from .core import registry
-    from .rules.planning import marked_in_file
+    from .planning.rule_checks import marked_in_file
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in by_name(made.detected).items():

@@ -22,8 +22,8 @@ from .compat import hardware
 from .core import registry
 from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
 from .evaluation.comparison import Comparison, Row
-from .preparation import prepare
-from .request import NOT_QUANTIZED, Quant, Request, request
+from .planning.preparation import prepare
+from .planning.request import NOT_QUANTIZED, Quant, Request, request
 from .utils.images import difference, largest_difference, psnr
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .request import NOT_QUANTIZED
+from .planning.request import NOT_QUANTIZED
 from .utils.byte_sizes import size
 from .utils.figure import INK, RULE, SOFT, WRONG, Sheet
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .advice import Finding, advice, gib
-from .allowance import allowance
 from .compat import look_up
 from .compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
 from .compat.row import Query
 from .core import registry as backends
+from .planning.estimate.activation_allowance import allowance
 
 if TYPE_CHECKING:
     from .compat.hardware import Machine

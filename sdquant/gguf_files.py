@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors, planner
+from . import authors
 from .core import registry
 from .core.backend import QuantSpec, Unfit
 from .core.dtypes import FLOATS
@@ -31,7 +31,8 @@ from .formats.gguf import conventions
 from .formats.gguf.header import MAX_DIMS, MAX_NAME
 from .models.detection import detect
 from .models.single_file import original_names
-from .request import request
+from .planning import planner
+from .planning.request import request
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,8 @@ from .errors import BadFileError
 from .formats.readahead import Readahead
 from .models.classes import class_of, meta_model
 from .planning.plan import folder_of, source_of
-from .preparation import prepare
-from .request import Request, request
+from .planning.preparation import prepare
+from .planning.request import Request, request
 from .rules.file_rules import rules_in
 from .rules.quant_spec import RulesSpec
 from .utils.arguments import answered

@@ -7,17 +7,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, planner
+from . import compat
 from .compat import hardware
 from .compat.default_runtime import default_runtime
 from .errors import ConflictError, IncompatibleError, SettingsError
 from .models import peft_hooks
 from .nn import openvino
-from .request import AUTO, request
-from .rules.planning import marked_in
+from .planning import planner
+from .planning.request import AUTO, request
+from .planning.rule_checks import marked_in
+from .planning.weight_selection import Extent, require_something
 from .rules.quant_spec import RulesSpec
 from .rules.range_checks import require_ranges
-from .selection import Extent, require_something
 from .utils.arguments import answered
 from .utils.inference_mode import ordinary
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors, planner
+from . import authors
 from .core import registry
 from .core.backend import Packed, PackedSpec, Part, QuantSpec
 from .formats import safetensors_writer
@@ -29,7 +29,8 @@ from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
 from .formats.gguf import conventions
 from .models.detection import detect
 from .models.single_file import original_names
-from .request import NOT_QUANTIZED, request
+from .planning import planner
+from .planning.request import NOT_QUANTIZED, request
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -32,7 +32,7 @@ from .utils.atomic_write import whole_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from .request import Request
+    from .planning.request import Request
     from .utils.distributed import Processes
 
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most

@@ -83,7 +83,7 @@ def again(ranks: Processes, folder: Path) -> None:
 def quantize(ranks: Processes, folder: Path) -> None:
     """Write the shipped Flux pipeline in each scheme, in files of 200 KB."""
     from sdquant import together
-    from sdquant.preparation import prepare
+    from sdquant.planning.preparation import prepare
 
     for number, quant in enumerate(QUANTS):
         asked = _asked(quant)
@@ -126,7 +126,7 @@ def gone(ranks: Processes, folder: Path) -> None:
 
 
 def _asked(quant: str) -> Any:
-    from sdquant.request import request
+    from sdquant.planning.request import request
 
     return request(demo.path("digits-flux"), quant=quant, runtime="plain" if "," in quant else None, progress=False)
 

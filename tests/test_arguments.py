@@ -13,7 +13,7 @@ import sdquant
 from sdquant.cli import main
 from sdquant.config import load as load_config
 from sdquant.errors import SettingsError
-from sdquant.request import Request, request
+from sdquant.planning.request import Request, request
 from sdquant.utils.arguments import ANSWERS
 
 NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "Config")

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import automatic, cli
+from sdquant import cli
 from sdquant.compat import hardware
 from sdquant.errors import BudgetError, SettingsError
 from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN
-from sdquant.request import request
+from sdquant.planning import auto
+from sdquant.planning.request import request
 
 from . import sparse
 
@@ -34,7 +35,7 @@ def with_free(here: hardware.Machine, nbytes: int) -> hardware.Machine:
 
 
 def chosen(here: hardware.Machine, nbytes: int, **asked: Any) -> Any:
-    made = automatic.resolve(request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
+    made = auto.resolve(request(sdquant.demo.path(MODEL), **asked), with_free(here, nbytes))
     assert made.request.offload != "auto" and made.request.quant != "auto"
     assert not made.why.endswith(".")
     return made
@@ -42,10 +43,10 @@ def chosen(here: hardware.Machine, nbytes: int, **asked: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def sizes() -> dict[str, int]:
-    from sdquant import peaks
+    from sdquant.planning.estimate import peak_memory
 
     made = sdquant.plan(sdquant.demo.path(MODEL))
-    activations = peaks.predict(made).activations
+    activations = peak_memory.predict(made).activations
     assert activations is not None
     return {"weights": made.bytes, "activations": activations, "largest": max(part.bytes for part in made.components)}
 
@@ -87,7 +88,7 @@ def test_what_streams_least_is_taken_where_nothing_fits_whole(
         memory = gigabytes * 10**9
         card = hardware.Device(kind="cuda", index=0, name="a card", memory_total=memory, memory_free=memory)
         other = dataclasses.replace(here, devices=(card, here.devices[-1]))
-        made = automatic.resolve(request(path, offload="auto", device="cuda"), other)
+        made = auto.resolve(request(path, offload="auto", device="cuda"), other)
         found[gigabytes] = made.request.offload, made.request.budget
     assert found[40] == ("none", None)
     for gigabytes in (16, 10, 4):
@@ -150,8 +151,10 @@ def test_a_budget_limits_it() -> None:
 
 def test_a_mode_that_keeps_more_in_memory_than_the_budget_is_not_chosen() -> None:
     """By group, quanto's tensors stay in memory on the CPU, as they cannot be read from a file."""
-    from sdquant import peaks
+    from sdquant.planning.estimate import peak_memory
 
-    held = peaks.predict(sdquant.plan(sdquant.demo.path(MODEL), "qint4", runtime="library", offload="group")).weights
+    held = peak_memory.predict(
+        sdquant.plan(sdquant.demo.path(MODEL), "qint4", runtime="library", offload="group")
+    ).weights
     made = sdquant.plan(sdquant.demo.path(MODEL), "auto", offload="auto", budget=held // 2)
-    assert peaks.predict(made).weights <= held // 2
+    assert peak_memory.predict(made).weights <= held // 2

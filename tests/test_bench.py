@@ -33,7 +33,7 @@ from sdquant.benchmark.worker import Held
 from sdquant.benchmark.workers import Failed, start, working
 from sdquant.errors import SettingsError, UnknownQuantError
 from sdquant.models import dummy_inputs
-from sdquant.request import request
+from sdquant.planning.request import request
 
 ROOT = Path(__file__).parent.parent
 UNET = sdquant.demo.path("digits-sd") / "unet"

@@ -19,7 +19,7 @@ from sdquant.cache import VARIABLE, cache_of, default_folder
 from sdquant.cli import main
 from sdquant.compat import hardware
 from sdquant.errors import DiskSpaceError
-from sdquant.request import request
+from sdquant.planning.request import request
 from sdquant.utils.atomic_write import whole_file
 
 from . import layouts

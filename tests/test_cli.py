@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import cli, foreseeing, networks, peaks
+from sdquant import cli
 from sdquant.commands import _shared
 from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
+from sdquant.planning.estimate import meta_models, peak_memory, step_time
 
 Capture = pytest.CaptureFixture[str]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -93,8 +94,8 @@ def test_plan_as_json_is_the_plan(capsys: Capture, sd: Path) -> None:
     code, out, _ = run(capsys, "plan", "digits-sd", "--quant", "unet=nf4", "-q", "text_encoder=int8", "--json")
     assert code == 0
     made = sdquant.plan(sd, {"unet": "nf4", "text_encoder": "int8"})
-    foreseen = foreseeing.step(made, networks.trace(made), hardware.probe().native)
-    assert json.loads(out) == made.to_dict() | {"peak": peaks.predict(made).to_dict(), "foreseen": foreseen}
+    foreseen = step_time.step(made, meta_models.trace(made), hardware.probe().native)
+    assert json.loads(out) == made.to_dict() | {"peak": peak_memory.predict(made).to_dict(), "foreseen": foreseen}
 
 
 def test_inspect_as_json_is_detected(capsys: Capture, flux: Path) -> None:
@@ -233,7 +234,7 @@ def test_a_system_error_is_a_sentence_too(capsys: Capture, monkeypatch: pytest.M
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "/disk/model.safetensors")
 
-    monkeypatch.setattr("sdquant.preparation.prepare", full)
+    monkeypatch.setattr("sdquant.planning.preparation.prepare", full)
     code, _, err = run(capsys, "plan", "digits-sd")
     assert code == 2
     assert err.splitlines()[:2] == [

@@ -14,7 +14,8 @@ import torch
 from sdquant import backends, demo
 from sdquant.compat import UntestedWarning
 from sdquant.core import registry
-from sdquant.settings import Settings, fields
+from sdquant.planning import settings_fields
+from sdquant.settings import Settings
 
 from .backends import test_contract as contract
 
@@ -29,7 +30,7 @@ def _block(language: str) -> str:
 
 
 def _forget() -> None:
-    fields.cache_clear()
+    settings_fields.cache_clear()
     registry._registry.cache_clear()
     registry._schemes.cache_clear()
 
@@ -65,7 +66,7 @@ def test_the_settings_page_has_it(round8: backends.Scheme) -> None:
     """A choice for every part of a model, with what the matrix says of it, and a plan: no page was touched."""
     from sdquant.ui.review import Target, review
 
-    assert all(round8.name in row.choices for row in fields() if row.kind == "scheme")
+    assert all(round8.name in row.choices for row in settings_fields() if row.kind == "scheme")
     values = {**Settings().values, "quant.model": round8.name}
     with pytest.warns(UntestedWarning):
         seen = review(Target(path=str(demo.path("digits-sd"))), values)

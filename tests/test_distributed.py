@@ -263,8 +263,8 @@ class TestAlone:
             run(args)
 
     def test_after_the_load_is_for_one_process(self, tmp_path: Path, sd: Path) -> None:
-        from sdquant.preparation import prepare
-        from sdquant.request import request
+        from sdquant.planning.preparation import prepare
+        from sdquant.planning.request import request
 
         asked = request(sd, quant="nf4", mode="post")
         with pytest.raises(SettingsError, match="mode='post'"):
@@ -289,8 +289,8 @@ class TestShards:
     @pytest.fixture
     def shards(self, tmp_path: Path, sd: Path) -> Path:
         """A UNet in files of 100 KB, each with the metadata of its own weights, written by one process."""
-        from sdquant.preparation import prepare
-        from sdquant.request import request
+        from sdquant.planning.preparation import prepare
+        from sdquant.planning.request import request
 
         asked = request(sd / "unet", quant="int8", progress=False)
         return together.quantize(asked, prepare(asked), tmp_path / "unet", ALONE, max_shard=100_000)

@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 import sdquant
 from bench import foreseen
-from sdquant import automatic, foreseeing, networks
 from sdquant.compat import hardware
-from sdquant.foreseeing.facts import FILE, known
 from sdquant.models import activation_memory
 from sdquant.offload.budget import LEAST_MARGIN
-from sdquant.precision import USABLE
-from sdquant.request import request
+from sdquant.planning import auto
+from sdquant.planning.estimate import meta_models, step_time
+from sdquant.planning.estimate.layer_timings import FILE, known
+from sdquant.planning.estimate.scheme_snr import USABLE
+from sdquant.planning.request import request
 from tools import facts
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_between_what_was_measured_and_beyond() -> None:
 
 @pytest.fixture(scope="module")
 def traced() -> dict[str, dict[str, Trace | None]]:
-    return {name: networks.trace(sdquant.plan(sdquant.demo.path(name))) for name in sdquant.demo.MODELS}
+    return {name: meta_models.trace(sdquant.plan(sdquant.demo.path(name))) for name in sdquant.demo.MODELS}
 
 
 @pytest.mark.parametrize("model", sdquant.demo.MODELS)
@@ -99,48 +100,48 @@ def plan(quant: Any = "int8", runtime: str | None = "plain", **values: Any) -> p
 
 def test_a_unet_alone_takes_as_long_as_in_its_pipeline(traced: dict[str, dict[str, Trace | None]]) -> None:
     alone = sdquant.plan(sdquant.demo.path("digits-sd") / "unet", "int8", runtime="plain", device="cpu")
-    found = foreseeing.step(alone, networks.trace(alone), "amx")
-    assert found == pytest.approx(foreseeing.step(plan(), traced["digits-sd"], "amx"), rel=1e-3)
+    found = step_time.step(alone, meta_models.trace(alone), "amx")
+    assert found == pytest.approx(step_time.step(plan(), traced["digits-sd"], "amx"), rel=1e-3)
 
 
 def test_where_nothing_was_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
     sd = traced["digits-sd"]
-    ours = foreseeing.step(plan(), sd, "amx")
+    ours = step_time.step(plan(), sd, "amx")
     assert ours is not None and ours < 1
-    assert foreseeing.step(plan({"text_encoder": "int8"}), sd, "amx") == 1.0
-    assert foreseeing.step(plan(None), sd, "amx") == 1.0
+    assert step_time.step(plan({"text_encoder": "int8"}), sd, "amx") == 1.0
+    assert step_time.step(plan(None), sd, "amx") == 1.0
     for isa in ("portable", "not built", "turned off by SDQUANT_NATIVE=0; everything works, slower"):
-        assert foreseeing.step(plan(), sd, isa) is None
-    assert foreseeing.step(plan("nf4", "library"), sd, "amx") is None
+        assert step_time.step(plan(), sd, isa) is None
+    assert step_time.step(plan("nf4", "library"), sd, "amx") is None
     floats8 = tuple(dataclasses.replace(part, compute="fp8") for part in plan().components)
-    assert foreseeing.step(dataclasses.replace(plan(), components=floats8), sd, "amx") is None
-    assert foreseeing.step(plan(), dict.fromkeys(sd), "amx") is None
-    assert foreseeing.step(dataclasses.replace(plan(), device="cuda:0"), sd, "amx") is None
+    assert step_time.step(dataclasses.replace(plan(), components=floats8), sd, "amx") is None
+    assert step_time.step(plan(), dict.fromkeys(sd), "amx") is None
+    assert step_time.step(dataclasses.replace(plan(), device="cuda:0"), sd, "amx") is None
 
 
 def test_schemes_that_nobody_measured(traced: dict[str, dict[str, Trace | None]]) -> None:
     """Nothing is said of them. Rules with other options are other schemes; options that change little are not."""
     sd = traced["digits-sd"]
-    measured = foreseeing.step(plan("rules,act_qtype=int8"), sd, "avx512bf16")
+    measured = step_time.step(plan("rules,act_qtype=int8"), sd, "avx512bf16")
     assert measured is not None and measured < 1
-    assert foreseeing.step(plan("rules,act_qtype=int8,tile_size=32"), sd, "avx512bf16") is None
-    assert foreseeing.step(plan("rules"), sd, "amx") is None  # there no rules were measured
-    int4 = foreseeing.step(plan("int4"), sd, "amx")
-    assert foreseeing.step(plan("int4,group_size=32"), sd, "amx") == int4 is not None
+    assert step_time.step(plan("rules,act_qtype=int8,tile_size=32"), sd, "avx512bf16") is None
+    assert step_time.step(plan("rules"), sd, "amx") is None  # there no rules were measured
+    int4 = step_time.step(plan("int4"), sd, "amx")
+    assert step_time.step(plan("int4,group_size=32"), sd, "amx") == int4 is not None
 
 
 def test_in_integers(traced: dict[str, dict[str, Trace | None]]) -> None:
-    exact, integers = (foreseeing.step(plan(compute=one), traced["digits-sd"], "amx") for one in (None, "int8"))
+    exact, integers = (step_time.step(plan(compute=one), traced["digits-sd"], "amx") for one in (None, "int8"))
     assert exact is not None and integers is not None and integers != exact
 
 
-def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> automatic.Resolved:
+def resolved(model: str, isa: str, room: int | None = None, **asked: Any) -> auto.Resolved:
     """What is chosen for a machine with these kernels, with so many bytes or with plenty."""
     here = hardware.probe()
     free = 10**10 if room is None else room + LEAST_MARGIN
     device = hardware.Device(kind="cpu", index=0, name="a cpu", memory_total=free, memory_free=free)
     here = dataclasses.replace(here, devices=(device,), native=isa)
-    return automatic.resolve(request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
+    return auto.resolve(request(sdquant.demo.path(model), quant="auto", device="cpu", **asked), here)
 
 
 def test_what_computes_faster_is_chosen_where_all_fits() -> None:
@@ -153,14 +154,14 @@ def test_what_computes_faster_is_chosen_where_all_fits() -> None:
 
 @pytest.mark.parametrize("isa", ["amx", "avx2"])
 def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[automatic._Way] = []
-    ordered = automatic._ordered
+    seen: list[auto._Way] = []
+    ordered = auto._ordered
 
     def watched(ways: Any) -> Any:
         seen.extend(ways)
         return ordered(seen)
 
-    monkeypatch.setattr(automatic, "_ordered", watched)
+    monkeypatch.setattr(auto, "_ordered", watched)
     made = resolved("digits-sd", isa)
     good = [
         way for way in seen
@@ -168,7 +169,7 @@ def test_the_most_precise_of_those_that_are_nearly_as_fast(isa: str, monkeypatch
         and way.offload == "none"
     ]  # fmt: skip
     fastest = min(way.time for way in good)
-    near = [way for way in good if way.time <= (1 + foreseeing.NEAR) * fastest]
+    near = [way for way in good if way.time <= (1 + step_time.NEAR) * fastest]
     best = min(near, key=lambda way: way.candidate.noise)
     assert made.foreseen == best.time < 1 and len(good) > len(near) > 1
     assert {"unet": best.candidate.schemes["model"]} == made.request.quant

@@ -21,8 +21,8 @@ from sdquant.config import keys as config_keys
 from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
 from sdquant.models.hub import needed
 from sdquant.models.hub_references import Reference, reference
+from sdquant.planning.request import request
 from sdquant.planning.resolve import located
-from sdquant.request import request
 
 from . import layouts
 from .test_three_ways import same_bits

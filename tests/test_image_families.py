@@ -20,14 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import sdquant
-from sdquant import backends, gathering
+from sdquant import backends
 from sdquant.core.packed_reader import read_weight
 from sdquant.formats.gguf.file import read_header
 from sdquant.gguf_files import quantize_file
 from sdquant.models.components import quiet, single_file
 from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
-from sdquant.request import request
+from sdquant.planning import component_sources
+from sdquant.planning.request import request
 from sdquant.single_files import quantize_file as quantize_single
 
 from . import comfy_gguf, layouts
@@ -218,7 +219,7 @@ def test_a_part_beside_the_main_one_is_not_made_of_it(
     one = tmp_path / "unet.safetensors" if main == "digits-sd" else tmp_path / "a" / "model.safetensors"
     other = file_of(MODELS[beside], folder_of(beside), tmp_path / "b")
     for file, part in zip((one, other), whole, strict=True):
-        parts = gathering.whole_of(request(file, base=str(tmp_path / "base")), complete=True).sources
+        parts = component_sources.whole_of(request(file, base=str(tmp_path / "base")), complete=True).sources
         assert {name for name, src in parts.items() if file in src.files} == {part}
         assert parts[part].plain.keys() == weights(whole[part]).keys()
 

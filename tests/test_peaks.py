@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import cli, offload, peaks
+from sdquant import cli, offload
 from sdquant.errors import BudgetError, IncompatibleError, SettingsError
 from sdquant.kernels import onednn, workspace
 from sdquant.models import activation_memory, pipelines
 from sdquant.models.generate import draw
 from sdquant.offload.budget import LEAST_MARGIN, LEAST_RESERVE, default_budget, room
+from sdquant.planning.estimate import peak_memory
 
 WITHIN = 0.05
 # A model, a scheme, and the runtime: one of each backend that quantizes, and both runtimes where there are two.
@@ -55,7 +56,7 @@ def hold_weights_against_the_plan(model: str, scheme: str | None, runtime: str |
             made = sdquant.plan(path, scheme, mode, budget=budget, runtime=runtime)
         except IncompatibleError:
             continue  # of the matrix, which has its own tests
-        foretold = peaks.predict(made)
+        foretold = peak_memory.predict(made)
         handle = offload.apply(pipe, mode, device="cpu", budget=budget)
         for _ in range(2 if mode == "balanced" else 1):
             draw(pipe, ["a picture"], seeds=[0], steps=1)
@@ -68,7 +69,7 @@ def hold_weights_against_the_plan(model: str, scheme: str | None, runtime: str |
 def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: str | None) -> None:
     """Weights, activations and the buffers that weights are decoded into, which stay when a first image is drawn."""
     path = sdquant.demo.path(model)
-    foretold = peaks.predict(sdquant.plan(path, scheme, runtime=runtime))
+    foretold = peak_memory.predict(sdquant.plan(path, scheme, runtime=runtime))
     pipe = sdquant.load_model(path, scheme, runtime=runtime, progress=False)
     workspace.release()
     draw(pipe, ["a picture"], seeds=[0], steps=1)
@@ -84,7 +85,7 @@ def test_of_all_that_computing_takes(model: str, scheme: str | None, runtime: st
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_loaded() -> None:
     made = sdquant.plan(sdquant.demo.path("digits-sd"), offload="balanced", budget=10_000)
     with pytest.raises(BudgetError, match="largest block") as told:
-        peaks.predict(made)
+        peak_memory.predict(made)
     with pytest.raises(BudgetError) as later:
         sdquant.load_model(sdquant.demo.path("digits-sd"), offload="balanced", budget=10_000, progress=False)
     numbers = [int(error.value.fix.split("at least ")[1].split()[0]) for error in (told, later)]
@@ -108,7 +109,7 @@ def test_a_device_that_does_not_say_what_is_free_needs_a_budget() -> None:
 def test_balanced_offload_keeps_room_for_activations() -> None:
     pipe = sdquant.load_model(sdquant.demo.path("digits-flux"), "int8", "balanced", progress=False)
     report = pipe.sdquant.offload.report()
-    made = peaks.predict(sdquant.plan(sdquant.demo.path("digits-flux"), "int8", "balanced"))
+    made = peak_memory.predict(sdquant.plan(sdquant.demo.path("digits-flux"), "int8", "balanced"))
     assert made.activations is not None
     assert report["activations"] == made.activations + made.scratch
     assert report["budget"] == pytest.approx(made.budget, rel=0.2)  # the machine's free memory comes and goes
@@ -117,23 +118,25 @@ def test_balanced_offload_keeps_room_for_activations() -> None:
 
 def test_of_a_component_alone(sd: Path) -> None:
     """A UNet's inputs are made as its pipeline makes them; what others take nobody has written down."""
-    whole, alone = peaks.predict(sdquant.plan(sd)), peaks.predict(sdquant.plan(sd / "unet"))
+    whole, alone = peak_memory.predict(sdquant.plan(sd)), peak_memory.predict(sdquant.plan(sd / "unet"))
     assert alone.activations == whole.parts["unet"]
     assert alone.bytes == alone.weights + whole.parts["unet"] + alone.kernels + alone.unused  # type: ignore[operator]
     if onednn.multiplies(torch.bfloat16) is False:
         assert alone.kernels == whole.kernels == 0
     else:
         assert 0 < alone.kernels < whole.kernels
-    larger = peaks.predict(sdquant.plan(sd / "unet"), width=128)  # 64 for its latents and a VAE like Stable Diffusion's
+    larger = peak_memory.predict(
+        sdquant.plan(sd / "unet"), width=128
+    )  # 64 for its latents and a VAE like Stable Diffusion's
     assert larger.activations == pytest.approx(2 * alone.activations, rel=0.1)  # type: ignore[operator]
     with pytest.raises(SettingsError, match="multiples of 8 pixels"):
-        peaks.predict(sdquant.plan(sd / "unet"), height=33)
-    vae = peaks.predict(sdquant.plan(sd / "vae"))
+        peak_memory.predict(sdquant.plan(sd / "unet"), height=33)
+    vae = peak_memory.predict(sdquant.plan(sd / "vae"))
     assert vae.activations is None and vae.bytes == vae.weights + vae.unused > vae.unused
 
 
 def test_of_other_sizes(sd: Path) -> None:
-    small, large = (peaks.predict(sdquant.plan(sd), width=side, height=side) for side in (32, 64))
+    small, large = (peak_memory.predict(sdquant.plan(sd), width=side, height=side) for side in (32, 64))
     assert large.weights == small.weights
     assert large.activations == pytest.approx(4 * small.activations, rel=0.1)  # type: ignore[operator]
 
@@ -142,7 +145,7 @@ def test_the_command_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "digits-sd", "-q", "int8", "--offload", "model", "--width", "64"]
     assert cli.main([*words, "--json"]) == 0
     peak = json.loads(capsys.readouterr().out)["peak"]
-    said = peaks.predict(sdquant.plan(sdquant.demo.path("digits-sd"), "int8", "model"), width=64)
+    said = peak_memory.predict(sdquant.plan(sdquant.demo.path("digits-sd"), "int8", "model"), width=64)
     assert peak == said.to_dict() and peak["bytes"] > peak["weights"]
     assert cli.main(words) == 0
     assert "at the most" in capsys.readouterr().out

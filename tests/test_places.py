@@ -19,9 +19,9 @@ from sdquant.config import load as load_config
 from sdquant.config.asked import request_of
 from sdquant.errors import ConflictError, MissingComponentError, SdquantError, SettingsError
 from sdquant.nn.weights import plain
-from sdquant.planning.parts import Part
-from sdquant.planning.places import hinted
-from sdquant.request import request
+from sdquant.planning.component_files import Part
+from sdquant.planning.component_places import hinted
+from sdquant.planning.request import request
 
 from . import layouts, video_models
 from .conftest import shell

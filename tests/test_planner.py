@@ -21,7 +21,7 @@ from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.models.pipelines import weight_bytes
 from sdquant.nn import kind_of
 from sdquant.nn.weights import quantized
-from sdquant.selection import SKIPPED, candidates, select
+from sdquant.planning.weight_selection import SKIPPED, candidates, select
 
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import BadFileError, BudgetError, SettingsError, automatic, backends, foreseeing
-from sdquant.allowance import MOST, allowance
-from sdquant.candidates import candidates, open_model
+from sdquant import BadFileError, BudgetError, SettingsError, backends
 from sdquant.compat import Query, hardware, look_up
 from sdquant.demo import digits
 from sdquant.models.generate import draw
-from sdquant.precision import USABLE, snr
-from sdquant.presets import PRESETS, Chosen, choose
-from sdquant.request import request
+from sdquant.planning import auto as automatic
+from sdquant.planning.candidates import candidates, open_model
+from sdquant.planning.estimate import step_time
+from sdquant.planning.estimate.activation_allowance import MOST, allowance
+from sdquant.planning.estimate.scheme_snr import USABLE, snr
+from sdquant.planning.presets import PRESETS, Chosen, choose
+from sdquant.planning.request import request
 from sdquant.settings import Settings
 
 from . import sparse
@@ -156,7 +158,7 @@ class TestShipped:
         assert all(one.settings.to_dict() == {} for name, one in got.items() if name != "fastest")
         auto = automatic.resolve(request(sd, quant="auto", device="cpu"), here)
         assert auto.request.quant == {"unet": got["fastest"].settings["quant.model"]}
-        assert auto.foreseen is not None and foreseeing.said(auto.foreseen) in got["fastest"].why
+        assert auto.foreseen is not None and step_time.said(auto.foreseen) in got["fastest"].why
 
     def test_settings_that_have_nothing_to_do_with_it_stay(self, sd: Path) -> None:
         kept = {"skip": ("mid_block",), "cache": "off", "dtype": "bfloat16", "device": "cpu", "runtime": "plain"}

@@ -11,7 +11,7 @@ import torch
 
 import sdquant
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
-from sdquant.request import Request, request
+from sdquant.planning.request import Request, request
 
 
 def _all(kind: type[SdquantError], *values: Any) -> list[tuple[Any, type[SdquantError]]]:

@@ -1,4 +1,4 @@
-"""The measured times that `sdquant.foreseeing` counts with, from what the benchmarks kept in bench/results/.
+"""The measured times that `sdquant.planning.estimate.step_time` counts with, from what the benchmarks kept in bench/results/.
 
     python -m tools.facts            write sdquant/foreseeing/facts.json
     python -m tools.facts --check    exit 1 if it does not hold what the results say

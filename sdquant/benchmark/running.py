@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..errors import SettingsError
-from ..request import Request, request
+from ..planning.request import Request, request
 from ..utils.atomic_write import whole_file
 from . import variants
 from .jobs import INPUTS, Job, Target

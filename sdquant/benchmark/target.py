@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..core.choices import MAIN
 from ..errors import UnsupportedFileError
+from ..planning.preparation import prepare
+from ..planning.request import NOT_QUANTIZED, Request
 from ..planning.resolve import located
-from ..preparation import prepare
-from ..request import NOT_QUANTIZED, Request
 from .jobs import Target
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from .. import compat
 from ..comparing import AS_FOUND, allowed
 from ..core import registry
 from ..errors import ConflictError, SdquantError
-from ..preparation import prepare
+from ..planning.preparation import prepare
 from . import peers
 from .jobs import Job
 from .rows import Row
 from .target import is_float, request_for
 
 if TYPE_CHECKING:
-    from ..request import Request
+    from ..planning.request import Request
     from .jobs import Target
 
 # Schemes to measure where nobody says which: those that quantize while they load and have a peer, and fp8.

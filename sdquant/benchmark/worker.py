@@ -59,7 +59,7 @@ class Held:
         from ..core.backend import Unfit
         from ..core.registry import of_scheme
         from ..loader import import_classes, load_planned
-        from ..preparation import prepare
+        from ..planning.preparation import prepare
 
         asked = self.job.asked
         made = prepare(asked)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..planning.bundled_models import place as place
-from ..request import AUTO, Request, request
+from ..planning.request import AUTO, Request, request
 from ..utils.arguments import ANSWERS
 from ..utils.byte_sizes import size as size
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import offload
     from ..calibrating import Calibration, calibrate, prepared, refuse_unfollowed
     from ..loader import load_planned
-    from ..preparation import prepare
+    from ..planning.preparation import prepare
     from ..rules.statistics_file import write_statistics
     from ..saving import refuse_existing
     from ..utils.distributed import processes

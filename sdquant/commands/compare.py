@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..request import NOT_QUANTIZED
+from ..planning.request import NOT_QUANTIZED
 from ..utils.byte_sizes import size
 from ..utils.images import SUFFIXES, save
 from . import _shared
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..comparing import OnProgress
     from ..evaluation.comparison import Comparison, Row
-    from ..request import Quant, Request
+    from ..planning.request import Quant, Request
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
 OUT = Path("sdquant-compare.png")

@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
-    from .. import foreseeing, networks, peaks
     from ..kernels import cpu
-    from ..preparation import prepare
+    from ..planning.estimate import meta_models, peak_memory, step_time
+    from ..planning.preparation import prepare
 
     made = prepare(_shared.request_of(args))
     try:
-        traced = networks.trace(made, width=args.width, height=args.height)
-        foreseen = foreseeing.step(made, traced, cpu.state())
-        made = dataclasses.replace(made, peak=peaks.predict(made, traced=traced), foreseen=foreseen)
+        traced = meta_models.trace(made, width=args.width, height=args.height)
+        foreseen = step_time.step(made, traced, cpu.state())
+        made = dataclasses.replace(made, peak=peak_memory.predict(made, traced=traced), foreseen=foreseen)
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("the peak of memory cannot be told: %s", error)
     if args.json:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if made.peak is not None:
         print(f"\n{_peak(made.peak, made.device)}")
     if made.foreseen is not None and made.why is None and any(part.weights for part in made.components):
-        print(f"\n{foreseeing.said(made.foreseen)}")
+        print(f"\n{step_time.said(made.foreseen)}")
     if made.why is not None:
         print(f"\nchosen: {made.why}")
     kept = [line for part in made.components for line in _kept(part)]

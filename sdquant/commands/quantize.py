@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core import registry
 from ..errors import SettingsError
-from ..request import RULES
+from ..planning.request import RULES
 from ..utils import distributed
 from . import _shared
 
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from .. import gguf_files, single_files
     from ..loader import load_planned
     from ..planning import fetching
+    from ..planning.preparation import prepare
     from ..portable import of_model, refuse_scheme, said
-    from ..preparation import prepare
     from ..saving import refuse_existing, refuse_nested, refuse_portable_file, save
     from ..utils.atomic_write import require_space
 
@@ -118,7 +118,7 @@ def _say(out: Path) -> None:
 def _run_together(args: argparse.Namespace, out: Path) -> int:
     """By the processes of torchrun, each a share of the weights; the first says what was written."""
     from .. import together
-    from ..preparation import prepare
+    from ..planning.preparation import prepare
 
     asked = _shared.request_of(args)
     with distributed.processes() as ranks:

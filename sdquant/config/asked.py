@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..planning import bundled_models
-from ..request import Request, request
+from ..planning.request import Request, request
 from .keys import key, keys
 from .quantization import quantization_of
 

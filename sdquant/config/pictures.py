@@ -16,7 +16,7 @@ from .asked import request_of, require_command, size_of
 from .loading import shards_of
 
 if TYPE_CHECKING:
-    from ..request import Request
+    from ..planning.request import Request
     from .config import Config
     from .topology import Shards
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..errors import SdquantError, SettingsError, UnknownQuantError
-from ..request import AUTO, NOT_QUANTIZED, RULES
+from ..planning.request import AUTO, NOT_QUANTIZED, RULES
 from ..rules.presets import PRESETS, Choices, preset_rules
 from ..rules.qconfig import QtRule, QuantizationRule, rule_of
 from .keys import key

@@ -244,7 +244,7 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     """
     from ..loader import load_model
     from ..models.generate import draw
-    from ..preparation import plan
+    from ..planning.preparation import plan
 
     source: Path = path(model)
     quant = case.quant

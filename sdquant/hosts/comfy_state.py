@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import authors, planner, single_files
+from .. import authors, single_files
 from ..core import registry
 from ..core.backend import Packed, QuantSpec, TensorInfo, Unfit
 from ..core.dtypes import FLOATS
@@ -17,6 +17,7 @@ from ..errors import BadFileError, UnsupportedFileError
 from ..formats.gguf import conventions
 from ..models.detection import detect_elsewhere
 from ..models.single_file import original_names
+from ..planning import planner
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,13 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..settings import Field, fields
+from ..planning import settings_fields as fields
+
+if TYPE_CHECKING:
+    from ..settings import Field
 
 _DEVICE = "the web UI's own, which it is started with"
 _LOAD = "the web UI loads the files itself"

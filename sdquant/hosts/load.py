@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..errors import IncompatibleError, SdquantError
-from ..request import NOT_QUANTIZED
+from ..planning.request import NOT_QUANTIZED
 from ..settings import ROLES, Settings
 from . import display
 from .status import Part, Status

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import planner
 from ..models.quantize_weight import encode
 from ..nn.quantized_layers import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedLayer, QuantizedLinear
+from ..planning import planner
 from ..utils.malloc_trim import Trimmer, trim
 
 if TYPE_CHECKING:

@@ -25,14 +25,14 @@ from ..models.quantize_weight import encode
 from ..models.weight_loader import common_kind, install_packed, misfit
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
+from ..planning.rule_checks import marked_in, unused
+from ..planning.weight_selection import require_something
 from ..quantizer import extent_of, weights_to_quantize
 from ..rules.file_rules import rules_in
 from ..rules.model_rules import attach_rules, forget
-from ..rules.planning import marked_in, unused
 from ..rules.product_ranges import place
 from ..rules.quant_spec import RulesSpec
 from ..rules.range_checks import require_ranges
-from ..selection import require_something
 
 if TYPE_CHECKING:
     from ..core.backend import Found, Packed, TensorInfo

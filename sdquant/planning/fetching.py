@@ -8,12 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import gathering
 from ..errors import SettingsError
 from ..models.hub_references import Reference, reference
+from . import component_sources
 
 if TYPE_CHECKING:
-    from ..request import Request
+    from .request import Request
 
 
 def fetched(asked: Request) -> Request:
@@ -34,9 +34,9 @@ def fetched(asked: Request) -> Request:
     placed = dataclasses.replace(asked, path=str(path))
     if isinstance(base, Reference):
         configs = dataclasses.replace(placed, base=str(_fetch(base, asked, ())))
-        base = _fetch(base, asked, gathering.lacking(configs))
+        base = _fetch(base, asked, component_sources.lacking(configs))
     elif lends_itself and isinstance(what := _of_path(asked), Reference):
-        path = _fetch(what, asked, gathering.lacking(placed), asked.variant)
+        path = _fetch(what, asked, component_sources.lacking(placed), asked.variant)
     return dataclasses.replace(placed, path=str(path), base=None if base is None else str(base))
 
 

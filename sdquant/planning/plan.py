@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ..core.backend import QuantSpec
     from ..formats.checkpoint import Source
     from ..models.detection import Detected
-    from ..selection import WeightPlan
     from . import plan
+    from .weight_selection import WeightPlan
 
 
 @dataclass(frozen=True, kw_only=True)

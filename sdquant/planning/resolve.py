@@ -10,12 +10,12 @@ from ..backends.gguf import READ_DTYPE
 from ..compat import hardware
 from ..core import choices
 from ..errors import BackendUnavailableError
-from ..gathering import lender, look, with_base
-from .places import CHECKPOINT
+from .component_places import CHECKPOINT
+from .component_sources import lender, look, with_base
 
 if TYPE_CHECKING:
     from ..models import detection
-    from ..request import Request
+    from .request import Request
 
 
 def device_of(asked: Request, here: hardware.Machine) -> str:

@@ -12,8 +12,8 @@ No module here imports torch or gradio: web UIs with old pins use them as they a
 
 from __future__ import annotations
 
-from .fields import Field, field_named, fields
-from .roles import ROLES, Role, role_of
-from .values import Settings
+from ..planning.component_types import ROLES, Role, role_of
+from ..planning.settings_fields import Field, field_named, fields
+from ..planning.settings_values import Settings
 
 __all__ = ["ROLES", "Field", "Role", "Settings", "field_named", "fields", "role_of"]

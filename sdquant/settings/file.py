@@ -17,10 +17,10 @@ from threading import Lock
 from typing import Any
 
 from ..errors import SdquantError, SettingsError
+from ..planning.settings_fields import fields
+from ..planning.settings_values import Settings
 from ..utils import strict_json
 from ..utils.atomic_write import place_of, whole_file
-from .fields import fields
-from .values import Settings
 
 FORMAT, VERSION = "sdquant-settings", 1
 ENVIRONMENT = "SDQUANT_SETTINGS"

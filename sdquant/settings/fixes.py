@@ -8,10 +8,10 @@ from typing import Any
 
 from ..core import registry
 from ..errors import SdquantError
-from ..request import NOT_QUANTIZED
-from .fields import field_named
-from .roles import ROLES
-from .values import Settings
+from ..planning.component_types import ROLES
+from ..planning.request import NOT_QUANTIZED
+from ..planning.settings_fields import field_named
+from ..planning.settings_values import Settings
 
 # Offload modes by what they give up, the least first: balanced keeps what fits, sequential is the slowest.
 _OFFLOADS = ("balanced", "model", "group", "none", "sequential")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError, SettingsError
+from ..planning.settings_values import Settings
 from .file import FORMAT, from_value, parse
-from .values import Settings
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..request import DTYPES
+from ..planning.request import DTYPES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ def load(settings: Settings) -> Model:
     from ..loader import load as load_whole
     from ..models.components import dtype_named
     from ..nn.weights import quantized
-    from ..preparation import prepare
+    from ..planning.preparation import prepare
 
     asked = settings.model
     seen = prepare(replace(asked, quant=None, components=None, skip=())).detected
@@ -97,10 +97,10 @@ def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
     Raises:
         IncompatibleError: nothing in the network would be quantized.
     """
-    from ..planner import by_name
-    from ..preparation import prepare
-    from ..rules.planning import extents_of
-    from ..selection import require_something
+    from ..planning.planner import by_name
+    from ..planning.preparation import prepare
+    from ..planning.rule_checks import extents_of
+    from ..planning.weight_selection import require_something
 
     asked = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
     made = prepare(asked)

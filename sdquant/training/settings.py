@@ -13,7 +13,7 @@ from ..rules.qconfig import QtRule, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..request import Request
+    from ..planning.request import Request
 
 # What may be another one when a training is resumed. Of `model`, how it is loaded; its rules and scheme are fixed.
 FREE = (

@@ -20,7 +20,7 @@ from ..models.generate import Stopped
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
-    from ..request import Request
+    from ..planning.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Engine:
     def _switch(self, asked: Request, job: Job) -> Held:
         from ..loader import load_planned
         from ..models.pipelines import weight_bytes
-        from ..preparation import prepare
+        from ..planning.preparation import prepare
         from ..utils.buffers import give_back
 
         if self._held is not None and self._held.asked == asked and not _changed(self._held):

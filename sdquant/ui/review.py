@@ -14,15 +14,16 @@ from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_p
 from ..compat.row import OFFLOADS, Query, meant
 from ..core import registry
 from ..errors import SdquantError
-from ..preparation import prepare
-from ..request import AUTO, NOT_QUANTIZED
-from ..settings import Settings, fields, role_of
+from ..planning import settings_fields
+from ..planning.preparation import prepare
+from ..planning.request import AUTO, NOT_QUANTIZED
+from ..settings import Settings, role_of
 from ..settings.fixes import Fix, fixes
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..planning.plan import Plan
-    from ..request import Request
+    from ..planning.request import Request
 
 # From the best to the worst; a choice has the worst verdict of all schemes it is combined with.
 VERDICTS = ("works", "slow", "untested", "breaks")
@@ -119,7 +120,7 @@ def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machi
     roles = {role.name: scheme for name, scheme in held.items() if (role := role_of(name)) is not None}
     kind = _kind(values, here)
     found: dict[str, dict[str, Mark]] = {}
-    for row in fields():
+    for row in settings_fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
         found[row.name] = {}

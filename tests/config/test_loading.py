@@ -16,7 +16,7 @@ from sdquant import config
 from sdquant.config import loading, quantization
 from sdquant.config.kinds import KINDS
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError
-from sdquant.request import Request
+from sdquant.planning.request import Request
 
 KEYS = config.keys()
 

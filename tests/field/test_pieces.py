@@ -22,7 +22,7 @@ from sdquant.models.components import quiet
 from sdquant.models.generate import draw
 from sdquant.nn import QuantizedLayer, casts, packed_tensor
 from sdquant.nn.weights import quantized
-from sdquant.request import Request
+from sdquant.planning.request import Request
 from tests import encoders
 from tests.pipelines import comparing
 from tests.pipelines.building import build, silent

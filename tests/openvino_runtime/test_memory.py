@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import peaks
 from sdquant.nn.openvino.memory_model import Held, copied
+from sdquant.planning.estimate import peak_memory
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "openvino_memory.json"
 ROWS = [row for row in json.loads(RESULTS.read_text())["rows"] if row["name"].endswith("openvino")]
@@ -33,7 +33,7 @@ def test_against_what_was_measured(row: dict[str, Any]) -> None:
 
 def test_the_plan_counts_it() -> None:
     path = sdquant.demo.path("digits-sd")
-    plain, compiled = (peaks.predict(sdquant.plan(path, "int8", runtime=one)) for one in ("plain", "openvino"))
+    plain, compiled = (peak_memory.predict(sdquant.plan(path, "int8", runtime=one)) for one in ("plain", "openvino"))
     assert plain.copied == 0 and compiled.weights == plain.weights
     unet = next(part for part in sdquant.plan(path, "int8", runtime="openvino").components if part.name == "unet")
     assert compiled.copied > sum(weight.bytes for weight in unet.weights)

@@ -10,7 +10,7 @@ import sdquant
 from sdquant import demo
 from sdquant.compat import ROWS
 from sdquant.errors import SdquantError
-from sdquant.preparation import prepare
+from sdquant.planning.preparation import prepare
 from sdquant.settings import Settings, field_named
 from sdquant.settings.fixes import fixes
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from sdquant import demo
-from sdquant.request import request
+from sdquant.planning.request import request
 from sdquant.ui.engine import Drawing, Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc says")]

@@ -15,7 +15,7 @@ from PIL import Image, ImageChops
 import sdquant
 from sdquant import demo
 from sdquant.models.generate import Stopped
-from sdquant.request import Request, request
+from sdquant.planning.request import Request, request
 from sdquant.ui import engine as engines
 from sdquant.ui.engine import Drawing, Engine, Job, Progress
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...request import Request
+from ...planning.request import Request
 from ...utils.byte_sizes import parse_budget, parse_size
 from ..row import COMMANDS, MAXDIFFUSION, Key
 

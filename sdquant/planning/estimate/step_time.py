@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..core.gguf_types import TYPES
-from ..models.components import model_name
-from ..settings.roles import role_of
-from .facts import Facts, known
+from ...core.gguf_types import TYPES
+from ...models.components import model_name
+from ..component_types import role_of
+from .layer_timings import Facts, known
 
 if TYPE_CHECKING:
-    from ..models.activation_memory import Trace
-    from ..models.op_counts import Product, Work
-    from ..planning.plan import ComponentPlan, Plan
+    from ...models.activation_memory import Trace
+    from ...models.op_counts import Product, Work
+    from ..plan import ComponentPlan, Plan
 
 # What else is computed: seconds of an operation that makes a tensor, and of each byte that it makes. Those with which
 # the ratios foreseen are nearest to those measured in bench/results/whole-*.json: `python -m bench.foreseen --fit`.

@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat, planner
-from .compat import hardware
-from .errors import MissingComponentError
-from .gathering import whole_of
-from .models.classes import class_of
-from .planning.resolve import device_of, held, located, with_dtype
+from .. import compat
+from ..compat import hardware
+from ..errors import MissingComponentError
+from ..models.classes import class_of
+from ..rules.quant_spec import RulesSpec
+from ..rules.range_checks import require_ranges
+from . import planner
+from .component_sources import whole_of
 from .request import Request, request
-from .rules.planning import marked_in_file
-from .rules.quant_spec import RulesSpec
-from .rules.range_checks import require_ranges
+from .resolve import device_of, held, located, with_dtype
+from .rule_checks import marked_in_file
 
 if TYPE_CHECKING:
-    from .planning import plan as planner_plan
+    from . import plan as planner_plan
 
 
 def plan(
@@ -45,9 +46,9 @@ def prepare(asked: Request) -> planner_plan.Plan:
     here = hardware.probe()
     why = foreseen = None
     if asked.automatic:
-        from . import automatic
+        from . import auto
 
-        chosen = automatic.resolve(asked, here)
+        chosen = auto.resolve(asked, here)
         asked, why, foreseen = chosen.request, chosen.why, chosen.foreseen
     device = device_of(asked, here)
 

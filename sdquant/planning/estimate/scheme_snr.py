@@ -6,8 +6,8 @@ import logging
 import math
 from functools import lru_cache
 
-from .core import registry
-from .errors import SdquantError
+from ...core import registry
+from ...errors import SdquantError
 
 log = logging.getLogger(__name__)
 

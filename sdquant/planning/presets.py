@@ -15,18 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import foreseeing, networks
-from .allowance import allowance
+from ..compat import hardware as machines
+from ..errors import BudgetError, SettingsError
+from ..utils.byte_sizes import parse_size
 from .candidates import Candidate, Opened, candidates, open_model
-from .compat import hardware as machines
-from .errors import BudgetError, SettingsError
-from .precision import USABLE
-from .settings.values import Settings
-from .utils.byte_sizes import parse_size
+from .estimate import meta_models, step_time
+from .estimate.activation_allowance import allowance
+from .estimate.scheme_snr import USABLE
+from .settings_values import Settings
 
 if TYPE_CHECKING:
-    from .compat.hardware import Machine
-    from .planning.plan import Plan
+    from ..compat.hardware import Machine
+    from .plan import Plan
 
 # How much of the largest component may come anew with every step before fewer bits are the better choice: a third of it
 # arrives while the rest computes.
@@ -206,14 +206,14 @@ def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) ->
 
 def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
     """The same with the times that are foreseen."""
-    if opened.kind != "cpu" or not foreseeing.knows(opened.machine.native):
+    if opened.kind != "cpu" or not step_time.knows(opened.machine.native):
         return ways
-    traced = networks.trace_if_sound(ways[0].candidate.plan)
-    times = [foreseeing.step(way.candidate.plan, traced, opened.machine.native) for way in ways]
+    traced = meta_models.trace_if_sound(ways[0].candidate.plan)
+    times = [step_time.step(way.candidate.plan, traced, opened.machine.native) for way in ways]
     whole = [time for way, time in zip(ways, times, strict=True) if time and way.usable and not way.streams]
     fastest = min(whole, default=1.0)
     return [
-        way if time is None else dataclasses.replace(way, foreseen=time, counted=foreseeing.counted(time, fastest))
+        way if time is None else dataclasses.replace(way, foreseen=time, counted=step_time.counted(time, fastest))
         for way, time in zip(ways, times, strict=True)
     ]
 
@@ -265,7 +265,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
         if way.share > 0:
             text += f", {way.share:.0%} of the largest part with every step"
     if way.foreseen is not None and way.candidate.schemes:
-        text += f"; {foreseeing.said(way.foreseen)}"
+        text += f"; {step_time.said(way.foreseen)}"
     if not way.usable:
         text += "; so few bits show in the images"
     larger = _next(way, rows, order)

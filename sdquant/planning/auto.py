@@ -20,25 +20,26 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import foreseeing, networks, peaks, planner
-from .allowance import allowance
+from ..compat import hardware as machines
+from ..compat.row import OFFLOADS
+from ..errors import BudgetError, SdquantError
+from ..nn import openvino
+from ..offload import budget as memory_budget
+from ..utils.byte_sizes import size
+from . import planner
+from . import resolve as preparation_resolve
 from .candidates import GOOD, Candidate, Opened, candidates, worst_of
-from .compat import hardware as machines
-from .compat.row import OFFLOADS
-from .errors import BudgetError, SdquantError
-from .gathering import whole_of
-from .nn import openvino
-from .offload import budget as memory_budget
-from .planning import resolve as preparation_resolve
-from .precision import USABLE
+from .component_sources import whole_of
+from .estimate import meta_models, peak_memory, step_time
+from .estimate.activation_allowance import allowance
+from .estimate.scheme_snr import USABLE
 from .request import AUTO, Request
-from .settings.fields import fields
-from .settings.values import Settings
-from .utils.byte_sizes import size
+from .settings_fields import fields
+from .settings_values import Settings
 
 if TYPE_CHECKING:
-    from .compat.hardware import Machine
-    from .models.activation_memory import Trace
+    from ..compat.hardware import Machine
+    from ..models.activation_memory import Trace
 
 # Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.
 ORDER = ("none", "balanced", "model", "group", "sequential")
@@ -117,7 +118,7 @@ def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
     for _, group in groupby(sorted(ways, key=_Way.key), key=_Way.key):
         same = list(group)
         fastest = min(way.time for way in same)
-        yield from sorted(same, key=lambda way: (foreseeing.counted(way.time, fastest), way.candidate.noise))
+        yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
 def resolve(asked: Request, here: Machine) -> Resolved:
@@ -135,9 +136,9 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     )  # fmt: skip
     modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
     rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
-    traced = networks.trace_if_sound(rows[0].plan)
+    traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
-    times = [foreseeing.step(row.plan, traced, here.native) for row in rows]
+    times = [step_time.step(row.plan, traced, here.native) for row in rows]
     ways = [_Way(row, mode, room, time) for row, time in zip(rows, times, strict=True) for mode in row.verdicts]
     fitting = _ordered(way for way in ways if way.fits)
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
@@ -211,7 +212,7 @@ def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
         return True
     try:
         plan = dataclasses.replace(way.candidate.plan, offload=way.offload)
-        peak = peaks.predict(plan, traced=traced or None)
+        peak = peak_memory.predict(plan, traced=traced or None)
     except SdquantError:  # which loading will raise again, with better words than these
         return True
     return peak.weights + peak.copied <= way.left
@@ -238,7 +239,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     if schemes and found is not one:
         text += f"; as it is found it has {size(found.plan.bytes)}"
     if way.foreseen is not None and any(part.weights for part in one.plan.components):
-        text += f"; {foreseeing.said(way.foreseen)}"
+        text += f"; {step_time.said(way.foreseen)}"
     if math.isfinite(one.worst or math.inf) and (one.worst or 0) < USABLE:
         text += "; so few bits show in the images"
     return text

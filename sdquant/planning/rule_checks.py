@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from ..core.backend import Unfit
 from ..errors import ConflictError, MissingComponentError
-from ..selection import Extent
-from .infer_rules import does
-from .packed_layout import ACT_SHAPE, plain_tiles
-from .qconfig import QuantizationRule, Rules, rule_of, to_dict
-from .quant_spec import RulesSpec, is_for_products_alone
+from ..rules.infer_rules import does
+from ..rules.packed_layout import ACT_SHAPE, plain_tiles
+from ..rules.qconfig import QuantizationRule, Rules, rule_of, to_dict
+from ..rules.quant_spec import RulesSpec, is_for_products_alone
+from .weight_selection import Extent
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..core.backend import QuantSpec
     from ..formats.checkpoint import Source
-    from ..planning.plan import ComponentPlan
+    from .plan import ComponentPlan
 
 # The modules of a component in which rules quantize products of activations, each with its rules by operation; None
 # where that is not known.
@@ -73,7 +73,7 @@ def marked_in_file(src: Source, spec: RulesSpec) -> Marked:
 
 def marked_in(model: nn.Module, spec: RulesSpec) -> Marked:
     """The same of a model, on the meta device or not."""
-    from .interception import followed
+    from ..rules.interception import followed
 
     return followed(model, Rules(spec.rules)) if spec.products else {}
 

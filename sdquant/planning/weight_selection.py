@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .core import registry
-from .core.backend import DTYPE_BITS, Unfit, layer_name
-from .core.dtypes import FLOATS
-from .core.name_patterns import skipped
-from .errors import IncompatibleError
-from .models import keep_in_fp32
-from .rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
+from ..core import registry
+from ..core.backend import DTYPE_BITS, Unfit, layer_name
+from ..core.dtypes import FLOATS
+from ..core.name_patterns import skipped
+from ..errors import IncompatibleError
+from ..models import keep_in_fp32
+from ..rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 
 if TYPE_CHECKING:
-    from .core.backend import QuantSpec
+    from ..core.backend import QuantSpec
 
 # Two-dimensional weights that are looked up, not multiplied: they stay as they are unless it is asked for them
 # (`nf4,embeddings`). Modules by the last word of their path, as diffusers and transformers call those that are an

@@ -7,24 +7,24 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .compat.default_runtime import default_runtime
-from .core import registry
-from .core.dtypes import FLOATS
-from .core.name_patterns import skipped
-from .errors import ConflictError, IncompatibleError, SettingsError
-from .formats.type_histogram import weights_of
-from .models.detection import Detected, same_scheme
-from .models.keep_in_fp32 import float32_of_class
-from .nn import openvino
-from .planning.plan import ComponentPlan, Plan
-from .rules.file_rules import rules_in
-from .rules.planning import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
-from .rules.quant_spec import RulesSpec
-from .selection import SKIPPED, WeightPlan, nbytes, require_something, select
+from ..compat.default_runtime import default_runtime
+from ..core import registry
+from ..core.dtypes import FLOATS
+from ..core.name_patterns import skipped
+from ..errors import ConflictError, IncompatibleError, SettingsError
+from ..formats.type_histogram import weights_of
+from ..models.detection import Detected, same_scheme
+from ..models.keep_in_fp32 import float32_of_class
+from ..nn import openvino
+from ..rules.file_rules import rules_in
+from ..rules.quant_spec import RulesSpec
+from .plan import ComponentPlan, Plan
+from .rule_checks import Marked, extents_of, refuse_computing, refuse_other_rules, unused, weights_in
+from .weight_selection import SKIPPED, WeightPlan, nbytes, require_something, select
 
 if TYPE_CHECKING:
-    from .core.backend import QuantSpec
-    from .formats.checkpoint import Source
+    from ..core.backend import QuantSpec
+    from ..formats.checkpoint import Source
     from .request import Request
 
 __all__ = [

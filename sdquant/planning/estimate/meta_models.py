@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .core import registry
-from .errors import SdquantError
-from .models import activation_memory, classes, components, pipeline_folders
-from .nn import openvino
-from .nn.openvino import memory_model
-from .offload.host_store import aligned
-from .planning import plan as loader_plan
+from ...core import registry
+from ...errors import SdquantError
+from ...models import activation_memory, classes, components, pipeline_folders
+from ...nn import openvino
+from ...nn.openvino import memory_model
+from ...offload.host_store import aligned
+from .. import plan as loader_plan
 
 if TYPE_CHECKING:
-    from .formats.checkpoint import Source
-    from .models.activation_memory import Trace
-    from .planning.plan import ComponentPlan, Plan
+    from ...formats.checkpoint import Source
+    from ...models.activation_memory import Trace
+    from ..plan import ComponentPlan, Plan
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
-from .formats import known_configs, lora_files, model_families, text_encoders
-from .models import detection
-from .models.hub_references import Reference
-from .planning import places
-from .planning.places import CHECKPOINT
+from ..errors import ConflictError, MissingComponentError, SettingsError, UnsupportedFileError
+from ..formats import known_configs, lora_files, model_families, text_encoders
+from ..models import detection
+from ..models.hub_references import Reference
+from . import component_places as places
+from .component_places import CHECKPOINT
 
 if TYPE_CHECKING:
-    from .formats.checkpoint import Source
-    from .planning.parts import Part
+    from ..formats.checkpoint import Source
+    from .component_files import Part
     from .request import Request
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def with_base(asked: Request) -> Request:
     row = model_families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
     if row is None or row.component != CHECKPOINT:
         return asked
-    from .models import components, hub
+    from ..models import components, hub
 
     lone = seen.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
@@ -92,7 +92,7 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
     seen = _gathered(asked, complete=complete)
     sources = {name: text_encoders.tidied(src) for name, src in seen.sources.items()}
     if complete:
-        from .models.fitting import fitted
+        from ..models.fitting import fitted
 
         sources = {name: fitted(src) for name, src in sources.items()}
     return dataclasses.replace(seen, sources=sources)
@@ -160,7 +160,7 @@ def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, com
         return _Take(seen, name, {name: src})
     if row is not None and row.foreign:
         return _Take(seen, name, _translated(lone, base, name))
-    from .models.single_file import convert
+    from ..models.single_file import convert
 
     return _Take(seen, name, {name: convert.with_projection(src)})
 
@@ -201,7 +201,7 @@ def _with_config(seen: detection.Detected) -> detection.Detected:
     row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
         return seen
-    from .models.single_file import convert
+    from ..models.single_file import convert
 
     config = lone.config or known_configs.known(seen.family, convert.shapes(lone))
     if not isinstance(config.get("_class_name"), str):
@@ -228,7 +228,7 @@ def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
 def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
     """The components of a file in a foreign layout, under the names of the base's: the main one (a UNet or transformer)
     and what else the file has."""
-    from .models.single_file import convert
+    from ..models.single_file import convert
 
     owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
     made = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}

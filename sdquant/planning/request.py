@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .compat import hardware
-from .compat.row import COMPUTES, meant
-from .core import registry
-from .errors import SdquantError, SettingsError, UnknownOffloadError
-from .offload import MODES
-from .planning.parts import Part, parts_of, require_parts
-from .rules.parse import rules_of
-from .rules.quant_spec import with_rules
-from .utils.arguments import unknown
-from .utils.byte_sizes import parse_budget, parse_size
+from ..compat import hardware
+from ..compat.row import COMPUTES, meant
+from ..core import registry
+from ..errors import SdquantError, SettingsError, UnknownOffloadError
+from ..offload import MODES
+from ..rules.parse import rules_of
+from ..rules.quant_spec import with_rules
+from ..utils.arguments import unknown
+from ..utils.byte_sizes import parse_budget, parse_size
+from .component_files import Part, parts_of, require_parts
 
 if TYPE_CHECKING:
-    from .core.backend import QuantSpec
-    from .rules.qconfig import QuantizationRule
+    from ..core.backend import QuantSpec
+    from ..rules.qconfig import QuantizationRule
 
 AUTO = "auto"  # the fastest that fits; see `automatic`
 OFFLOADS = (*(row.name for row in MODES), AUTO)

@@ -13,23 +13,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import planner
-from .compat import Query, look_up
-from .compat import hardware as machine
-from .compat.requirements import require
-from .compat.row import meant
-from .core import registry
-from .errors import BackendUnavailableError, SdquantError
-from .gathering import whole_of
-from .planning import resolve
-from .precision import snr
-from .settings.roles import ROLES, role_of
+from ..compat import Query, look_up
+from ..compat import hardware as machine
+from ..compat.requirements import require
+from ..compat.row import meant
+from ..core import registry
+from ..errors import BackendUnavailableError, SdquantError
+from . import planner, resolve
+from .component_sources import whole_of
+from .component_types import ROLES, role_of
+from .estimate.scheme_snr import snr
 
 if TYPE_CHECKING:
-    from .models.detection import Detected
-    from .planning.plan import ComponentPlan, Plan
+    from ..models.detection import Detected
+    from .plan import ComponentPlan, Plan
     from .request import Request
-    from .settings.values import Settings
+    from .settings_values import Settings
 
 # The roles that presets choose a scheme for; the VAE is small and sensitive.
 CHOSEN = ("model", "text_encoder")

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..core import registry
 from ..errors import SettingsError
-from ..request import NOT_QUANTIZED, Request
-from .roles import ROLES
+from .component_types import ROLES
+from .request import NOT_QUANTIZED, Request
 
 KINDS = ("scheme", "choice", "switch", "text", "list")
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import SettingsError
-from ..request import Request, request
-from .fields import field_named, fields
-from .roles import ROLES, role_of
+from .component_types import ROLES, role_of
+from .request import Request, request
+from .settings_fields import field_named, fields
 
 _PREFIX = "quant."
 _NO_PATH = "-"  # settings are checked before any model is chosen
@@ -57,7 +57,7 @@ class Settings:
             call: what belongs to this call alone (base, parts, variant, progress).
 
         Raises:
-            SdquantError: as `sdquant.request.request` does.
+            SdquantError: as `sdquant.planning.request.request` does.
         """
         chosen = {}
         for name in components:

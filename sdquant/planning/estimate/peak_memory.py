@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .networks import Network, of_plan, trace
-from .offload import group, streaming_plan
-from .offload.balanced import refuse_too_small
-from .offload.blocks import Component, find_blocks
-from .offload.budget import default_budget
-from .offload.handle import OffloadHandle
-from .offload.residency import Residency
-from .planning.plan import Peak
-from .utils import malloc_trim
+from ...offload import group, streaming_plan
+from ...offload.balanced import refuse_too_small
+from ...offload.blocks import Component, find_blocks
+from ...offload.budget import default_budget
+from ...offload.handle import OffloadHandle
+from ...offload.residency import Residency
+from ...utils import malloc_trim
+from ..plan import Peak
+from .meta_models import Network, of_plan, trace
 
 if TYPE_CHECKING:
-    from .models.activation_memory import Trace
-    from .planning.plan import Plan
+    from ...models.activation_memory import Trace
+    from ..plan import Plan
 
 log = logging.getLogger(__name__)
 
