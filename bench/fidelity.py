@@ -141,7 +141,7 @@ def _source(model: str, quant: str | None, work: Path) -> tuple[Path, str | None
     """What to load, and as what: a GGUF scheme is written to files first, and those are loaded as found."""
     if quant is None or backends.parse(quant).scheme.on_the_fly:
         return demo.path(model), quant
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     return quantize_file(demo.path(model), quant, work / "gguf", progress=False), None
 

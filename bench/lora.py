@@ -114,7 +114,7 @@ def load(model: str, scheme: str | None, work: Path, runtime: str | None = None)
     """The pipeline in float32 beside what is quantized; a GGUF scheme is written to files first."""
     if scheme is None or backends.parse(scheme).scheme.on_the_fly:
         return load_model(demo.path(model), scheme, runtime=runtime, dtype="float32", progress=False)
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     source = quantize_file(demo.path(model), scheme, work / scheme, progress=False)
     return load_model(source, dtype="float32", progress=False)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .planning.plan import Plan
     from .planning.preparation import plan
     from .quantizer import quantize
-    from .saving import save
+    from .saving.model_files import save
     from .verification import verify
 
 # Public name -> where it is: a module's attribute, or a module itself.

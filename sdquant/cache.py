@@ -89,7 +89,7 @@ class Cache:
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
         """Write a component to `place`, after room is made for it; those `used` in this load stay."""
-        from .saving import contents
+        from .saving.model_files import contents
 
         try:
             tensors, metadata = contents(model, own_names=True)

@@ -15,7 +15,7 @@ from .models import components
 from .models.names import to_file
 from .models.weight_loader import Installer, install_packed
 from .nn.weights import plain
-from .saving import guard_of, written
+from .saving.model_files import guard_of, written
 from .utils.malloc_trim import trim
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import loader
-from .authors import bar
 from .collecting import Collector, Written
 from .errors import BadFileError, DistributedError, SettingsError
 from .models import classes, pipeline_folders, pipelines
@@ -25,7 +24,8 @@ from .rules.model_rules import given_rules, keep
 from .rules.product_ranges import place, ranges_of, stand_in
 from .rules.qconfig import Rules
 from .rules.quant_spec import RulesSpec
-from .saving import config_of, write_config, write_rest
+from .saving.model_files import config_of, write_config, write_rest
+from .saving.original_layout import bar
 from .shares import shares
 from .utils.atomic_write import whole_folder
 

@@ -99,7 +99,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, loaded: Callable[..., Any]) 
             if backends.parse(scheme).scheme.on_the_fly:
                 sdquant.save(loaded(scheme, model, runtime), target)
             else:
-                from sdquant.gguf_files import quantize_file
+                from sdquant.saving.export_gguf import quantize_file
 
                 quantize_file(sdquant.demo.path(model), scheme, target, progress=False)
             made[key] = target

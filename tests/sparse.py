@@ -9,7 +9,7 @@ from typing import Any
 
 import sdquant
 from sdquant.models.components import empty, tied
-from sdquant.saving import config_of
+from sdquant.saving.model_files import config_of
 
 # FLUX.1's own sizes; what is not given is the classes' default, which is the same.
 FLUX: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, demo, gguf_files, single_files
+from sdquant import backends, demo
 from sdquant.core.backend import Unfit
 from sdquant.models.quantize_weight import encode
+from sdquant.saving import export_gguf, export_single_file
 
 SCHEMES = [row.name for row in backends.schemes() if row.on_the_fly]
 
@@ -60,12 +61,12 @@ def test_what_stays_a_float_is_looked_at_too(name: str, value: float, tmp_path: 
         sdquant.load_model(tmp_path / "unet", "nf4", mode=mode, skip=[name.rpartition(".")[0]], progress=False)
     for scheme in ("f16", "q8_0"):
         with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
-            gguf_files.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.gguf", progress=False)
+            export_gguf.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.gguf", progress=False)
     with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
-        gguf_files.quantize_file(tmp_path / "unet", "q8_0", tmp_path / "out", progress=False)
-    for scheme in single_files.SCHEMES:
+        export_gguf.quantize_file(tmp_path / "unet", "q8_0", tmp_path / "out", progress=False)
+    for scheme in export_single_file.SCHEMES:
         with pytest.raises(sdquant.BadFileError, match=re.escape(name)):
-            single_files.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.safetensors", progress=False)
+            export_single_file.quantize_file(tmp_path / "unet", scheme, tmp_path / "out.safetensors", progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["unet"]
 
 
@@ -84,12 +85,12 @@ def test_tensors_without_numbers(tmp_path: Path) -> None:
         {"a.weight": torch.zeros(0, 64), "b.weight": torch.zeros(64, 0), "c.weight": torch.ones(64, 64)},
         tmp_path / "in.safetensors",
     )
-    for scheme in single_files.SCHEMES:
-        out = single_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
+    for scheme in export_single_file.SCHEMES:
+        out = export_single_file.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
         assert sdquant.verify(out).quant == scheme
         assert load_file(out)["a.weight"].shape == (0, 64)
     with pytest.raises(sdquant.UnsupportedFileError, match=r"'a\.weight' is \[0, 64\]"):
-        gguf_files.quantize_file(tmp_path / "in.safetensors", "q8_0", tmp_path / "out.gguf")
+        export_gguf.quantize_file(tmp_path / "in.safetensors", "q8_0", tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -100,11 +101,11 @@ def test_odd_weights_in_files_for_other_tools(kind: str, dtype: torch.dtype, tmp
     save_file(
         {f"{n}.weight": odd(kind, shape).to(dtype) for n, shape in enumerate(shapes)}, tmp_path / "in.safetensors"
     )
-    for scheme in single_files.SCHEMES:
-        out = single_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
+    for scheme in export_single_file.SCHEMES:
+        out = export_single_file.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.safetensors")
         assert sdquant.verify(out).quant == scheme
     for scheme in ("q8_0", "q4_k_m"):
-        sdquant.verify(gguf_files.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.gguf"))
+        sdquant.verify(export_gguf.quantize_file(tmp_path / "in.safetensors", scheme, tmp_path / f"{scheme}.gguf"))
 
 
 def odd(kind: str, shape: tuple[int, ...]) -> torch.Tensor:

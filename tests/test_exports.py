@@ -75,12 +75,13 @@ def test_a_name_that_does_not_exist() -> None:
 
 
 def test_lazy_names_are_the_things_themselves() -> None:
-    from sdquant import loader, quantizer, saving, verification
+    from sdquant import loader, quantizer, verification
     from sdquant.models import detection
+    from sdquant.saving import model_files
 
     assert sdquant.load_model is loader.load_model
     assert sdquant.detect is detection.detect and sdquant.Detected is detection.Detected
-    assert sdquant.quantize is quantizer.quantize and sdquant.save is saving.save
+    assert sdquant.quantize is quantizer.quantize and sdquant.save is model_files.save
     assert sdquant.verify is verification.verify and sdquant.check is compat.check
 
 

@@ -17,7 +17,6 @@ from diffusers import UNet2DConditionModel
 from transformers import CLIPTextModel
 
 import sdquant
-from sdquant import saving
 from sdquant.backends import _gguf_fields
 from sdquant.backends.gguf import BACKEND
 from sdquant.core.gguf_fields import FIELDS
@@ -26,6 +25,7 @@ from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.nn import QuantizedLayer
 from sdquant.nn.quantized_layers import QuantizedEmbedding
 from sdquant.nn.weights import quantized
+from sdquant.saving import model_files
 
 KIND = "q6_k"  # the types of its mix: q6_k, and q8_0 where rows are no whole blocks of 256
 
@@ -123,9 +123,9 @@ def test_what_is_saved_is_what_blocks_are_saved_as(
     sdquant.save(pipe.unet, tmp_path / "unet.safetensors")
     whole = (tmp_path / "unet.safetensors").read_bytes()
     assert whole == (tmp_path / "blocks" / "unet" / "diffusion_pytorch_model.safetensors").read_bytes()
-    tensors, metadata = saving.contents(pipe.unet)
+    tensors, metadata = model_files.contents(pipe.unet)
     monkeypatch.undo()
-    wanted, said = saving.contents(sdquant.load_model(folder / "unet", progress=False))
+    wanted, said = model_files.contents(sdquant.load_model(folder / "unet", progress=False))
     assert metadata == said and tensors.keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in tensors.items())
 

@@ -342,7 +342,7 @@ def test_gguf_written_from_a_foreign_file(
 ) -> None:
     """The authors' names, no prefix, the UNet or transformer alone: what ComfyUI's readers take."""
     from sdquant.formats.gguf.file import read_header
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     path, base, source = tmp_path / "model.gguf", flux if kind == "flux" else sd, ldm
     if kind != "checkpoint":

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import sdquant
 from sdquant import writing
-from sdquant.gguf_files import quantize_file
+from sdquant.saving.export_gguf import quantize_file
 
 source, disk = sys.argv[1], Path(sys.argv[2])
 model = sdquant.load_model(source, "int8", runtime="plain", progress=False)

@@ -22,7 +22,7 @@ from sdquant import backends
 from sdquant.models.components import empty, tied
 from sdquant.models.pipelines import weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
-from sdquant.saving import config_of
+from sdquant.saving.model_files import config_of
 
 from . import layouts
 from .conftest import shell
@@ -166,7 +166,7 @@ def test_save_and_reload(scheme: str, source: Path, disk: Path) -> None:
 
 @pytest.mark.parametrize("scheme", IN_FILES)
 def test_gguf(scheme: str, source: Path, disk: Path) -> None:
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     file = quantize_file(source, scheme, disk / "model.gguf", progress=False)
     seen = sdquant.verify(file, progress=False)

@@ -16,10 +16,10 @@ from sdquant import backends
 from sdquant.core.gguf_mixes import FILE_TYPES
 from sdquant.errors import UnsupportedFileError
 from sdquant.formats.gguf.file import read_header, write_gguf
-from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import main_part
 from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
+from sdquant.saving.export_gguf import quantize_file
 
 from . import comfy_gguf, layouts
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sdquant import demo, save
-from sdquant.gguf_files import quantize_file
 from sdquant.loader import load_model
 from sdquant.models.detection import detect
+from sdquant.saving.export_gguf import quantize_file
 
 
 def parameters(path: Path) -> int:

@@ -23,13 +23,13 @@ import sdquant
 from sdquant import backends
 from sdquant.core.packed_reader import read_weight
 from sdquant.formats.gguf.file import read_header
-from sdquant.gguf_files import quantize_file
 from sdquant.models.components import quiet, single_file
 from sdquant.models.single_file import original_names
 from sdquant.nn.weights import plain, quantized
 from sdquant.planning import component_sources
 from sdquant.planning.request import request
-from sdquant.single_files import quantize_file as quantize_single
+from sdquant.saving.export_gguf import quantize_file
+from sdquant.saving.export_single_file import quantize_file as quantize_single
 
 from . import comfy_gguf, layouts
 from .image_models import LDM, MODELS, Row, file_of, folder_of, theirs, weights

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import sdquant
-from sdquant import backends, saving
+from sdquant import backends
 from sdquant.cli import main
 from sdquant.errors import BadFileError, SettingsError
-from sdquant.gguf_files import quantize_file
+from sdquant.saving import model_files
+from sdquant.saving.export_gguf import quantize_file
 
 from .foreign import WEIGHTS
 
@@ -111,12 +112,14 @@ class TestSave:
     @pytest.mark.parametrize("target", [".", WEIGHTS])
     def test_asked_for(self, target: str, pipe: Path) -> None:
         model = sdquant.load_model(pipe / "unet", "int8", progress=False)
-        wanted = {name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in saving.contents(model)[0].items()}
+        wanted = {
+            name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in model_files.contents(model)[0].items()
+        }
         for _ in range(2):  # the second from what the first wrote
             sdquant.save(model, pipe / "unet" / target, overwrite=True)
             assert sdquant.verify(pipe / "unet").quant == "int8"
             model = sdquant.load_model(pipe / "unet", progress=False)
-            made = saving.contents(model)[0]
+            made = model_files.contents(model)[0]
             assert {name: hashlib.sha256(_raw(tensor)).hexdigest() for name, tensor in made.items()} == wanted
 
 

@@ -21,11 +21,12 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import backends, compat, gguf_files
+from sdquant import backends, compat
 from sdquant.compat.default_runtime import default_runtime
 from sdquant.demo import digits, path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.nn.weights import quantized
+from sdquant.saving import export_gguf
 
 from .turns import by_turns
 
@@ -80,7 +81,7 @@ def _source(model: str, cell: Cell, work: Path) -> tuple[Path, str | None]:
         if backends.scheme(cell.scheme).on_the_fly:
             sdquant.save(sdquant.load_model(path(model), cell.scheme, progress=False), target)
         else:
-            gguf_files.quantize_file(path(model), cell.scheme, target, progress=False)
+            export_gguf.quantize_file(path(model), cell.scheme, target, progress=False)
         _SAVED[key] = target
     return _SAVED[key], None
 

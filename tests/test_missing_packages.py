@@ -14,7 +14,7 @@ from safetensors import safe_open
 from sdquant import demo
 from sdquant.loader import load_model
 from sdquant.models.generate import draw
-from sdquant.saving import save
+from sdquant.saving.model_files import save
 
 SCHEMES = {
     "bitsandbytes": ("nf4,double_quant", "fp4", "fp8", "bnb-int8"),

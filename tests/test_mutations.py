@@ -21,10 +21,10 @@ import pytest
 import sdquant
 from sdquant import backends, demo
 from sdquant.formats.gguf.writer import write_gguf
-from sdquant.gguf_files import quantize_file
 from sdquant.loader import load_model
 from sdquant.models.detection import detect
-from sdquant.saving import save
+from sdquant.saving.export_gguf import quantize_file
+from sdquant.saving.model_files import save
 from sdquant.verification import verify
 
 COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 
 import sdquant
-from sdquant import gguf_files
 from sdquant.cli import main
 from sdquant.config import load as load_config
 from sdquant.config.asked import request_of
@@ -22,6 +21,7 @@ from sdquant.nn.weights import plain
 from sdquant.planning.component_files import Part
 from sdquant.planning.component_places import hinted
 from sdquant.planning.request import request
+from sdquant.saving import export_gguf
 
 from . import layouts, video_models
 from .conftest import shell
@@ -66,7 +66,7 @@ def wan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             source = home / f"of {place}"
             shutil.copytree(made.folder, source)
             save_file(states[place], source / "diffusion_pytorch_model.safetensors", {"format": "pt"})
-            files[place] = gguf_files.quantize_file(source, "bf16", home / f"{name}.gguf", progress=False)
+            files[place] = export_gguf.quantize_file(source, "bf16", home / f"{name}.gguf", progress=False)
     unnamed = Path(shutil.copy(files["transformer_2"], home / f"wan-14b{files['transformer_2'].suffix}"))
     return Wan(base, shell(base, home / "configs"), files["transformer"], files["transformer_2"], unnamed, states)
 

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import backends, cli, portable
+from sdquant import backends, cli
 from sdquant.commands import _shared
 from sdquant.errors import ConflictError, SettingsError
 from sdquant.nn.weights import quantized
+from sdquant.saving import portable
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -17,10 +17,10 @@ import sdquant
 from sdquant import backends
 from sdquant.demo.nets import vae
 from sdquant.formats.gguf.file import read_header
-from sdquant.gguf_files import quantize_file
 from sdquant.models.components import quiet
 from sdquant.models.pipelines import weight_parts
 from sdquant.nn.weights import plain, quantized
+from sdquant.saving.export_gguf import quantize_file
 
 from . import comfy_gguf, layouts, small
 from .conftest import shell

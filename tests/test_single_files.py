@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, single_files
+from sdquant import backends
 from sdquant.cli import main
 from sdquant.errors import BadFileError, ConflictError, DiskSpaceError, IncompatibleError, SettingsError
-from sdquant.gguf_files import quantize_file
 from sdquant.models.pipelines import main_part
 from sdquant.nn.weights import plain, quantized
+from sdquant.saving import export_single_file
+from sdquant.saving.export_gguf import quantize_file
 
 from . import comfy_safetensors, layouts
 from .test_three_ways import images
@@ -32,7 +33,7 @@ ERROR = {"nf4": 0.12, "fp4": 0.15, "fp8": 0.05, "qint8": 0.02}
 
 
 @pytest.mark.parametrize(("model", "layer"), MODELS)
-@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+@pytest.mark.parametrize("scheme", export_single_file.SCHEMES)
 def test_other_tools_read_it_and_sdquant_the_same(
     scheme: str, model: str, layer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +62,7 @@ def test_other_tools_read_it_and_sdquant_the_same(
 
 
 def test_it_loads_alone(tmp_path: Path) -> None:
-    file = single_files.quantize_file(sdquant.demo.path("digits-flux"), "qint8", tmp_path / "f.safetensors")
+    file = export_single_file.quantize_file(sdquant.demo.path("digits-flux"), "qint8", tmp_path / "f.safetensors")
     alone = sdquant.load_model(file, progress=False)
     assert type(alone).__name__ == "FluxTransformer2DModel" and dict(quantized(alone))
 
@@ -81,27 +82,33 @@ def test_a_text_encoder(scheme: str, flux: Path, tmp_path: Path, capsys: pytest.
 
 def test_a_checkpoint_gives_its_unet(sd: Path, tmp_path: Path) -> None:
     checkpoint = layouts.checkpoint(sd, tmp_path / "digits-v1.safetensors")
-    one = single_files.quantize_file(checkpoint, "nf4", tmp_path / "one-nf4.safetensors", progress=False)
-    two = single_files.quantize_file(sd, "nf4", tmp_path / "two-nf4.safetensors", progress=False)
+    one = export_single_file.quantize_file(checkpoint, "nf4", tmp_path / "one-nf4.safetensors", progress=False)
+    two = export_single_file.quantize_file(sd, "nf4", tmp_path / "two-nf4.safetensors", progress=False)
     mine, others = load_file(one), load_file(two)
     assert mine.keys() == others.keys()
     assert all(torch.equal(tensor, others[key]) for key, tensor in mine.items())
 
 
 def test_skip_and_components(flux: Path, tmp_path: Path) -> None:
-    file = single_files.quantize_file(
+    file = export_single_file.quantize_file(
         flux, "fp8", tmp_path / "f.safetensors", skip=("transformer_blocks", "single_transformer_blocks")
     )
     _, packed = comfy_safetensors.read(file)
     assert packed == set()
     with pytest.raises(SettingsError, match="one file holds one component"):
-        single_files.quantize_file(flux, "fp8", tmp_path / "g.safetensors", components=("transformer", "text_encoder"))
+        export_single_file.quantize_file(
+            flux, "fp8", tmp_path / "g.safetensors", components=("transformer", "text_encoder")
+        )
 
 
 def test_nothing_to_quantize(tmp_path: Path) -> None:
     """A LoRA's or an embedding's file, say; whole numbers that are called a weight are codes (test_answers.py)."""
     save_file({"a.bias": torch.ones(64), "position_ids": torch.arange(64)[None]}, tmp_path / "in.safetensors")
-    for write, scheme in ((single_files.quantize_file, "nf4"), (quantize_file, "q8_0"), (quantize_file, "q4_k_m")):
+    for write, scheme in (
+        (export_single_file.quantize_file, "nf4"),
+        (quantize_file, "q8_0"),
+        (quantize_file, "q4_k_m"),
+    ):
         with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
             write(
                 tmp_path / "in.safetensors", scheme, tmp_path / f"out.{'gguf' if scheme[0] == 'q' else 'safetensors'}"
@@ -110,11 +117,11 @@ def test_nothing_to_quantize(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:
-    file = single_files.quantize_file(sd, "nf4", tmp_path / "model-nf4.safetensors")
+    file = export_single_file.quantize_file(sd, "nf4", tmp_path / "model-nf4.safetensors")
     with pytest.raises(ConflictError):
-        single_files.quantize_file(file, "fp8", tmp_path / "again.safetensors")
+        export_single_file.quantize_file(file, "fp8", tmp_path / "again.safetensors")
     with pytest.raises(SettingsError, match="exists"):
-        single_files.quantize_file(sd, "nf4", file)
+        export_single_file.quantize_file(sd, "nf4", file)
     for flag in (["--dtype", "float32"], ["--mode", "post"], ["--base", "digits-sd"], ["--runtime", "plain"]):
         for target in ("x.safetensors", "x.gguf"):
             scheme = "q8_0" if target.endswith("gguf") else "nf4"
@@ -123,32 +130,32 @@ def test_what_is_refused(sd: Path, tmp_path: Path, capsys: Any) -> None:
     assert not (tmp_path / "x.safetensors").exists() and not (tmp_path / "x.gguf").exists()
 
 
-@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+@pytest.mark.parametrize("scheme", export_single_file.SCHEMES)
 def test_room_is_looked_for_before_the_work(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
     free, asked = shutil.disk_usage(tmp_path), []
     monkeypatch.setattr(shutil, "disk_usage", lambda place: free._replace(free=1_000_000))
-    monkeypatch.setattr(single_files.authors, "read", lambda *values: asked.append(values))
+    monkeypatch.setattr(export_single_file.authors, "read", lambda *values: asked.append(values))
     with pytest.raises(DiskSpaceError, match="1000000 are free"):
-        single_files.quantize_file(flux, scheme, tmp_path / "f.safetensors")
+        export_single_file.quantize_file(flux, scheme, tmp_path / "f.safetensors")
     assert asked == [] and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+@pytest.mark.parametrize("scheme", export_single_file.SCHEMES)
 def test_a_weight_that_is_not_a_number(scheme: str, sd: Path, tmp_path: Path) -> None:
     tensors = layouts.weights(sd / "unet")
     name = next(name for name in tensors if name.endswith("attn1.to_q.weight"))
     tensors[name][0, 0] = float("nan")
     save_file(tensors, tmp_path / "unet.safetensors")
     with pytest.raises(BadFileError, match=r"attn1\.to_q"):
-        single_files.quantize_file(tmp_path / "unet.safetensors", scheme, tmp_path / "out.safetensors")
+        export_single_file.quantize_file(tmp_path / "unet.safetensors", scheme, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
 
 
-@pytest.mark.parametrize("scheme", single_files.SCHEMES)
+@pytest.mark.parametrize("scheme", export_single_file.SCHEMES)
 def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Not the quantized model either: the header is written before there is any of it."""
     seen: list[weakref.ref[Any]] = []
-    real, row = single_files.authors.read, single_files.SCHEMES[scheme]
+    real, row = export_single_file.authors.read, export_single_file.SCHEMES[scheme]
 
     def held(value: Any) -> Any:
         seen.append(weakref.ref(value))
@@ -158,14 +165,14 @@ def test_one_weight_is_held_at_a_time(scheme: str, flux: Path, tmp_path: Path, m
         assert not any(ref() is not None for ref in seen)
         return held(real(*values))
 
-    monkeypatch.setattr(single_files.authors, "read", read)
+    monkeypatch.setattr(export_single_file.authors, "read", read)
     packing = dataclasses.replace(row, encode=lambda *values: held(row.encode(*values)))
-    monkeypatch.setattr(single_files, "SCHEMES", {scheme: packing})
-    single_files.quantize_file(flux, scheme, tmp_path / "f.safetensors", progress=False)
+    monkeypatch.setattr(export_single_file, "SCHEMES", {scheme: packing})
+    export_single_file.quantize_file(flux, scheme, tmp_path / "f.safetensors", progress=False)
     assert len(seen) > 50 and sdquant.verify(tmp_path / "f.safetensors").quant == scheme
 
 
 def test_options_and_other_schemes_are_written_as_before() -> None:
-    assert all(single_files.suits(scheme) for scheme in ("nf4", "bnb:nf4", "FP8", "qint8"))
+    assert all(export_single_file.suits(scheme) for scheme in ("nf4", "bnb:nf4", "FP8", "qint8"))
     for scheme in ("nf4,double_quant", "nf4,embeddings", "fp8,packing=blockwise", "int8", "q8_0", "none"):
-        assert not single_files.suits(scheme)
+        assert not export_single_file.suits(scheme)

@@ -136,7 +136,7 @@ def test_what_gguf_files_hold_is_saved_too(scheme: str, model: str, saved: Any, 
 
 
 def test_embeddings_of_a_gguf_file_stay_packed(tmp_path: Path, flux: Path) -> None:
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     quantize_file(flux, "q8_0,embeddings", tmp_path / "out", progress=False)
     pipe = sdquant.load_model(tmp_path / "out", progress=False)
@@ -199,7 +199,7 @@ def test_single_files(scheme: str, model: str, component: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(("scheme", "model", "component"), by_turns(GGUF, models=MAIN))
 def test_gguf_files(scheme: str, model: str, component: str, tmp_path: Path) -> None:
-    from sdquant.gguf_files import quantize_file
+    from sdquant.saving.export_gguf import quantize_file
 
     path = sdquant.demo.path(model)
     file = quantize_file(path, scheme, tmp_path / f"{model}-{scheme}.gguf", progress=False)
@@ -292,12 +292,12 @@ def test_plain_layers_are_copied_cast_and_stored(scheme: str, loaded: Any) -> No
 
 def test_nothing_is_left_of_a_failed_save(sd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = sdquant.load_model(sd, "int8", progress=False)
-    from sdquant import saving
+    from sdquant.saving import model_files
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving.safetensors_write, "write_parts", full)
+    monkeypatch.setattr(model_files.safetensors_write, "write_parts", full)
     with pytest.raises(sdquant.DiskSpaceError, match="are free there"):
         sdquant.save(pipe, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

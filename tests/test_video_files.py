@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import sdquant
-from sdquant import backends, gguf_files, single_files
+from sdquant import backends
 from sdquant.formats.gguf.file import read_header
 from sdquant.nn.weights import plain, quantized
+from sdquant.saving import export_gguf, export_single_file
 
 from . import comfy_gguf, video_models
 from .video_models import MODELS
@@ -27,7 +28,7 @@ def test_gguf_has_the_authors_names(name: str, tmp_path: Path, caplog: pytest.Lo
     made = video_models.made(name, tmp_path)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "sdquant"):
-        file = gguf_files.quantize_file(made.folder, "q8_0", tmp_path / "model.gguf", progress=False)
+        file = export_gguf.quantize_file(made.folder, "q8_0", tmp_path / "model.gguf", progress=False)
         loaded = sdquant.load_model(file, progress=False)
     assert not caplog.records
     header = read_header(file)
@@ -62,7 +63,7 @@ def test_gguf_has_the_authors_names(name: str, tmp_path: Path, caplog: pytest.Lo
 def test_a_single_file_that_is_quantized(name: str, quant: str, tmp_path: Path) -> None:
     """Read back, each weight is what the codec makes of the whole that was written; fused ones are cut by rows."""
     made = video_models.made(name, tmp_path)
-    file = single_files.quantize_file(made.folder, quant, tmp_path / "model.safetensors", progress=False)
+    file = export_single_file.quantize_file(made.folder, quant, tmp_path / "model.safetensors", progress=False)
     seen = sdquant.detect(file)
     assert (seen.family, seen.component, seen.quant) == (made.row.family, made.row.component, quant)
     loaded = sdquant.load_model(file, progress=False)

@@ -16,7 +16,7 @@ import pytest
 
 from sdquant import ConflictError, DiskSpaceError, SettingsError, demo
 from sdquant.models.detection import detect
-from sdquant.saving import refuse_existing, save
+from sdquant.saving.model_files import refuse_existing, save
 from sdquant.utils import atomic_write
 from sdquant.utils.atomic_write import whole_file, whole_folder
 

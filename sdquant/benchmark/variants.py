@@ -102,7 +102,7 @@ def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, st
 
 def _written(target: Target, scheme: str, work: Path) -> Request:
     """The request for a GGUF file of the component, which is written."""
-    from ..gguf_files import quantize_file
+    from ..saving.export_gguf import quantize_file
 
     if target.scheme is not None:
         raise ConflictError(

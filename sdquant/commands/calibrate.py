@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ..loader import load_planned
     from ..planning.preparation import prepare
     from ..rules.statistics_file import write_statistics
-    from ..saving import refuse_existing
+    from ..saving.model_files import refuse_existing
     from ..utils.distributed import processes
 
     _shared.refuse_target(args.out, (".safetensors",))

@@ -39,12 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
-    from .. import gguf_files, single_files
     from ..loader import load_planned
     from ..planning import fetching
     from ..planning.preparation import prepare
-    from ..portable import of_model, refuse_scheme, said
-    from ..saving import refuse_existing, refuse_nested, refuse_portable_file, save
+    from ..saving import export_gguf, export_single_file
+    from ..saving.model_files import refuse_existing, refuse_nested, refuse_portable_file, save
+    from ..saving.portable import of_model, refuse_scheme, said
     from ..utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_together(args, out, [*gguf])
         return _run_together(args, out)
     more = ""
-    if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and single_files.suits(quant)):
+    if gguf or (out.suffix == ".safetensors" and isinstance(quant, str) and export_single_file.suits(quant)):
         if not isinstance(quant, str):
             raise SettingsError(
                 f"{quant} was asked for",
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 f"Use -q {gguf[0]} --components {next(iter(quant))}",
             )
         _refuse_useless(args, quant)
-        write = gguf_files.quantize_file if gguf else single_files.quantize_file
+        write = export_gguf.quantize_file if gguf else export_single_file.quantize_file
         write(
             fetching.resolve(_shared.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,

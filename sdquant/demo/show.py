@@ -249,7 +249,7 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     source: Path = path(model)
     quant = case.quant
     if quant is not None and not registry.parse(quant).scheme.on_the_fly:
-        from ..gguf_files import quantize_file
+        from ..saving.export_gguf import quantize_file
 
         source = quantize_file(path(model), quant, work / f"{model}-{quant}", progress=False)
         quant = None

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import saving, single_files
 from ..errors import ConflictError, SettingsError
 from ..formats import safetensors_writer
 from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
 from ..nn import weights
+from ..saving import export_single_file, model_files
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,8 +91,8 @@ def _inside(folder: str, path: str) -> bool:
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What the file holds: tensors by key, and metadata."""
     rows, floats = dict(weights.quantized(model)), weights.plain(model)
-    theirs = single_files.tensors_of(rows)
+    theirs = export_single_file.tensors_of(rows)
     if theirs is None:
-        return saving.written(rows.items(), floats, {})
+        return model_files.written(rows.items(), floats, {})
     own = {"format": FORMAT_VERSION, "config": {}, "weights": {}}
     return {**theirs, **floats}, {METADATA_KEY: json.dumps(own, sort_keys=True)}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import authors, single_files
 from ..core import registry
 from ..core.backend import Packed, QuantSpec, TensorInfo, Unfit
 from ..core.dtypes import FLOATS
@@ -18,6 +17,7 @@ from ..formats.gguf import conventions
 from ..models.detection import detect_elsewhere
 from ..models.single_file import original_names
 from ..planning import planner
+from ..saving import export_single_file, original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +53,8 @@ def source(path: Path) -> Source:
     seen = detect_elsewhere(path)
     if set(seen.sources) != {"."} or path.is_dir():
         raise UnsupportedFileError(f"{path} was to be loaded", "it is a folder", "Pick one .safetensors or .gguf file")
-    authors.chosen(seen, None, single=True)  # refuses a LoRA
-    src = authors.main_only(seen.sources["."])
+    original_layout.chosen(seen, None, single=True)  # refuses a LoRA
+    src = original_layout.main_only(seen.sources["."])
     found = {name: row for name, row in src.found.items() if set(row.keys.values()) <= set(src.tensors)}
     return replace(src, found=found)
 
@@ -77,21 +77,23 @@ def read(src: Source, spec: QuantSpec | None, device: Any, tick: Callable[[int],
     from .comfy_tensor import PackedTensor
 
     if spec is not None:
-        authors.refuse_quantized(src, spec)
+        original_layout.refuse_quantized(src, spec)
     files = src.open()
     try:
         packs = {name: _packed(src, files, name) for name in src.found}
         whole = _logical(src, packs)
-        parts, row = authors.names(whole, alone=True)
+        parts, row = original_layout.names(whole, alone=True)
         chosen = _chosen(whole, parts, row, spec) if spec is not None else frozenset()
         tensors: dict[str, Tensor] = {}
         for part in parts:
             if any(source in packs for source in part.sources):
                 tensors[part.name] = _shown(_joined(src, part, packs), src)
             elif part.name in chosen and spec is not None:
-                tensors[part.name] = PackedTensor(_encoded(part, authors.read(part, whole, files), spec, device))
+                tensors[part.name] = PackedTensor(
+                    _encoded(part, original_layout.read(part, whole, files), spec, device)
+                )
             else:
-                tensors[part.name] = _plain(part, authors.read(part, whole, files), spec)
+                tensors[part.name] = _plain(part, original_layout.read(part, whole, files), spec)
             tick(sum(whole.tensors[source].nbytes for source in part.sources))
     finally:
         for file in files.values():
@@ -137,18 +139,18 @@ def _chosen(src: Source, parts: list[Written], row: Family | None, spec: QuantSp
 
     def suits(part: Written) -> bool:
         shape = original_names.shape_of(part, shapes)
-        stays = conventions.stays_float(part.name, shape, kind) or single_files.hidden(part.name, spec)
+        stays = conventions.stays_float(part.name, shape, kind) or export_single_file.hidden(part.name, spec)
         return not stays and all(key in fit for key in part.sources)
 
     names = frozenset(part.name for part in parts if suits(part))
-    authors.refuse_unchanged(src, spec, bool(names))
+    original_layout.refuse_unchanged(src, spec, bool(names))
     return names
 
 
 def _encoded(part: Written, tensor: Tensor, spec: QuantSpec, device: Any) -> Packed:
     from ..models.quantize_weight import encode
 
-    return encode(authors.told(part), tensor.to(device), spec).to(tensor.device)
+    return encode(original_layout.told(part), tensor.to(device), spec).to(tensor.device)
 
 
 def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
@@ -157,7 +159,7 @@ def _plain(part: Written, tensor: Tensor, spec: QuantSpec | None) -> Tensor:
     from ..models.quantize_weight import refuse_not_finite
 
     if spec is not None:
-        refuse_not_finite(authors.told(part), tensor, spec, ())
+        refuse_not_finite(original_layout.told(part), tensor, spec, ())
     # Nothing computes in float8.
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 

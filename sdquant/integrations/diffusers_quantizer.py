@@ -177,8 +177,8 @@ class Quantizer(DiffusersQuantizer):  # type: ignore[misc]  # diffusers has no t
         Raises:
             ConflictError: a LoRA is on the model. SettingsError: it is not to be a safetensors file.
         """
-        from ..library_config import library_config
-        from ..saving import contents
+        from ..saving.model_files import contents
+        from ..saving.quantization_config import library_config
 
         model = peft_hooks.owner_of(state_dict)  # the quantizer itself does not know it, nor which copy of it this is
         peft_hooks.refuse_adapted("model", model, "saved")

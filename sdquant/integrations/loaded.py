@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
-from ..library_config import library_config, own_config
 from ..models import peft_hooks
 from ..models.libraries import is_of_transformers
 from ..models.names import conversions, remember
+from ..saving.quantization_config import library_config, own_config
 from .config import Config
 
 if TYPE_CHECKING:

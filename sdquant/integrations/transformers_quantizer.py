@@ -104,8 +104,8 @@ class Quantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors and the metadata of the file that `save_pretrained` writes."""
-        from ..library_config import library_config
-        from ..saving import contents, guarded
+        from ..saving.model_files import contents, guarded
+        from ..saving.quantization_config import library_config
 
         if not library_config(model):  # it is a float model again
             return dict(model.state_dict()), {}

@@ -273,7 +273,7 @@ def _place(settings: Settings) -> Path:
 def _finish(job: loop.Job, whole: model.Model) -> Path:
     """The last sheet of pictures, and the trained model."""
     from ..models.components import quiet
-    from ..saving import save
+    from ..saving.model_files import save
 
     target, net, pipe = _place(job.settings), job.bare.to("cpu"), whole.pipe
     if job.ema is not None:

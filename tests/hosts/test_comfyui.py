@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, gguf_files, single_files
+from sdquant import backends
 from sdquant.errors import (
     ConflictError,
     IncompatibleError,
@@ -27,6 +27,7 @@ from sdquant.hosts import comfy_load
 from sdquant.kernels import prepack
 from sdquant.models.pipelines import main_part
 from sdquant.nn.weights import quantized
+from sdquant.saving import export_gguf, export_single_file
 
 from .. import comfy_safetensors
 
@@ -74,9 +75,9 @@ def written(comfy: SimpleNamespace, form: str) -> Path:
     """A file of the shipped model in ComfyUI's folder of diffusion models."""
     base = sdquant.demo.path(FLUX)
     if form in backends_of("gguf"):
-        return gguf_files.quantize_file(base, form, comfy.models / f"flux-{form}.gguf", progress=False)
-    if form in single_files.SCHEMES:
-        return single_files.quantize_file(base, form, comfy.models / f"flux-{form}.safetensors", progress=False)
+        return export_gguf.quantize_file(base, form, comfy.models / f"flux-{form}.gguf", progress=False)
+    if form in export_single_file.SCHEMES:
+        return export_single_file.quantize_file(base, form, comfy.models / f"flux-{form}.safetensors", progress=False)
     target = comfy.models / f"flux-{form}.safetensors"
     if form == "float":
         save_file(floats(comfy), target)
@@ -92,13 +93,13 @@ def backends_of(name: str) -> set[str]:
 
 def floats(comfy: SimpleNamespace) -> dict[str, torch.Tensor]:
     """The shipped model in its authors' names."""
-    from sdquant import authors
     from sdquant.models.detection import detect
+    from sdquant.saving import original_layout
 
     src = detect(sdquant.demo.path(FLUX)).sources["transformer"]
     files = src.open()
-    parts, _ = authors.names(src, alone=True)
-    tensors = {part.name: authors.read(part, src, files).clone() for part in parts}
+    parts, _ = original_layout.names(src, alone=True)
+    tensors = {part.name: original_layout.read(part, src, files).clone() for part in parts}
     for file in files.values():
         file.close()
     return tensors

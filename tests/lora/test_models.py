@@ -76,7 +76,7 @@ def test_effect_of_every_scheme(
     if backends.scheme(scheme).on_the_fly:
         pipe = load(model, scheme)
     else:
-        from sdquant.gguf_files import quantize_file
+        from sdquant.saving.export_gguf import quantize_file
 
         made = quantize_file(sdquant.demo.path(model), scheme, tmp_path / "made", progress=False)
         pipe = sdquant.load_model(made, dtype="float32", progress=False)

@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .errors import ConflictError
-from .library_config import readable, reading, refused_here, said_rules
-from .models.libraries import is_of_transformers
-from .nn.weights import quantized
+from ..core import registry
+from ..errors import ConflictError
+from ..models.libraries import is_of_transformers
+from ..nn.weights import quantized
+from .quantization_config import readable, reading, refused_here, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import Packed
+    from ..core.backend import Packed
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def of_model(model: Any) -> tuple[Floats, ...]:
 
 def parts(model: Any) -> Mapping[str, nn.Module]:
     """The components of a pipeline by name; a component as "model"."""
-    from .models.pipelines import is_pipeline, weight_parts
+    from ..models.pipelines import is_pipeline, weight_parts
 
     return weight_parts(model) if is_pipeline(model) else {"model": model}
 
@@ -95,7 +95,7 @@ def decoded(model: nn.Module, names: Container[str]) -> dict[str, Later]:
     """The named weights as floats, each made when it is written."""
     import torch
 
-    from .nn import QuantizedLayer
+    from ..nn import QuantizedLayer
 
     def later(path: str, packed: Packed) -> Later:
         layer = model.get_submodule(path)

@@ -23,25 +23,25 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .core.choices import METHOD
-from .errors import SettingsError
-from .filed import as_filed, reordered, shape_of
-from .formats import safetensors_writer
-from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY
-from .library_config import library_config, said_rules
-from .models.names import Mapped, converted, to_file
-from .models.peft_hooks import refuse_adapted
-from .models.pipelines import weight_bytes
-from .nn.weights import plain, quantized
+from ..core import registry
+from ..core.choices import METHOD
+from ..errors import SettingsError
+from ..formats import safetensors_writer
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY
+from ..models.names import Mapped, converted, to_file
+from ..models.peft_hooks import refuse_adapted
+from ..models.pipelines import weight_bytes
+from ..nn.weights import plain, quantized
+from ..utils.arguments import answered
+from ..utils.atomic_write import place_of, whole_folder
+from .file_layout import as_filed, reordered, shape_of
 from .portable import decoded
-from .utils.arguments import answered
-from .utils.atomic_write import place_of, whole_folder
+from .quantization_config import library_config, said_rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import Packed
+    from ..core.backend import Packed
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
         SettingsError: something is there already, or the path does not suit the model.
         ConflictError: `portable`, and diffusers has no reader for the scheme; or a LoRA is on the model.
     """
+    from ..models import pipelines
     from . import portable as plainly
-    from .models import pipelines
 
     target = Path(path)
     refuse_existing(target, overwrite)
@@ -104,7 +104,7 @@ def save(model: Any, path: str | Path, *, overwrite: bool = False, portable: boo
 
 def _refuse_empty(name: str, model: nn.Module) -> None:
     """Raise SettingsError if weights of a model whose offload mode rests are on the meta device."""
-    from .models import components
+    from ..models import components
 
     empty = components.missing(model)
     if empty:
@@ -154,15 +154,15 @@ def refuse_nested(source: Path, target: Path) -> None:
 @contextmanager
 def offload_suspended(model: Any) -> Iterator[None]:
     """The model's weights in ordinary memory, whatever its offload mode; afterwards the mode is as before."""
-    from . import offload
-    from .models import pipelines
+    from .. import offload
+    from ..models import pipelines
 
     with offload.suspended(*pipelines.components_of(model).values()):
         yield
 
 
 def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]]) -> None:
-    from .models import pipelines
+    from ..models import pipelines
 
     write_rest(pipe, folder)
     for name, part in pipelines.weight_parts(pipe).items():
@@ -172,7 +172,7 @@ def _write_pipeline(pipe: Any, folder: Path, floats: Mapping[str, frozenset[str]
 
 def write_rest(pipe: Any, folder: Path) -> None:
     """Write what a pipeline has beside its models: model_index.json, schedulers, tokenizers."""
-    from .models import pipelines
+    from ..models import pipelines
 
     pipe.save_config(folder)
     parts = pipelines.weight_parts(pipe)
@@ -241,7 +241,7 @@ def keys_of(model: nn.Module) -> dict[str, str]:
 
 
 def _mapped(model: nn.Module, floats: Mapping[str, Tensor], packs: Mapping[str, Packed]) -> Mapped:
-    from .core.range_keys import is_range
+    from ..core.range_keys import is_range
 
     ranges = [name for name in floats if is_range(name)]  # which no library knows
     mapped = to_file(model, [*(floats.keys() - set(ranges)), *packs], packs.keys())

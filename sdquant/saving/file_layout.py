@@ -6,14 +6,14 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .core import registry
-from .nn.weights import quantized
+from ..core import registry
+from ..nn.weights import quantized
 from .portable import Later
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import Packed
+    from ..core.backend import Packed
 
 
 def as_filed(packed: Packed) -> Packed:
@@ -21,7 +21,7 @@ def as_filed(packed: Packed) -> Packed:
     needs memory for a model to be saved."""
     import torch
 
-    from .kernels.prepack import is_apart
+    from ..kernels.prepack import is_apart
 
     if not is_apart(packed):
         return packed
@@ -33,7 +33,7 @@ def shape_of(packed: Packed) -> Packed:
     """A weight that is not in the order of its file, as files have it, but on the meta device; any other as it is."""
     import torch
 
-    from .kernels.prepack import is_apart
+    from ..kernels.prepack import is_apart
 
     return as_filed(packed.to(torch.device("meta"))) if is_apart(packed) else packed
 

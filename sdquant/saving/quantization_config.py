@@ -8,17 +8,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .core.choices import METHOD
-from .models import libraries
-from .models.keep_in_fp32 import matched
-from .models.libraries import is_of_transformers
-from .nn.weights import quantized
+from ..core import registry
+from ..core.choices import METHOD
+from ..models import libraries
+from ..models.keep_in_fp32 import matched
+from ..models.libraries import is_of_transformers
+from ..nn.weights import quantized
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .core.backend import PackedSpec, QuantSpec
+    from ..core.backend import PackedSpec, QuantSpec
 
 _LINEAR = ("linear",)
 
@@ -68,8 +68,8 @@ def own_config(model: nn.Module) -> dict[str, Any]:
 
 def said_rules(model: nn.Module) -> dict[str, Any]:
     """{"rules": [...]}, as JSON values, of a model that was quantized by rules; {} of others."""
-    from .rules.model_rules import rules_of_model
-    from .rules.qconfig import to_dict
+    from ..rules.model_rules import rules_of_model
+    from ..rules.qconfig import to_dict
 
     rules = rules_of_model(model)
     return {"rules": [to_dict(row) for row in rules]} if rules else {}
@@ -189,7 +189,7 @@ def _floats(model: nn.Module, packed: Mapping[str, Any] | set[str], kinds: tuple
     """Paths of the layers of these kinds whose weights are not among those `packed`."""
     from torch import nn
 
-    from .nn import kind_of, packed_of
+    from ..nn import kind_of, packed_of
 
     def fits(module: nn.Module) -> bool:
         if kind_of(module) in kinds:

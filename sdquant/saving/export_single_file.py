@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors
-from .core import registry
-from .core.backend import Packed, PackedSpec, Part, QuantSpec
-from .formats import safetensors_writer
-from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
-from .formats.gguf import conventions
-from .models.detection import detect
-from .models.single_file import original_names
-from .planning import planner
-from .planning.request import NOT_QUANTIZED, request
+from ..core import registry
+from ..core.backend import Packed, PackedSpec, Part, QuantSpec
+from ..formats import safetensors_writer
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from ..formats.gguf import conventions
+from ..models.detection import detect
+from ..models.single_file import original_names
+from ..planning import planner
+from ..planning.request import NOT_QUANTIZED, request
+from . import original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .formats.tensor_file import TensorFile
-    from .models.single_file.original_names import Written
+    from ..formats.tensor_file import TensorFile
+    from ..models.single_file.original_names import Written
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _BLOCK = 64
@@ -68,23 +68,23 @@ def quantize_file(
     Raises:
         ConflictError: the weights are quantized already. DiskSpaceError: there is no room. SdquantError: see `detect`.
     """
-    from .saving import refuse_existing
+    from .model_files import refuse_existing
 
     goal = Path(target)
     refuse_existing(goal, overwrite)
     spec = registry.parse(quant)
     asked = request(path, quant=quant, components=components, skip=skip)
-    (src,) = authors.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
-    authors.refuse_quantized(src, spec)
+    (src,) = original_layout.chosen(detect(path, allow_pickle=allow_pickle), asked.components, single=True).values()
+    original_layout.refuse_quantized(src, spec)
     rows = list(_rows(src, spec, asked.skip))
     if not asked.skip:
-        authors.refuse_unchanged(src, spec, any(row.quantized for row in rows))
+        original_layout.refuse_unchanged(src, spec, any(row.quantized for row in rows))
     parts = {key: part for row in rows for key, part in row.made.items()} | _whole_file(spec)
     total = sum(info.nbytes for info in src.tensors.values())
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
     files = src.open()
     try:
-        with authors.bar(total, spec, progress) as tick:
+        with original_layout.bar(total, spec, progress) as tick:
             metadata = {"format": "pt", METADATA_KEY: json.dumps(own, sort_keys=True)}
             safetensors_writer.write_parts(goal, parts, _tensors(rows, src, files, spec, asked.skip, tick), metadata)
     finally:
@@ -103,7 +103,7 @@ def suits(quant: str) -> bool:
 
 def tensors_of(rows: Mapping[str, Packed]) -> dict[str, Tensor] | None:
     """The file's tensors for packed weights by name; None if one is not packed as such a file has it."""
-    from .core.packed_validation import forms
+    from ..core.packed_validation import forms
 
     made: dict[str, Tensor] = {}
     for name, packed in rows.items():
@@ -133,13 +133,13 @@ class _Row:
 
 
 def _rows(src: Source, spec: QuantSpec, skip: tuple[str, ...]) -> Iterator[_Row]:
-    parts, row = authors.names(src, alone=True)
+    parts, row = original_layout.names(src, alone=True)
     kind = conventions.architecture(row)
     shapes = {key: info.shape for key, info in src.tensors.items()}
     typed = {key: (info.shape, info.dtype) for key, info in src.tensors.items()}
     fit = {weight.name for weight in planner.select(typed, spec, "plain", skip)[0]}
     for part in parts:
-        shape, dtype = original_names.shape_of(part, shapes), authors.dtype_of(part, src)
+        shape, dtype = original_names.shape_of(part, shapes), original_layout.dtype_of(part, src)
         packed = spec.scheme.name in ("nf4", "fp4")
         # Rows of a fused weight can be taken out of it only where blocks end with rows.
         loose = packed and len(part.sources) > 1 and shape[-1] % _BLOCK > 0
@@ -175,17 +175,17 @@ def _tensors(
     """The file's tensors; those of one of the model's at a time."""
     import torch
 
-    from .models.quantize_weight import refuse_not_finite
-    from .utils.malloc_trim import Trimmer
+    from ..models.quantize_weight import refuse_not_finite
+    from ..utils.malloc_trim import Trimmer
 
     row, trimmer = SCHEMES[spec.scheme.name], Trimmer()
     for each in rows:
-        tensor = authors.read(each.part, src, files)
+        tensor = original_layout.read(each.part, src, files)
         name, nbytes = each.part.name, tensor.numel() * tensor.itemsize
         if each.quantized:
-            yield row.write(name, row.encode(authors.told(each.part), tensor, spec))
+            yield row.write(name, row.encode(original_layout.told(each.part), tensor, spec))
         else:
-            refuse_not_finite(authors.told(each.part), tensor, spec, skip)
+            refuse_not_finite(original_layout.told(each.part), tensor, spec, skip)
             yield {name: tensor}
         del tensor
         trimmer.add(nbytes)
@@ -198,7 +198,7 @@ def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str,
 
 
 def _encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
-    from .models.quantize_weight import encode
+    from ..models.quantize_weight import encode
 
     return encode(name, tensor, spec)
 
@@ -214,8 +214,8 @@ def _float8_layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mappi
 def _float8_encode(name: str, tensor: Tensor, spec: QuantSpec) -> Packed:
     import torch
 
-    from .backends._chunks import by_rows
-    from .models.quantize_weight import require_finite
+    from ..backends._chunks import by_rows
+    from ..models.quantize_weight import require_finite
 
     low, high = (bound.float() for bound in torch.aminmax(tensor))
     scale = torch.maximum(-low, high) / _LARGEST

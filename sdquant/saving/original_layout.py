@@ -13,21 +13,21 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .core.choices import MAIN
-from .errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
-from .formats import lora_files, model_families
-from .models.single_file import original_names
-from .models.single_file.convert import LDM, convert, prefix_of
-from .models.single_file.original_names import Written
-from .planning import planner
+from ..core.choices import MAIN
+from ..errors import ConflictError, IncompatibleError, MissingComponentError, SettingsError, UnsupportedFileError
+from ..formats import lora_files, model_families
+from ..models.single_file import original_names
+from ..models.single_file.convert import LDM, convert, prefix_of
+from ..models.single_file.original_names import Written
+from ..planning import planner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .core.backend import QuantSpec
-    from .formats.checkpoint import Source
-    from .formats.tensor_file import TensorFile
-    from .models.detection import Detected
+    from ..core.backend import QuantSpec
+    from ..formats.checkpoint import Source
+    from ..formats.tensor_file import TensorFile
+    from ..models.detection import Detected
 
 log = logging.getLogger(__name__)
 

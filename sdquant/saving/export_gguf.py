@@ -18,27 +18,27 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import authors
-from .core import registry
-from .core.backend import QuantSpec, Unfit
-from .core.dtypes import FLOATS
-from .core.gguf_mixes import BASES, FILE_TYPES
-from .core.gguf_types import TYPES
-from .errors import BadFileError, SettingsError, UnsupportedFileError
-from .formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
-from .formats.folders import inside
-from .formats.gguf import conventions
-from .formats.gguf.header import MAX_DIMS, MAX_NAME
-from .models.detection import detect
-from .models.single_file import original_names
-from .planning import planner
-from .planning.request import request
+from ..core import registry
+from ..core.backend import QuantSpec, Unfit
+from ..core.dtypes import FLOATS
+from ..core.gguf_mixes import BASES, FILE_TYPES
+from ..core.gguf_types import TYPES
+from ..errors import BadFileError, SettingsError, UnsupportedFileError
+from ..formats.checkpoint import FORMAT_VERSION, METADATA_KEY, Source
+from ..formats.folders import inside
+from ..formats.gguf import conventions
+from ..formats.gguf.header import MAX_DIMS, MAX_NAME
+from ..models.detection import detect
+from ..models.single_file import original_names
+from ..planning import planner
+from ..planning.request import request
+from . import original_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .formats.model_families import Family
-    from .models.single_file.original_names import Written
+    from ..formats.model_families import Family
+    from ..models.single_file.original_names import Written
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def quantize_file(
     Raises:
         ConflictError: the weights are quantized already.
     """
-    from .saving import refuse_existing, refuse_nested
-    from .utils.atomic_write import whole_folder
+    from ..utils.atomic_write import whole_folder
+    from .model_files import refuse_existing, refuse_nested
 
     place, goal = Path(os.path.expanduser(path)), Path(target)
     spec = registry.parse(quant)
@@ -84,17 +84,17 @@ def quantize_file(
     refuse_nested(place, goal)
     asked = request(place, quant=quant, components=components, skip=skip)
     seen = detect(place, allow_pickle=allow_pickle)
-    chosen = authors.chosen(seen, asked.components, single=goal.suffix == ".gguf")
+    chosen = original_layout.chosen(seen, asked.components, single=goal.suffix == ".gguf")
     for src in chosen.values():
-        authors.refuse_quantized(src, spec)
+        original_layout.refuse_quantized(src, spec)
     total = sum(info.nbytes for src in chosen.values() for info in src.tensors.values())
-    with authors.bar(total, spec, progress) as tick:
+    with original_layout.bar(total, spec, progress) as tick:
         if goal.suffix == ".gguf":
             write_component(next(iter(chosen.values())), spec, skip, goal, tick, alone=True)
             return goal
         old = {file for src in chosen.values() for file in (*src.files, *src.path.glob("*.safetensors.index*.json"))}
         rest = files_in(place, old)
-        rows = [row for src in chosen.values() for row in _rows(src, authors.names(src, False), spec, skip, {})]
+        rows = [row for src in chosen.values() for row in _rows(src, original_layout.names(src, False), spec, skip, {})]
         needed = sum(TYPES[kind].size(math.prod(shape)) for _, shape, kind, _ in rows)
         with whole_folder(goal, needed + sum((place / path).stat().st_size for path in rest)) as folder:
             for path in rest:
@@ -132,10 +132,10 @@ def write_component(
     Args:
         alone: the file is for other tools too, and not a part of a diffusers folder.
     """
-    from .formats.gguf.writer import write_gguf
+    from ..formats.gguf.writer import write_gguf
 
     own = {"format": FORMAT_VERSION, "config": dict(src.config), "weights": {}}
-    named = authors.names(src, alone)
+    named = original_layout.names(src, alone)
     row = named[1]
     kind = conventions.architecture(row)
     # What readers of the authors' layouts go by; with diffusers' names they would be wrong to.
@@ -156,7 +156,7 @@ def write_component(
     try:
         rows = list(_rows(src, named, spec, skip, files))
         if not TYPES[BASES.get(spec.scheme.name, spec.scheme.name)].dtype and not skip:
-            authors.refuse_unchanged(src, spec, any(not TYPES[kind].dtype for _, _, kind, _ in rows))
+            original_layout.refuse_unchanged(src, spec, any(not TYPES[kind].dtype for _, _, kind, _ in rows))
         write_gguf(target, rows, values, progress=tick)
     finally:
         for file in files.values():
@@ -217,9 +217,9 @@ def _data(part: Written, type_: str, src: Source, files: Any, spec: QuantSpec, s
     """
     import torch
 
-    from .models.quantize_weight import refuse_not_finite
+    from ..models.quantize_weight import refuse_not_finite
 
-    tensor, name = authors.read(part, src, files), authors.told(part)
+    tensor, name = original_layout.read(part, src, files), original_layout.told(part)
     if TYPES[type_].dtype:
         tensor = tensor.to(getattr(torch, str(TYPES[type_].dtype)))
         refuse_not_finite(name, tensor, spec, skip)
@@ -244,7 +244,7 @@ def _type_of(
     name: str, shape: tuple[int, ...], dtype: str, spec: QuantSpec, kind: conventions.Architecture | None
 ) -> str:
     """The type of a weight that may be quantized."""
-    from .backends.gguf import mix_type
+    from ..backends.gguf import mix_type
 
     wanted = mix_type(spec.scheme.name, name)
     plain = _float_type(name, shape, dtype)
