@@ -75,7 +75,7 @@ def _import_ours() -> None:
     from diffusers import FluxTransformer2DModel  # noqa: F401  # diffusers imports it when it is first asked for
 
     import sdquant
-    from sdquant import loader, quantizer  # noqa: F401
+    from sdquant.loading import loader, quantizer  # noqa: F401
 
     assert sdquant.load_model
     for name in backends.names():

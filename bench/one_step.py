@@ -52,7 +52,7 @@ def given(name: str, found: Target, seeds: int) -> list[Inputs]:
     """The inputs of each seed: a shipped model's from its pipeline, of all ten digits."""
     from sdquant.benchmark.inputs import of_pipeline
     from sdquant.demo import digits
-    from sdquant.loader import load
+    from sdquant.loading.loader import load
     from sdquant.models import dummy_inputs as inputs
 
     if found.pipeline is None:
@@ -93,7 +93,7 @@ def quantized(model: nn.Module) -> set[str]:
 
 def ours(job: Job, skip: tuple[str, ...] = ()) -> nn.Module:
     """What sdquant loads."""
-    from sdquant.loader import load
+    from sdquant.loading.loader import load
     from sdquant.models.pipelines import main_part
 
     with warnings.catch_warnings():

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from . import backends, compat, demo, lora, rules
     from .compat import check
     from .integrations.config import Config
-    from .loader import load_model
+    from .loading.loader import load_model
+    from .loading.quantizer import quantize
+    from .loading.verification import verify
     from .models.detection import Detected, detect, suffix_hint
     from .planning.plan import Plan
     from .planning.preparation import plan
-    from .quantizer import quantize
     from .saving.model_files import save
-    from .verification import verify
 
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {

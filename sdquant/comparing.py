@@ -181,7 +181,7 @@ def _interrupted(error: BaseException) -> bool:
 
 
 def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
-    from .loader import import_classes, load_planned
+    from .loading.loader import import_classes, load_planned
     from .models.generate import draw
 
     import_classes(made)

@@ -82,35 +82,35 @@ def again(ranks: Processes, folder: Path) -> None:
 
 def quantize(ranks: Processes, folder: Path) -> None:
     """Write the shipped Flux pipeline in each scheme, in files of 200 KB."""
-    from sdquant import together
+    from sdquant.loading import distributed_quantize
     from sdquant.planning.preparation import prepare
 
     for number, quant in enumerate(QUANTS):
         asked = _asked(quant)
-        together.quantize(asked, prepare(asked), folder / str(number), ranks, max_shard=200_000)
+        distributed_quantize.quantize(asked, prepare(asked), folder / str(number), ranks, max_shard=200_000)
 
 
 def killed(ranks: Processes, folder: Path) -> None:
     """Begin the same by the command; the last process is killed while it writes."""
-    from sdquant import collecting
     from sdquant.cli import main
+    from sdquant.loading import shard_writer
 
     left = [3]
 
-    def write(self: collecting.Written) -> None:
+    def write(self: shard_writer.Written) -> None:
         left[0] -= 1
         if ranks.rank == ranks.count - 1 and not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         as_it_was(self)
 
-    as_it_was, collecting.Written.write = collecting.Written.write, write  # type: ignore[method-assign]
+    as_it_was, shard_writer.Written.write = shard_writer.Written.write, write  # type: ignore[method-assign]
     raise SystemExit(main(["quantize", str(demo.path("digits-flux")), str(folder / "model"), "-q", "int8"]))
 
 
 def gone(ranks: Processes, folder: Path) -> None:
     """The last process is killed after it has written something; write what the first is told by gloo, not by torchrun,
     which would end it."""
-    from sdquant.together import _one_folder
+    from sdquant.loading.distributed_quantize import _one_folder
     from sdquant.utils.atomic_write import part_file
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant import backends, loader
+from sdquant import backends
 from sdquant.compat import IncompatibleWarning, hardware
 from sdquant.errors import (
     BackendUnavailableError,
@@ -34,6 +34,7 @@ from sdquant.errors import (
 from sdquant.formats import safetensors
 from sdquant.formats.gguf import file as gguf
 from sdquant.formats.gguf.writer import write_gguf
+from sdquant.loading import loader
 from sdquant.models.generate import draw
 
 from .conftest import headers_only

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sdquant
-from sdquant.cache import VARIABLE, cache_of, default_folder
 from sdquant.cli import main
 from sdquant.compat import hardware
 from sdquant.errors import DiskSpaceError
+from sdquant.loading.quantized_cache import VARIABLE, cache_of, default_folder
 from sdquant.planning.request import request
 from sdquant.utils.atomic_write import whole_file
 
@@ -102,9 +102,11 @@ def test_versions_of_packages_count(unet: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_files_are_read_through_once(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, read = tmp_path / "cache", []
-    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
-    real = sdquant.cache._sha256  # type: ignore[attr-defined]
-    monkeypatch.setattr("sdquant.cache._sha256", lambda file, *a, **k: (read.append(file), real(file, *a, **k))[1])
+    monkeypatch.setattr("sdquant.loading.quantized_cache._SETTLED", 0)
+    real = sdquant.loading.quantized_cache._sha256  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "sdquant.loading.quantized_cache._sha256", lambda file, *a, **k: (read.append(file), real(file, *a, **k))[1]
+    )
     for quant in ("int8", "nf4", "int8"):
         _load(unet, cache, quant)
     assert len(read) == 1
@@ -116,7 +118,7 @@ def test_files_are_read_through_once(unet: Path, tmp_path: Path, monkeypatch: py
 
 def test_another_file_of_the_same_size_and_time(unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `cp -p` and `rsync -t` leave it, in the place of the old or in the old file itself."""
-    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
+    monkeypatch.setattr("sdquant.loading.quantized_cache._SETTLED", 0)
     file = unet / WEIGHTS
     before, raw = file.stat(), file.read_bytes()
     _load(unet, tmp_path / "cache")
@@ -138,7 +140,7 @@ def test_of_a_file_that_is_just_written_nothing_is_remembered(unet: Path, tmp_pa
 def test_a_file_that_changes_while_it_is_loaded(
     unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    real, raw = sdquant.loader.build, (unet / WEIGHTS).read_bytes()
+    real, raw = sdquant.loading.loader.build, (unet / WEIGHTS).read_bytes()
 
     def build(*values: Any) -> Any:
         made = real(*values)
@@ -146,7 +148,7 @@ def test_a_file_that_changes_while_it_is_loaded(
         os.replace(unet / "new", unet / WEIGHTS)
         return made
 
-    monkeypatch.setattr(sdquant.loader, "build", build)
+    monkeypatch.setattr(sdquant.loading.loader, "build", build)
     with caplog.at_level(logging.WARNING, "sdquant"):
         _load(unet, tmp_path / "cache")
     assert _files(tmp_path / "cache") == [] and "changed while it was loaded" in caplog.text
@@ -192,7 +194,7 @@ def test_a_full_disk_fails_no_load(unet: Path, tmp_path: Path, monkeypatch: pyte
     def full(*_: Any, **__: Any) -> None:
         raise DiskSpaceError("It was to be written", "the disk is full", "Make room")
 
-    monkeypatch.setattr("sdquant.cache.safetensors_write.write", full)
+    monkeypatch.setattr("sdquant.loading.quantized_cache.safetensors_write.write", full)
     with caplog.at_level(logging.WARNING, "sdquant"):
         assert _load(unet, tmp_path / "cache").sdquant.cached == ()
     assert "not kept" in caplog.text and "the disk is full" in caplog.text
@@ -208,7 +210,7 @@ def test_a_folder_that_cannot_be_made(unet: Path, tmp_path: Path, caplog: Any) -
 def test_another_process_that_keeps_the_same(
     unet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("sdquant.cache._SETTLED", 0)
+    monkeypatch.setattr("sdquant.loading.quantized_cache._SETTLED", 0)
     with whole_file(tmp_path / "digests.json"), caplog.at_level(logging.INFO, "sdquant"):  # as if it were that process
         assert _load(unet, tmp_path).sdquant.cached == ()
     rows = [row for row in caplog.records if "not kept" in row.message]

@@ -215,7 +215,7 @@ def test_what_products_cannot_follow_is_refused_before_weights_are_read(
     def read(*_: object) -> None:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr("sdquant.loader.fill", read)
+    monkeypatch.setattr("sdquant.loading.loader.fill", read)
     rules = tmp_path / "rules.yml"
     rules.write_text("- {op_names: [sdpa], act_qtype: int8, act_calibration_method: minmax, act_static_scale: true}\n")
     out = tmp_path / "ranges.safetensors"

@@ -265,7 +265,7 @@ def speak(args: Any) -> int:
     """A command that logs and warns as libraries do."""
     logging.getLogger("otherlib.part").warning("a remark")
     logging.getLogger("otherlib.part").error("a failure")
-    logging.getLogger("sdquant.loader").warning("a word of ours")
+    logging.getLogger("sdquant.loading.loader").warning("a word of ours")
     warnings.warn("a deprecation", FutureWarning, stacklevel=1)
     warnings.warn("untested", sdquant.compat.UntestedWarning, stacklevel=1)
     return 0

@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import backends, cli, comparing, comparison_sheet, loader
+from sdquant import backends, cli, comparing, comparison_sheet
 from sdquant.commands import compare as command
 from sdquant.comparing import allowed, compare, sheet
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
+from sdquant.loading import loader
 from sdquant.models.generate import Stopped, draw
 from sdquant.utils import figure
 from sdquant.utils.images import difference, largest_difference

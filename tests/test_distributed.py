@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import together
 from sdquant.commands.quantize import run
 from sdquant.errors import BadFileError, SettingsError
-from sdquant.shares import shares
+from sdquant.loading import distributed_quantize
+from sdquant.loading.partition import shares
 from sdquant.utils import distributed
 from sdquant.utils.distributed import ALONE, processes
 
@@ -268,7 +268,7 @@ class TestAlone:
 
         asked = request(sd, quant="nf4", mode="post")
         with pytest.raises(SettingsError, match="mode='post'"):
-            together.quantize(asked, prepare(asked), tmp_path / "out", ALONE)
+            distributed_quantize.quantize(asked, prepare(asked), tmp_path / "out", ALONE)
 
 
 class TestShares:
@@ -293,7 +293,7 @@ class TestShards:
         from sdquant.planning.request import request
 
         asked = request(sd / "unet", quant="int8", progress=False)
-        return together.quantize(asked, prepare(asked), tmp_path / "unet", ALONE, max_shard=100_000)
+        return distributed_quantize.quantize(asked, prepare(asked), tmp_path / "unet", ALONE, max_shard=100_000)
 
     def test_each_tells_of_its_own(self, shards: Path, saved: Callable[..., Path]) -> None:
         assert len(list(shards.glob("*.safetensors"))) > 3
@@ -322,9 +322,9 @@ class TestShards:
             sdquant.detect(shards)
 
     def test_one_that_is_not_as_reported(self, tmp_path: Path) -> None:
-        from sdquant.collecting import File
+        from sdquant.loading.shard_writer import File
 
         (tmp_path / "rank-1-0.safetensors").write_bytes(b"half")
         for name in ("rank-1-0.safetensors", "rank-2-0.safetensors"):
             with pytest.raises(BadFileError, match="reports 5 bytes"):
-                together._name(tmp_path, "model", [File(name, 5, {"a": 5})])
+                distributed_quantize._name(tmp_path, "model", [File(name, 5, {"a": 5})])

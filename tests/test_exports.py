@@ -75,7 +75,7 @@ def test_a_name_that_does_not_exist() -> None:
 
 
 def test_lazy_names_are_the_things_themselves() -> None:
-    from sdquant import loader, quantizer, verification
+    from sdquant.loading import loader, quantizer, verification
     from sdquant.models import detection
     from sdquant.saving import model_files
 

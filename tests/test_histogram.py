@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sdquant import demo, save
-from sdquant.loader import load_model
+from sdquant.loading.loader import load_model
 from sdquant.models.detection import detect
 from sdquant.saving.export_gguf import quantize_file
 

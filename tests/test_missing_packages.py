@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from sdquant import demo
-from sdquant.loader import load_model
+from sdquant.loading.loader import load_model
 from sdquant.models.generate import draw
 from sdquant.saving.model_files import save
 

@@ -21,11 +21,11 @@ import pytest
 import sdquant
 from sdquant import backends, demo
 from sdquant.formats.gguf.writer import write_gguf
-from sdquant.loader import load_model
+from sdquant.loading.loader import load_model
+from sdquant.loading.verification import verify
 from sdquant.models.detection import detect
 from sdquant.saving.export_gguf import quantize_file
 from sdquant.saving.model_files import save
-from sdquant.verification import verify
 
 COUNT = int(os.environ.get("SDQUANT_MUTATIONS", "4000"))
 LIMIT = 20  # seconds for one file; the slowest take some milliseconds

@@ -252,7 +252,7 @@ def _killed(target: Path, server: subprocess.Popen[str]) -> None:
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """The system refuses to write more than 100 KB into a file: the old file stays, and the error says what is up."""
-    from sdquant.loader import load_model
+    from sdquant.loading.loader import load_model
 
     pipe = load_model(demo.path("digits-sd"), "nf4", progress=False)
     save(pipe.unet, tmp_path / "unet.safetensors")

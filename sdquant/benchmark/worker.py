@@ -58,13 +58,13 @@ class Held:
 
         from ..core.backend import Unfit
         from ..core.registry import of_scheme
-        from ..loader import import_classes, load_planned
+        from ..loading.loader import import_classes, load_planned
         from ..planning.preparation import prepare
 
         asked = self.job.asked
         made = prepare(asked)
         import_classes(made)
-        from .. import quantizer  # noqa: F401
+        from ..loading import quantizer  # noqa: F401
 
         for part in made.components:
             spec = part.spec
@@ -197,7 +197,7 @@ class Held:
         """Write down what the pipeline gives its UNet or transformer."""
         import torch
 
-        from ..loader import load
+        from ..loading.loader import load
         from .inputs import batch_of, of_pipeline
         from .jobs import INPUTS
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
     from .. import offload
     from ..calibrating import Calibration, calibrate, prepared, refuse_unfollowed
-    from ..loader import load_planned
+    from ..loading.loader import load_planned
     from ..planning.preparation import prepare
     from ..rules.statistics_file import write_statistics
     from ..saving.model_files import refuse_existing

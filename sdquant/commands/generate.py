@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, draw, write. Images are written one by one, each under its name only when it is whole."""
-    from ..loader import load
+    from ..loading.loader import load
     from ..models.generate import draw
 
     if "config_of" in args:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = _shared.place(args.path)
     if args.verify:
-        from ..verification import verify
+        from ..loading.verification import verify
 
         seen = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
     else:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
-    from ..loader import load_planned
+    from ..loading.loader import load_planned
     from ..planning import fetching
     from ..planning.preparation import prepare
     from ..saving import export_gguf, export_single_file
@@ -117,12 +117,12 @@ def _say(out: Path) -> None:
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
     """By the processes of torchrun, each a share of the weights; the first says what was written."""
-    from .. import together
+    from ..loading import distributed_quantize
     from ..planning.preparation import prepare
 
     asked = _shared.request_of(args)
     with distributed.processes() as ranks:
-        together.quantize(asked, prepare(asked), out, ranks)
+        distributed_quantize.quantize(asked, prepare(asked), out, ranks)
         if ranks.first:
             _say(out)
     return 0

@@ -98,9 +98,9 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     The others load it too, if ranges are found in parts: each needs the weights that it looks at. With a cache they do
     not: what comes out of it has its ranges.
     """
-    from ..cache import cache_of
     from ..compat.hardware import default_device, probe
-    from ..loader import load
+    from ..loading.loader import load
+    from ..loading.quantized_cache import cache_of
     from ..rules.core.sharding import sharded
     from ..utils.distributed import ALONE, processes, rank
 

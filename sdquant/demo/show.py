@@ -242,7 +242,7 @@ def load(model: str, case: Case, work: Path) -> tuple[Any, float]:
     It is loaded twice and draws one step in between, so that importing the backend's library, and what that compiles at
     its first use, is not on the clock. A GGUF scheme is not for quantizing while loading: its file is written first.
     """
-    from ..loader import load_model
+    from ..loading.loader import load_model
     from ..models.generate import draw
     from ..planning.preparation import plan
 

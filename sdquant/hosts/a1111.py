@@ -90,7 +90,7 @@ class Adapter:
         self.status.loaded(load.part_of("unet", unet, "after loading" if load.schemes_in(unet) else load.AS_FOUND))
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:
-        from ..quantizer import quantize
+        from ..loading.quantizer import quantize
 
         with display.working(f"Quantizing the unet to {scheme}"):
             quantize(

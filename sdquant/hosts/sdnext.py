@@ -172,7 +172,7 @@ class Adapter:
             self.status.loaded(Part(component=name, scheme=None, how="quantized already, as found", bytes=0))
             return
         from ..integrations.config import Config
-        from ..quantizer import quantize
+        from ..loading.quantizer import quantize
 
         with display.working(f"Quantizing the {name} to {scheme}"):
             quantize(

@@ -19,6 +19,7 @@ from ..core.range_keys import is_range
 from ..errors import BadFileError, IncompatibleError, UnsupportedFileError
 from ..formats import safetensors
 from ..formats.sdquant_metadata import found_in, merged_own, rule_rows
+from ..loading.quantizer import extent_of, weights_to_quantize
 from ..models.components import set_module, tied
 from ..models.names import conversions, remember, to_model
 from ..models.quantize_weight import encode
@@ -27,7 +28,6 @@ from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer, float_layer, quantized_layer, set_compute
 from ..planning.rule_checks import marked_in, unused
 from ..planning.weight_selection import require_something
-from ..quantizer import extent_of, weights_to_quantize
 from ..rules.file_rules import rules_in
 from ..rules.model_rules import attach_rules, forget
 from ..rules.product_ranges import place

@@ -62,7 +62,7 @@ def load(settings: Settings) -> Model:
         SettingsError: no pipeline, or one whose weights are quantized already and that no LoRA is asked for.
     """
     from ..core.choices import MAIN
-    from ..loader import load as load_whole
+    from ..loading.loader import load as load_whole
     from ..models.components import dtype_named
     from ..nn.weights import quantized
     from ..planning.preparation import prepare
@@ -112,7 +112,7 @@ def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
 
 def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.Module]:
     """Quantize the components beside the network that the rules are for; gives them as they were."""
-    from ..quantizer import quantize
+    from ..loading.quantizer import quantize
 
     floats = {name: copy.deepcopy(getattr(pipe, name)) for name in names}
     if names:

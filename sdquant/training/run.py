@@ -163,7 +163,7 @@ def _taught(settings: Settings, whole: model.Model, made: encoded.Encoded, devic
     if not settings.distillation:
         return made, None
     if settings.model.quant is not None:
-        from ..loader import load
+        from ..loading.loader import load
 
         pipe = load(replace(settings.model, quant=None, components=None, skip=()))
         made, teacher = encoded.with_teacher(made, pipe, settings, device), getattr(pipe, whole.main)

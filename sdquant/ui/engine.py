@@ -190,7 +190,7 @@ class Engine:
             self._turn.release()
 
     def _switch(self, asked: Request, job: Job) -> Held:
-        from ..loader import load_planned
+        from ..loading.loader import load_planned
         from ..models.pipelines import weight_bytes
         from ..planning.preparation import prepare
         from ..utils.buffers import give_back

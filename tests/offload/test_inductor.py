@@ -14,7 +14,7 @@ import sdquant
 from sdquant import backends, offload
 from sdquant.compat import check, hardware
 from sdquant.errors import BudgetError, SdquantError
-from sdquant.quantizer import quantize_module
+from sdquant.loading.quantizer import quantize_module
 
 from .conftest import made
 from .test_balanced import Net

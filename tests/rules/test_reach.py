@@ -140,8 +140,8 @@ def test_what_products_cannot_follow_is_refused_before_weights_are_read(
     def read(*_: object) -> None:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr("sdquant.loader.fill", read)
-    monkeypatch.setattr("sdquant.quantizer.quantize_module", read)
+    monkeypatch.setattr("sdquant.loading.loader.fill", read)
+    monkeypatch.setattr("sdquant.loading.quantizer.quantize_module", read)
     with pytest.raises(SettingsError, match="gives both operands a zero point"):
         way(UNEVEN)
     linear = preset_rules("int8", Choices(act_method="minmax", module_path=".*to_q"))

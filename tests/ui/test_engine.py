@@ -167,6 +167,6 @@ def test_errors_of_libraries_become_sentences(fault: Exception, why: str, monkey
     def broken(*_: object, **__: object) -> None:
         raise fault
 
-    monkeypatch.setattr("sdquant.loader.load_planned", broken)
+    monkeypatch.setattr("sdquant.loading.loader.load_planned", broken)
     with pytest.raises(sdquant.SdquantError, match=why):
         Engine().load(asked())

@@ -61,7 +61,7 @@ def _look(desk: Desk, name: str | None) -> str:
 
 def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
     """Every tensor read: scales, packed sizes, broken numbers."""
-    from ...verification import verify
+    from ...loading.verification import verify
 
     if not name:
         yield _IDLE

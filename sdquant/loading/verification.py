@@ -8,22 +8,22 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .core import registry
-from .core.backend import Found, Unfit
-from .core.packed_reader import NOT_FINITE, read_weight, require_sound
-from .errors import BadFileError, UnsupportedFileError
-from .models.detection import Detected, detect
-from .utils.arguments import answered
-from .utils.finite import finite
+from ..core import registry
+from ..core.backend import Found, Unfit
+from ..core.packed_reader import NOT_FINITE, read_weight, require_sound
+from ..errors import BadFileError, UnsupportedFileError
+from ..models.detection import Detected, detect
+from ..utils.arguments import answered
+from ..utils.finite import finite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
 
-    from .formats.checkpoint import Source
-    from .formats.tensor_file import TensorFile
-    from .models.fitting import Shell
+    from ..formats.checkpoint import Source
+    from ..formats.tensor_file import TensorFile
+    from ..models.fitting import Shell
 
 
 @answered
@@ -60,7 +60,7 @@ class _Contents:
     def model(self) -> tuple[Source, Shell] | None:
         """The component under its model's names, and the model; None where nothing tells which, or it is of a later
         diffusers or transformers. Not before it is asked for: it imports diffusers."""
-        from .models.fitting import named, shell
+        from ..models.fitting import named, shell
 
         try:
             model = shell(self.src)
@@ -98,7 +98,7 @@ class _Contents:
         return self.files[self.src.home[key]].get(key)
 
     def _plain(self, key: str, tensor: Tensor) -> None:
-        from .models.weight_loader import misfit
+        from ..models.weight_loader import misfit
 
         wanted = self._parameter(key)
         if wanted is not None or key not in self.names:
@@ -117,7 +117,7 @@ class _Contents:
     def _complete(self) -> None:
         """Raise BadFileError if a tensor of the model that is made of several of the file has another shape, or if one
         is not in its folder. A lone file may be some of it."""
-        from .models.fitting import refuse_misfits, refuse_missing
+        from ..models.fitting import refuse_misfits, refuse_missing
 
         if self.model is None:
             return

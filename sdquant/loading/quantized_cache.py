@@ -18,20 +18,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compat import hardware
-from .core import registry
-from .errors import ConflictError, SdquantError
-from .formats import safetensors_writer
-from .formats.checkpoint import Source, single_file
-from .utils.atomic_write import whole_file
-from .utils.byte_sizes import parse_size
-from .utils.version import __version__
+from ..compat import hardware
+from ..core import registry
+from ..errors import ConflictError, SdquantError
+from ..formats import safetensors_writer
+from ..formats.checkpoint import Source, single_file
+from ..utils.atomic_write import whole_file
+from ..utils.byte_sizes import parse_size
+from ..utils.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .planning.plan import ComponentPlan
-    from .planning.request import Request
+    from ..planning.plan import ComponentPlan
+    from ..planning.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Cache:
 
     def keep(self, place: Path, model: nn.Module, used: Iterable[Path]) -> None:
         """Write a component to `place`, after room is made for it; those `used` in this load stay."""
-        from .saving.model_files import contents
+        from ..saving.model_files import contents
 
         try:
             tensors, metadata = contents(model, own_names=True)

@@ -14,26 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadFileError, DistributedError, SettingsError
+from ..models import classes, pipeline_folders, pipelines
+from ..models.names import remember
+from ..planning import plan
+from ..rules.model_rules import given_rules, keep
+from ..rules.product_ranges import place, ranges_of, stand_in
+from ..rules.qconfig import Rules
+from ..rules.quant_spec import RulesSpec
+from ..saving.model_files import config_of, write_config, write_rest
+from ..saving.original_layout import bar
+from ..utils.atomic_write import whole_folder
 from . import loader
-from .collecting import Collector, Written
-from .errors import BadFileError, DistributedError, SettingsError
-from .models import classes, pipeline_folders, pipelines
-from .models.names import remember
-from .planning import plan
-from .rules.model_rules import given_rules, keep
-from .rules.product_ranges import place, ranges_of, stand_in
-from .rules.qconfig import Rules
-from .rules.quant_spec import RulesSpec
-from .saving.model_files import config_of, write_config, write_rest
-from .saving.original_layout import bar
-from .shares import shares
-from .utils.atomic_write import whole_folder
+from .partition import shares
+from .shard_writer import Collector, Written
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .planning.request import Request
-    from .utils.distributed import Processes
+    from ..planning.request import Request
+    from ..utils.distributed import Processes
 
 MAX_SHARD = 5 * 10**9  # bytes of a file: what the libraries write at most
 

@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cache import cache_of
-from .errors import BadFileError
-from .formats.readahead import Readahead
-from .models.classes import class_of, meta_model
-from .planning.plan import folder_of, source_of
-from .planning.preparation import prepare
-from .planning.request import Request, request
-from .rules.file_rules import rules_in
-from .rules.quant_spec import RulesSpec
-from .utils.arguments import answered
-from .utils.inference_mode import ordinary
+from ..errors import BadFileError
+from ..formats.readahead import Readahead
+from ..models.classes import class_of, meta_model
+from ..planning.plan import folder_of, source_of
+from ..planning.preparation import prepare
+from ..planning.request import Request, request
+from ..rules.file_rules import rules_in
+from ..rules.quant_spec import RulesSpec
+from ..utils.arguments import answered
+from ..utils.inference_mode import ordinary
+from .quantized_cache import cache_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .formats.checkpoint import Source
-    from .models.weight_loader import Installer
-    from .offload import OffloadHandle
-    from .planning import plan as planner_plan
+    from ..formats.checkpoint import Source
+    from ..models.weight_loader import Installer
+    from ..offload import OffloadHandle
+    from ..planning import plan as planner_plan
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
     if lone is not None:
         class_of(lone)
     if made.detected.container == "pipeline":
-        from .models.pipeline_folders import check_pipeline
+        from ..models.pipeline_folders import check_pipeline
 
         check_pipeline(folder_of(made))
     for warning in made.warnings:
@@ -163,9 +163,9 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
     with _one_bar(made, asked.progress, on_bytes) as tick:
         parts, kept = _parts(asked, made, tick)
     whole = assemble(made, parts)
-    from . import offload
-    from .models import peft_hooks
-    from .utils.malloc_trim import trim
+    from .. import offload
+    from ..models import peft_hooks
+    from ..utils.malloc_trim import trim
 
     trim()
     peft_hooks.prepare_pipeline(whole)
@@ -176,8 +176,8 @@ def load_planned(asked: Request, made: planner_plan.Plan, on_bytes: Callable[[in
 
 def import_classes(made: planner_plan.Plan) -> None:
     """Import what loading this plan imports of diffusers and transformers, so that it is not on somebody's clock."""
-    from .models.components import model_class, quiet
-    from .models.pipeline_folders import pipeline_class
+    from ..models.components import model_class, quiet
+    from ..models.pipeline_folders import pipeline_class
 
     for part in made.components:
         model_class(*class_of(source_of(made, part)))
@@ -219,15 +219,15 @@ def build(
     Args:
         skip: what was asked to be taken as it is.
     """
-    from .loading import finishing
-    from .models import components
-    from .models.names import remember
-    from .models.weight_loader import Installer
-    from .nn import openvino
-    from .nn.quantized_layers import set_compute
-    from .nn.weights import quantized
+    from ..models import components
+    from ..models.names import remember
+    from ..models.weight_loader import Installer
+    from ..nn import openvino
+    from ..nn.quantized_layers import set_compute
+    from ..nn.weights import quantized
+    from ..rules.product_ranges import stand_in
+    from . import finishing
     from .quantizer import quantize_module
-    from .rules.product_ranges import stand_in
 
     model = meta_model(src)
     stand_in(model, ((key, info.shape) for key, info in src.plain.items()))
@@ -250,7 +250,7 @@ def build(
         quantize_module(model, part.spec, runtime=part.runtime, only=only, device=made.device)
     rules = part.spec if isinstance(part.spec, RulesSpec) else rules_in(src.files[0], src.rules)
     if rules is not None:
-        from .rules.model_rules import attach_rules
+        from ..rules.model_rules import attach_rules
 
         attach_rules(model, rules)
     if part.compute is not None:
@@ -277,9 +277,9 @@ def fill(
         tick: called with the bytes of each. skip: as for `build`.
         only: keys of plain tensors and names of quantized weights; None for all.
     """
-    from .core.name_patterns import skipped
-    from .core.range_keys import is_range
-    from .models.quantize_weight import refuse_not_finite
+    from ..core.name_patterns import skipped
+    from ..core.range_keys import is_range
+    from ..models.quantize_weight import refuse_not_finite
 
     chosen = {weight.name for weight in part.weights}
     encode = chosen if part.action == "encode" and part.mode == "pre" else set()
@@ -310,7 +310,7 @@ def assemble(made: planner_plan.Plan, parts: Mapping[str, nn.Module]) -> Any:
     """The pipeline of these components; a lone one is its own."""
     if set(parts) == {"model"}:
         return parts["model"]
-    from .models.pipeline_folders import pipeline
+    from ..models.pipeline_folders import pipeline
 
     return pipeline(folder_of(made), parts)
 

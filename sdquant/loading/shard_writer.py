@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .core.backend import Packed, PackedSpec, Part
-from .formats import safetensors_writer
-from .models import components
-from .models.names import to_file
-from .models.weight_loader import Installer, install_packed
-from .nn.weights import plain
-from .saving.model_files import guard_of, written
-from .utils.malloc_trim import trim
+from ..core.backend import Packed, PackedSpec, Part
+from ..formats import safetensors_writer
+from ..models import components
+from ..models.names import to_file
+from ..models.weight_loader import Installer, install_packed
+from ..nn.weights import plain
+from ..saving.model_files import guard_of, written
+from ..utils.malloc_trim import trim
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .core.backend import QuantSpec
-    from .formats.checkpoint import Source
-    from .planning import plan
+    from ..core.backend import QuantSpec
+    from ..formats.checkpoint import Source
+    from ..planning import plan
 
 
 @dataclass(frozen=True)

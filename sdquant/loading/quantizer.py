@@ -7,25 +7,25 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat
-from .compat import hardware
-from .compat.default_runtime import default_runtime
-from .errors import ConflictError, IncompatibleError, SettingsError
-from .models import peft_hooks
-from .nn import openvino
-from .planning import planner
-from .planning.request import AUTO, request
-from .planning.rule_checks import marked_in
-from .planning.weight_selection import Extent, require_something
-from .rules.quant_spec import RulesSpec
-from .rules.range_checks import require_ranges
-from .utils.arguments import answered
-from .utils.inference_mode import ordinary
+from .. import compat
+from ..compat import hardware
+from ..compat.default_runtime import default_runtime
+from ..errors import ConflictError, IncompatibleError, SettingsError
+from ..models import peft_hooks
+from ..nn import openvino
+from ..planning import planner
+from ..planning.request import AUTO, request
+from ..planning.rule_checks import marked_in
+from ..planning.weight_selection import Extent, require_something
+from ..rules.quant_spec import RulesSpec
+from ..rules.range_checks import require_ranges
+from ..utils.arguments import answered
+from ..utils.inference_mode import ordinary
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .core.backend import QuantSpec
+    from ..core.backend import QuantSpec
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ def quantize(
     Raises:
         ConflictError: the model is quantized already. IncompatibleError: the matrix refuses, or nothing would change.
     """
-    from .loading import finishing
-    from .models.pipelines import is_pipeline, weight_parts
-    from .nn.quantized_layers import set_compute
-    from .rules.model_rules import attach_rules
+    from ..models.pipelines import is_pipeline, weight_parts
+    from ..nn.quantized_layers import set_compute
+    from ..rules.model_rules import attach_rules
+    from . import finishing
 
     if quant is None and rules is None:
         raise SettingsError("A model was to be quantized", "no scheme was named", 'Give one, such as "nf4", or rules=')
@@ -143,10 +143,10 @@ def quantize_module(
     tick: Any = None,
 ) -> None:
     """Quantize the weights named in `only`, each on `device` (default: where it is). Ends with memory given back."""
-    from .models.components import tied
-    from .models.quantize_weight import encode
-    from .models.weight_loader import install_packed
-    from .utils.malloc_trim import Trimmer, trim
+    from ..models.components import tied
+    from ..models.quantize_weight import encode
+    from ..models.weight_loader import install_packed
+    from ..utils.malloc_trim import Trimmer, trim
 
     trimmer, ties = Trimmer(), tied(model)
     for name in sorted(only):
@@ -179,8 +179,8 @@ def weights_to_quantize(
 ) -> tuple[set[str], dict[str, str]]:
     """The names of the weights that `spec` is for, and of those that it is not for, with the reason; nothing is read of
     them but shapes and dtypes."""
-    from .models.components import tied
-    from .models.weight_loader import kind_to_quantize
+    from ..models.components import tied
+    from ..models.weight_loader import kind_to_quantize
 
     ties = tied(model)
     kinds = ("linear", "conv", "embedding") if spec.embeddings else ("linear", "conv")
@@ -196,7 +196,7 @@ def weights_to_quantize(
 def _refuse_float8(name: str, model: nn.Module) -> None:
     """Raise IncompatibleError if diffusers' layerwise casting keeps the model's weights in float8: they are rounded
     already, and no scheme would take them."""
-    from .nn import kind_of
+    from ..nn import kind_of
 
     for path, module in model.named_modules():
         weight = module._parameters.get("weight") if kind_of(module) is not None else None
@@ -220,7 +220,7 @@ def _refuse_empty(name: str, model: nn.Module, chosen: set[str]) -> None:
 
 
 def _refuse_quantized(name: str, model: nn.Module) -> None:
-    from .nn import packed_of
+    from ..nn import packed_of
 
     for path, module in model.named_modules():
         packed = packed_of(module)
