@@ -46,16 +46,21 @@ if TYPE_CHECKING:
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {
     "Config": "integrations.config",
-    "Detected": "detection",
-    "Plan": "planner",
+    "Detected": "models.detection",
+    "Plan": "planning.plan",
+    "backends": "backends",
     "check": "compat",
-    "detect": "detection",
-    "load_model": "loader",
-    "plan": "preparation",
-    "quantize": "quantizer",
-    "save": "saving",
-    "suffix_hint": "detection",
-    "verify": "verification",
+    "compat": "compat",
+    "demo": "demo",
+    "detect": "models.detection",
+    "load_model": "loading.loader",
+    "lora": "training.lora",
+    "plan": "planning.preparation",
+    "quantize": "loading.quantizer",
+    "rules": "rules",
+    "save": "saving.model_files",
+    "suffix_hint": "formats.filename_hints",
+    "verify": "loading.verification",
 }
 _MODULES = ("backends", "compat", "demo", "lora", "rules")
 
@@ -98,10 +103,9 @@ _plug_in()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
     if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
+        return module if name in _MODULES else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

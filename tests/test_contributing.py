@@ -14,7 +14,7 @@ import torch
 from sdquant import backends, demo
 from sdquant.compat import UntestedWarning
 from sdquant.core import registry
-from sdquant.planning import settings_fields
+from sdquant.planning.settings_fields import fields
 from sdquant.settings import Settings
 
 from .backends import test_contract as contract
@@ -30,7 +30,7 @@ def _block(language: str) -> str:
 
 
 def _forget() -> None:
-    settings_fields.cache_clear()
+    fields.cache_clear()
     registry._registry.cache_clear()
     registry._schemes.cache_clear()
 
@@ -66,7 +66,7 @@ def test_the_settings_page_has_it(round8: backends.Scheme) -> None:
     """A choice for every part of a model, with what the matrix says of it, and a plan: no page was touched."""
     from sdquant.ui.review import Target, review
 
-    assert all(round8.name in row.choices for row in settings_fields() if row.kind == "scheme")
+    assert all(round8.name in row.choices for row in fields() if row.kind == "scheme")
     values = {**Settings().values, "quant.model": round8.name}
     with pytest.warns(UntestedWarning):
         seen = review(Target(path=str(demo.path("digits-sd"))), values)

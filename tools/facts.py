@@ -1,6 +1,6 @@
-"""The measured times that `sdquant.planning.estimate.step_time` counts with, from what the benchmarks kept in bench/results/.
+"""The measured times that `sdquant.planning.estimate.step_time` counts with, from benchmarks in bench/results/.
 
-    python -m tools.facts            write sdquant/foreseeing/facts.json
+    python -m tools.facts            write sdquant/planning/estimate/layer_timings.json
     python -m tools.facts --check    exit 1 if it does not hold what the results say
 
 By instruction set, kind of layer and dtype: the nanoseconds of the unquantized layer for each number of its weight, by
@@ -22,7 +22,7 @@ from typing import Any
 from sdquant import backends
 
 ROOT = Path(__file__).parent.parent
-FACTS = ROOT / "sdquant" / "foreseeing" / "facts.json"
+FACTS = ROOT / "sdquant" / "planning" / "estimate" / "layer_timings.json"
 # Later ones give only what earlier ones do not.
 FILES = {"linear": ("linear-*.json", "alone-*.json", "rules-*.json"), "conv": ("convolution-*.json",)}
 SMALL = {"linear": "128x128", "conv": "32x32x3x3"}

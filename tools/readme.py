@@ -207,10 +207,10 @@ def hosts(_: Path) -> str:
 def hosts_settings(_: Path) -> str:
     """Every setting, and who decides it in each web UI that has settings."""
     from sdquant.hosts.host import HOSTS
-    from sdquant.planning import settings_fields
+    from sdquant.planning.settings_fields import fields
 
     ours = "in sdquant's section"
-    rows = [(row.label, *(host.theirs.get(row.name, ours) for host in HOSTS)) for row in settings_fields()]
+    rows = [(row.label, *(host.theirs.get(row.name, ours) for host in HOSTS)) for row in fields()]
     return markdown(("setting", *(host.title for host in HOSTS)), rows, left=1 + len(HOSTS))
 
 

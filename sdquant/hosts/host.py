@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..planning import settings_fields as fields
+from ..planning.settings_fields import fields
 
 if TYPE_CHECKING:
     from ..settings import Field

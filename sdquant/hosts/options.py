@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
-from ..planning import settings_fields
+from ..planning.settings_fields import fields
 from ..settings import Field, Settings
 from . import display
 
@@ -143,6 +143,6 @@ def _about(host: Host) -> str:
 
 
 def _theirs(host: Host) -> str:
-    labels = {row.name: row.label for row in settings_fields()}
+    labels = {row.name: row.label for row in fields()}
     rows = "".join(f"<li>{html.escape(labels[name])}: {html.escape(text)}</li>" for name, text in host.theirs.items())
     return f"<p>Not to be chosen here, because {html.escape(host.title)} decides:</p><ul>{rows}</ul>"

@@ -14,9 +14,9 @@ from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_p
 from ..compat.row import OFFLOADS, Query, meant
 from ..core import registry
 from ..errors import SdquantError
-from ..planning import settings_fields
 from ..planning.preparation import prepare
 from ..planning.request import AUTO, NOT_QUANTIZED
+from ..planning.settings_fields import fields
 from ..settings import Settings, role_of
 from ..settings.fixes import Fix, fixes
 
@@ -120,7 +120,7 @@ def marks(values: Mapping[str, Any], held: Mapping[str, str | None], here: Machi
     roles = {role.name: scheme for name, scheme in held.items() if (role := role_of(name)) is not None}
     kind = _kind(values, here)
     found: dict[str, dict[str, Mark]] = {}
-    for row in settings_fields():
+    for row in fields():
         if row.kind != "scheme" and row.name not in AXES:
             continue
         found[row.name] = {}

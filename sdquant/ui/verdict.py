@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
-from ..planning import settings_fields
+from ..planning.settings_fields import fields
 from . import pieces
 from .html import escape
 from .review import VERDICTS, Review
@@ -34,7 +34,7 @@ def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
 def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Verdict and reason of what is chosen in each field that the matrix speaks of."""
     marks = []
-    for row in settings_fields():
+    for row in fields():
         mark = seen.marks.get(row.name, {}).get(str(row.shown(values[row.name])))
         if mark is not None:
             marks.append((mark.verdict, mark.why))

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from sdquant import demo
-from sdquant.planning import settings_fields
+from sdquant.planning.settings_fields import fields
 
 from .conftest import run
 from .person import Person, digit
@@ -80,7 +80,7 @@ def test_a_preset_fills_the_settings(person: Person) -> None:
 def test_every_field_has_a_widget_with_its_help(person: Person) -> None:
     person.tab("Settings")
     person.page.locator("#more").get_by_role("button").first.click()
-    for row in settings_fields():
+    for row in fields():
         box = person.page.locator(f"#set-{row.name.replace('.', '-').replace('_', '-')}")
         expect(box).to_be_visible()
         expect(box).to_contain_text(row.help)

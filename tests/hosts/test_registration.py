@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from sdquant import SettingsError
 from sdquant.hosts import extension, options, tab
 from sdquant.hosts.host import HOSTS
-from sdquant.planning import settings_fields
+from sdquant.planning.settings_fields import fields
 
 from .conftest import Running
 
@@ -50,7 +50,7 @@ def test_the_section_has_every_setting_or_says_who_decides(host: Start, name: st
     row = extension._session.host
     shown = {options.key_of(field) for field in row.fields()}
     assert shown | {"sdquant_about", "sdquant_theirs"} == set(ours)
-    assert {field.name for field in settings_fields()} == {field.name for field in row.fields()} | set(row.theirs)
+    assert {field.name for field in fields()} == {field.name for field in row.fields()} | set(row.theirs)
     for key, made in ours.items():
         assert isinstance(made.default, (str, bool)), key
         assert not key.endswith(("_version", "_token", "_key", "_secret", "_password")), key

@@ -8,14 +8,14 @@ import pytest
 
 import sdquant
 from sdquant import backends
-from sdquant.planning import settings_fields
 from sdquant.planning.planner import QUANTIZED_BY_DEFAULT
 from sdquant.planning.request import Request
+from sdquant.planning.settings_fields import fields
 from sdquant.settings import ROLES, Field, Settings, field_named, role_of
 
 
 def test_every_setting_of_request_has_a_field() -> None:
-    there = {row.name for row in settings_fields()}
+    there = {row.name for row in fields()}
     wanted = {row.name for row in dataclasses.fields(Request) if row.metadata["setting"] and row.name != "quant"}
     assert there == wanted | {f"quant.{role.name}" for role in ROLES}
 
@@ -27,12 +27,10 @@ def test_every_scheme_that_quantizes_on_the_fly_is_a_choice() -> None:
 
 
 def test_fields_have_help_and_labels() -> None:
-    assert all(
-        row.help and len(row.label) > 2 for row in settings_fields()
-    )  # SD.Next hides options with shorter labels
+    assert all(row.help and len(row.label) > 2 for row in fields())  # SD.Next hides options with shorter labels
 
 
-@pytest.mark.parametrize("row", settings_fields(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", fields(), ids=lambda row: row.name)
 def test_defaults_go_through_their_widgets(row: Field) -> None:
     assert row.parse(row.shown(row.default)) == row.default
 

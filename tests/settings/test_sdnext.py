@@ -9,7 +9,7 @@ import pytest
 
 from sdquant import SettingsError, backends
 from sdquant.compat.hardware import Device, Machine
-from sdquant.planning import settings_fields
+from sdquant.planning.settings_fields import fields
 from sdquant.settings import Settings
 from sdquant.settings.file import dumps
 from sdquant.settings.sdnext import LEFT, QUANTIZERS, ROLES_OF, read, read_any
@@ -200,7 +200,7 @@ class TestAny:
 
 class TestTables:
     def test_schemes_and_roles_are_those_of_sdquant(self) -> None:
-        names = {row.name for row in settings_fields()}
+        names = {row.name for row in fields()}
         assert {f"quant.{role}" for role in ROLES_OF.values() if role} <= names
         for row in QUANTIZERS:
             assert row.default in row.schemes

@@ -10,8 +10,8 @@ import pytest
 import sdquant
 from sdquant import backends, demo
 from sdquant.compat import hardware, matrix
-from sdquant.planning import settings_fields
 from sdquant.planning.preparation import prepare
+from sdquant.planning.settings_fields import fields
 from sdquant.settings import Settings
 from sdquant.ui import widgets
 from sdquant.ui.review import Target, review
@@ -78,9 +78,7 @@ def test_what_cannot_be_loaded(name: str) -> None:
 
 def test_choices_are_marked_only_where_another_choice_of_the_field_would_help() -> None:
     seen = review(SD, near(quant__model="qint8", offload="balanced"))
-    shown = {
-        row.name: dict(map(reversed, widgets.choices(row, seen.marks.get(row.name, {})))) for row in settings_fields()
-    }
+    shown = {row.name: dict(map(reversed, widgets.choices(row, seen.marks.get(row.name, {})))) for row in fields()}
     assert "✕" in shown["quant.model"]["qint8"] and "✕" not in shown["quant.model"]["nf4"]
     assert "✕" in shown["offload"]["balanced"] and "✕" not in shown["offload"]["model"]
     assert all("✕" not in label for label in shown["mode"].values())  # no mode is what is wrong

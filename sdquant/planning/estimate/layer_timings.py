@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-FILE = Path(__file__).with_name("facts.json")
+FILE = Path(__file__).with_name("layer_timings.json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import gradio as gr
 from ... import comparing
 from ...errors import SdquantError, SettingsError
 from ...models.generate import Stopped
-from ...planning import settings_fields
+from ...planning.settings_fields import fields
 from ...utils.byte_sizes import size
 from .. import head as heads
 from .. import pieces
@@ -36,7 +36,7 @@ _IDLE = pieces.card(
 
 def add(desk: Desk, head: Head) -> None:
     """The tab's widgets and what they do."""
-    schemes = [one for one in next(row for row in settings_fields() if row.kind == "scheme").choices[2:]]
+    schemes = [one for one in next(row for row in fields() if row.kind == "scheme").choices[2:]]
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")

@@ -14,7 +14,8 @@ import gradio as gr
 
 from ...errors import SdquantError, SettingsError
 from ...models.generate import Stopped
-from ...planning import presets, settings_fields
+from ...planning import presets
+from ...planning.settings_fields import fields
 from ...settings import Settings, field_named
 from ...settings import file as settings_file
 from ...settings.fixes import Fix
@@ -61,7 +62,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
                 reset = gr.Button("Undo changes", size="sm", elem_id="reset", min_width=90)
     changes, marked = (
         gr.State([]),
-        gr.State({row.name: widgets.choices(row, {}) for row in settings_fields() if row.choices}),
+        gr.State({row.name: widgets.choices(row, {}) for row in fields() if row.choices}),
     )
     every = list(named.values())
     where = [head.model, head.base]
@@ -107,9 +108,9 @@ def _ready(row: presets.Preset) -> gr.Button:
 def _widgets(settings: Settings) -> dict[str, Any]:
     """A widget for each field, in the order of the fields."""
     groups = (
-        [row for row in settings_fields() if row.kind == "scheme"],
+        [row for row in fields() if row.kind == "scheme"],
         [field_named(name) for name in _OPEN],
-        [row for row in settings_fields() if row.kind != "scheme" and row.name not in _OPEN],
+        [row for row in fields() if row.kind != "scheme" and row.name not in _OPEN],
     )
     made: dict[str, Any] = {}
     for rows in groups[:2]:
@@ -117,21 +118,21 @@ def _widgets(settings: Settings) -> dict[str, Any]:
             made |= {row.name: widgets.widget(row, settings[row.name]) for row in rows}
     with gr.Accordion("More", open=False, elem_id="more"):
         made |= {row.name: widgets.widget(row, settings[row.name]) for row in groups[2]}
-    return {row.name: made[row.name] for row in settings_fields()}
+    return {row.name: made[row.name] for row in fields()}
 
 
 def _read(shown: Sequence[Any]) -> dict[str, Any]:
     """The values of what the widgets hold; they may contradict each other."""
-    return {row.name: row.parse(one) for row, one in zip(settings_fields(), shown, strict=True)}
+    return {row.name: row.parse(one) for row, one in zip(fields(), shown, strict=True)}
 
 
 def _put(values: Mapping[str, Any]) -> list[Any]:
     """The changes of the widgets that make them show `values`."""
-    return [widgets.update(row, values[row.name], None) for row in settings_fields()]
+    return [widgets.update(row, values[row.name], None) for row in fields()]
 
 
 def _as_they_are() -> list[Any]:
-    return [gr.skip() for _ in settings_fields()]
+    return [gr.skip() for _ in fields()]
 
 
 def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: Any) -> tuple[Any, ...]:
@@ -144,9 +145,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
     values, seen = _seen(desk, model, base, shown)
     ways = [fix.text for fix in seen.fixes][:_FIXES]
     ways += [""] * (_FIXES - len(ways))
-    marked = {
-        row.name: widgets.choices(row, seen.marks[row.name]) for row in settings_fields() if row.name in seen.marks
-    }
+    marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
     marked = {**before, **marked}
     return (
         verdict.shown(seen, values, desk.roots),
@@ -155,7 +154,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
         *(gr.update(value=text, visible=bool(text)) for text in ways),
         *(
             gr.update(choices=marked[row.name]) if marked.get(row.name) != before.get(row.name) else gr.skip()
-            for row in settings_fields()
+            for row in fields()
         ),
     )
 
