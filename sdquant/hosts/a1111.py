@@ -42,7 +42,7 @@ class Adapter:
         """Nothing: the weights were quantized when they came."""
 
     def _load(self, original: Any, model: Any, checkpoint_info: Any, *args: Any, **kwargs: Any) -> Any:
-        from ..integrations._shared import dequantize
+        from ..integrations._common import dequantize
 
         settings = options.read(self.host)
         scheme = load.asked(settings).get("model")

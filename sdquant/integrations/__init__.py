@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def _attach(model: nn.Module) -> None:
     """See `loaded.attach`."""
-    from .loaded import attach
+    from .attach import attach
 
     attach(model)
 

@@ -21,7 +21,7 @@ from ..models.weight_loader import install_packed
 from ..nn import packed_of
 from ..nn.quantized_layers import QuantizedLayer
 from ..nn.state_dict import LIKE, PREFIX
-from ._shared import Weights, dequantize, torch_dtype
+from ._common import Weights, dequantize, torch_dtype
 from .config import Config
 
 with quiet():  # what it imports besides has remarks to make

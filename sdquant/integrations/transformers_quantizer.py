@@ -19,7 +19,7 @@ from ..models.keep_in_fp32 import float32_of_model
 from ..models.names import remember
 from ..models.weight_loader import install_packed
 from ..rules.product_ranges import stand_in
-from ._shared import Weights, dequantize
+from ._common import Weights, dequantize
 from .config import Config
 
 if TYPE_CHECKING:
