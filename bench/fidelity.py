@@ -82,9 +82,9 @@ def measure(model: str, quant: str | None, steps: int, images: int, progress: bo
     import numpy as np
     from tqdm import tqdm
 
-    from sdquant.demo import digits
     from sdquant.models.generate import draw
     from sdquant.models.pipelines import weight_bytes
+    from sdquant.training import digits
 
     imported = _peak()
     with tempfile.TemporaryDirectory(prefix="sdquant-fidelity-") as work:
@@ -157,9 +157,9 @@ def one_step(pipe: Any) -> Any:
     """What the UNet or transformer puts out at the first step, float64 [...], for ten prompts and fixed noise."""
     import numpy as np
 
-    from sdquant.demo import digits
     from sdquant.models.generate import draw
     from sdquant.models.pipelines import main_part
+    from sdquant.training import digits
 
     caught: list[Any] = []
 

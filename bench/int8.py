@@ -65,8 +65,8 @@ def decibels(found: Any, exact: Any) -> float:
 
 def errors(model: str, images: int) -> list[dict[str, Any]]:
     """A row for each scheme and way to compute."""
-    from sdquant.demo import digits
     from sdquant.models.generate import draw
+    from sdquant.training import digits
 
     wanted = [i % 10 for i in range(images)]
 

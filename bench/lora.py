@@ -46,8 +46,8 @@ class Call:
 
 def calls(pipe: Any, digit: int) -> list[Call]:
     """All calls that drawing a digit makes, one a step."""
-    from sdquant.demo import digits
     from sdquant.models.generate import draw
+    from sdquant.training import digits
 
     names = ("hidden_states",) if hasattr(pipe, "transformer") else ("sample", "timestep")
     kept = ("timestep", "guidance", "pooled_projections", "encoder_hidden_states", "txt_ids", "img_ids")
@@ -122,8 +122,8 @@ def load(model: str, scheme: str | None, work: Path, runtime: str | None = None)
 
 def threes(pipe: Any, images: int) -> int:
     """How many of the images that are asked to be sevens show a three."""
-    from sdquant.demo import digits
     from sdquant.models.generate import draw
+    from sdquant.training import digits
 
     seeds = range(100, 100 + images)
     return digits.judge().read(draw(pipe, [digits.prompt(ASKED)] * images, seeds=seeds, steps=10)).count(DRAWN)

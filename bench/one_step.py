@@ -51,9 +51,9 @@ def schemes(model: str) -> list[str]:
 def given(name: str, found: Target, seeds: int) -> list[Inputs]:
     """The inputs of each seed: a shipped model's from its pipeline, of all ten digits."""
     from sdquant.benchmark.inputs import of_pipeline
-    from sdquant.demo import digits
     from sdquant.loading.loader import load
     from sdquant.models import dummy_inputs as inputs
+    from sdquant.training import digits
 
     if found.pipeline is None:
         size = (MODELS[name].side,) * 2

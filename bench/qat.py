@@ -77,8 +77,8 @@ TRAINING: dict[str, dict[str, Any]] = {
 def draw(path: Path, rules: list[dict[str, Any]] | None, statistics: Path | None = None) -> tuple[int, Any]:
     """Digits right of `IMAGES`, and what the network puts out at the first step."""
     from sdquant import load_model
-    from sdquant.demo import digits
     from sdquant.models.generate import draw as pictures_of
+    from sdquant.training import digits
 
     pipe = load_model(path, dtype="float32", rules=rules, quant_stats=statistics, progress=False)
     wanted = [number % 10 for number in range(IMAGES)]
@@ -96,7 +96,7 @@ def snr(reference: Any, output: Any) -> float | None:
 def calibrated(model: str, rules: list[dict[str, Any]], work: Path) -> Path:
     """The file of static ranges."""
     from sdquant import cli
-    from sdquant.demo import digits
+    from sdquant.training import digits
 
     target, file = work / "quant_stats.safetensors", work / "rules.json"
     file.write_text(json.dumps(rules))
@@ -109,7 +109,7 @@ def calibrated(model: str, rules: list[dict[str, Any]], work: Path) -> Path:
 
 def trained(model: str, rules: list[dict[str, Any]], work: Path) -> tuple[Path, dict[str, Any]]:
     """The model trained with rules, and what came of it."""
-    from sdquant import config
+    from sdquant.training import config
     from sdquant.training.run import train
 
     keys = {
@@ -125,7 +125,7 @@ def trained(model: str, rules: list[dict[str, Any]], work: Path) -> tuple[Path, 
 
 
 def _yaml(value: Any) -> str:
-    from sdquant.config.kinds import shown
+    from sdquant.training.config.value_types import shown
 
     return shown(value)
 

@@ -32,7 +32,7 @@ from .integrations import plug_in as _plug_in
 from .utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import backends, compat, demo, lora, rules
+    from . import backends, compat, demo, rules
     from .compat import check
     from .integrations.config import Config
     from .loading.loader import load_model
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .planning.plan import Plan
     from .planning.preparation import plan
     from .saving.model_files import save
+    from .training import lora
 
 # Public name -> where it is: a module's attribute, or a module itself.
 _LAZY = {

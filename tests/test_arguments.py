@@ -11,9 +11,9 @@ import pytest
 
 import sdquant
 from sdquant.cli import main
-from sdquant.config import load as load_config
 from sdquant.errors import SettingsError
 from sdquant.planning.request import Request, request
+from sdquant.training.config import load as load_config
 from sdquant.utils.arguments import ANSWERS
 
 NAMES = ("load_model", "plan", "check", "quantize", "save", "detect", "verify", "Config")

@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import calibrating
-from sdquant.calibrating import Calibration, calibrate
 from sdquant.cli import main
-from sdquant.demo import digits, path
+from sdquant.demo import path
 from sdquant.errors import SettingsError
 from sdquant.rules import QuantizationRule
 from sdquant.rules.statistics_file import write_statistics
+from sdquant.training import calibration, digits
+from sdquant.training.calibration import Calibration, calibrate
 
 from .test_distributed import torchrun
 
@@ -91,16 +91,16 @@ def test_saved_with_its_ranges(ranges: Path, tmp_path: Path) -> None:
 def test_stopped_and_gone_on_with_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = calibrate(_float(), _task())
     partial = tmp_path / "stats.partial"
-    kept = calibrating._keep
+    kept = calibration._keep
 
     def stop_after(*values: Any) -> None:
         kept(*values)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibrating, "_keep", stop_after)
+    monkeypatch.setattr(calibration, "_keep", stop_after)
     with pytest.raises(KeyboardInterrupt):
         calibrate(_float(), _task(), partial=partial)
-    monkeypatch.setattr(calibrating, "_keep", kept)
+    monkeypatch.setattr(calibration, "_keep", kept)
     with pytest.raises(SettingsError, match="steps differ"):
         calibrate(_float(), _task(steps=3), partial=partial)
     with safe_open(partial, "pt") as file:

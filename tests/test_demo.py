@@ -14,9 +14,10 @@ import sdquant
 from sdquant import cli
 from sdquant.commands import demo as command
 from sdquant.compat import hardware
-from sdquant.demo import digits, grid, show
+from sdquant.demo import grid, show
 from sdquant.errors import DiskSpaceError, SettingsError
 from sdquant.models.generate import draw, native_size
+from sdquant.training import digits
 from sdquant.utils import figure
 from sdquant.utils.images import psnr
 

@@ -10,8 +10,9 @@ import pytest
 
 import sdquant
 from sdquant import offload
-from sdquant.demo import digits, path
+from sdquant.demo import path
 from sdquant.models.generate import Stopped, draw
+from sdquant.training import digits
 
 MODES = [row.name for row in offload.MODES]
 

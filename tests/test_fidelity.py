@@ -14,10 +14,11 @@ import pytest
 
 import sdquant
 from sdquant import backends
-from sdquant.demo import MODELS, digits
+from sdquant.demo import MODELS
 from sdquant.formats.gguf.conventions import FOLDED
 from sdquant.models.generate import draw
 from sdquant.models.pipelines import weight_bytes
+from sdquant.training import digits
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results" / "fidelity.json"
 SHIPPED_BYTES = 20_000_000

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.cli import main
-from sdquant.config import keys as config_keys
 from sdquant.errors import MissingComponentError, SdquantError, SettingsError, UnsupportedFileError
 from sdquant.models.hub import needed
 from sdquant.models.hub_references import Reference, reference
 from sdquant.planning.request import request
 from sdquant.planning.resolve import located
+from sdquant.training.config import keys as config_keys
 
 from . import layouts
 from .test_three_ways import same_bits

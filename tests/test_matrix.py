@@ -23,10 +23,11 @@ import torch
 import sdquant
 from sdquant import backends, compat
 from sdquant.compat.default_runtime import default_runtime
-from sdquant.demo import digits, path
+from sdquant.demo import path
 from sdquant.errors import IncompatibleError, SdquantError
 from sdquant.nn.weights import quantized
 from sdquant.saving import export_gguf
+from sdquant.training import digits
 
 from .turns import by_turns
 

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 
 import sdquant
 from sdquant.cli import main
-from sdquant.config import load as load_config
-from sdquant.config.asked import request_of
 from sdquant.errors import ConflictError, MissingComponentError, SdquantError, SettingsError
 from sdquant.nn.weights import plain
 from sdquant.planning.component_files import Part
 from sdquant.planning.component_places import hinted
 from sdquant.planning.request import request
 from sdquant.saving import export_gguf
+from sdquant.training.config import load as load_config
+from sdquant.training.config.to_request import request_of
 
 from . import layouts, video_models
 from .conftest import shell

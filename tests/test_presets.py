@@ -13,7 +13,6 @@ import pytest
 import sdquant
 from sdquant import BadFileError, BudgetError, SettingsError, backends
 from sdquant.compat import Query, hardware, look_up
-from sdquant.demo import digits
 from sdquant.models.generate import draw
 from sdquant.planning import auto as automatic
 from sdquant.planning.candidates import candidates, open_model
@@ -23,6 +22,7 @@ from sdquant.planning.estimate.scheme_snr import USABLE, snr
 from sdquant.planning.presets import PRESETS, Chosen, choose
 from sdquant.planning.request import request
 from sdquant.settings import Settings
+from sdquant.training import digits
 
 from . import sparse
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sdquant import cli, rules
-from sdquant.config import keys
 from sdquant.rules import QtRule, QuantizationRule
+from sdquant.training.config import keys
 from tools import qwix_names, readme
 
 TEXT = readme.RULES.read_text(encoding="utf-8")

@@ -22,10 +22,10 @@ from transformers import CLIPTextModel, T5EncoderModel
 import sdquant
 from sdquant import backends, demo
 from sdquant.cli import main
-from sdquant.lora import add_lora
 from sdquant.models.generate import draw
 from sdquant.nn.weights import quantized
 from sdquant.rules.model_rules import rules_of_model
+from sdquant.training.lora import add_lora
 
 from .test_diffusers_quantizer import same
 

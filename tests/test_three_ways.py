@@ -13,11 +13,12 @@ import torch
 
 import sdquant
 from sdquant import backends
-from sdquant.demo import MODELS, digits
+from sdquant.demo import MODELS
 from sdquant.errors import ConflictError, IncompatibleError, MissingComponentError
 from sdquant.models.generate import draw
 from sdquant.models.pipelines import is_pipeline, main_part, weight_bytes, weight_parts
 from sdquant.nn.weights import plain, quantized
+from sdquant.training import digits
 
 from .foreign import ROWS as FOREIGN
 from .turns import by_turns

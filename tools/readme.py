@@ -220,8 +220,8 @@ def _lines(texts: Iterable[str]) -> str:
 
 def config_keys(_: Path) -> str:
     """Every key of a config file."""
-    from sdquant.config import keys
-    from sdquant.config.kinds import shown
+    from sdquant.training.config import keys
+    from sdquant.training.config.value_types import shown
 
     rows = (
         (

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..config import Config, Key, keys, load
-from ..config.kinds import shown
 from ..errors import SettingsError
+from ..training.config import Config, Key, keys, load
+from ..training.config.value_types import shown
 from . import _shared
 
 SUFFIXES = (".yml", ".yaml")

@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
     from .. import offload
-    from ..calibrating import Calibration, calibrate, prepared, refuse_unfollowed
     from ..loading.loader import load_planned
     from ..planning.preparation import prepare
     from ..rules.statistics_file import write_statistics
     from ..saving.model_files import refuse_existing
+    from ..training.calibration import Calibration, calibrate, prepared, refuse_unfollowed
     from ..utils.distributed import processes
 
     _shared.refuse_target(args.out, (".safetensors",))
@@ -105,8 +105,8 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     Raises:
         SettingsError: none is named, or two are, or a preset that leaves activations as they are.
     """
-    from .. import config
-    from ..config.quantization import quantization_of
+    from ..training import config
+    from ..training.config.quantization import quantization_of
 
     ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
     given = [flag for flag, value in ways.items() if value is not None]

@@ -13,7 +13,7 @@ from . import _config, _shared
 if TYPE_CHECKING:
     import argparse
 
-    from ..config import Config
+    from ..training.config import Config
 
 # Flags that a config has another name for.
 _KEYS = (
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_config(config: Config, args: argparse.Namespace) -> int:
     """The same as a config says: pictures and the whole config go into output_dir/run_name."""
-    from ..config.pictures import draw_config
+    from ..training.config.generate import draw_config
 
     if "prompt" not in config.given:
         raise SettingsError("prompt is not set", "it is what to draw", 'Set it in the file, or add prompt="a text"')

@@ -12,9 +12,9 @@ from typing import Any
 from ..core import registry
 from ..errors import BackendUnavailableError
 from ..planning.bundled_models import path
+from ..training import digits
 from ..utils.images import psnr
 from ..utils.temp_dirs import temporary_folder
-from . import digits
 
 # Images a scheme, unless the user says otherwise: the whole demo is to take minutes on two cores.
 IMAGES = {"digits-sd": 20, "digits-flux": 10}

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from . import digits, nets, text
+from ..training import digits
+from . import nets, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

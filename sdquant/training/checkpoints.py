@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadFileError, SettingsError
 from ..utils.atomic_write import remove, whole_folder
-from . import network
+from . import trainable
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -74,11 +74,11 @@ def attach(accelerator: Any) -> None:
     def save(models: list[Any], weights: list[Any], place: str) -> None:
         weights.clear()
         (model,) = models
-        state = network.state_of(accelerator.unwrap_model(model))
+        state = trainable.state_of(accelerator.unwrap_model(model))
         save_file({name: row.cpu().contiguous() for name, row in state.items()}, Path(place) / WEIGHTS)
 
     def load(models: list[Any], place: str) -> None:
-        network.put_state(accelerator.unwrap_model(models.pop()), load_file(Path(place) / WEIGHTS))
+        trainable.put_state(accelerator.unwrap_model(models.pop()), load_file(Path(place) / WEIGHTS))
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -150,7 +150,7 @@ def _digits() -> list[Example]:
     """Half B of scikit-learn's digits, as `sdquant.demo.train` shows it, each with all of the prompts for it."""
     import torch
 
-    from ..demo import digits
+    from . import digits
 
     half = digits.halves()[1]
     pixels = torch.tensor(half.pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16

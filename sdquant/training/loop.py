@@ -12,14 +12,14 @@ import torch
 
 from ..errors import TrainingError
 from ..utils.atomic_write import remove
-from . import chance, checkpoints, network
-from .record import Line, Log
+from . import checkpoints, rng, trainable
+from .metrics_log import Line, Log
 
 if TYPE_CHECKING:
-    from .encoded import Batch, Encoded
-    from .interrupts import Interrupts
-    from .objectives import Objective
+    from .latent_cache import Batch, Encoded
+    from .losses import Objective
     from .settings import Settings
+    from .signals import Interrupts
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
     total, norm = torch.zeros((), device=accelerator.device), math.nan
     for number in range(settings.gradient_accumulation_steps):
         place = (job.step, number, accelerator.process_index)
-        torch.manual_seed(chance.seed_of(settings.seed, "step", *place))  # for what the network draws: dropout
+        torch.manual_seed(rng.seed_of(settings.seed, "step", *place))  # for what the network draws: dropout
         batch = _batch(job, number)
         with accelerator.accumulate(job.net):
             loss = job.objective.loss(job.net, batch)
@@ -185,6 +185,6 @@ def resume(job: Job, checkpoint: checkpoints.Checkpoint) -> None:
 
 def bytes_of(job: Job) -> int:
     """How large a checkpoint is: the weights, AdamW's two means of them, and their average."""
-    weights: int = sum(row.nbytes for row in network.state_of(job.bare).values())
+    weights: int = sum(row.nbytes for row in trainable.state_of(job.bare).values())
     learning: int = sum(row.nbytes for row in job.learning)
     return weights + learning * (3 if job.ema is not None else 2) + (1 << 20)

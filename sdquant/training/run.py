@@ -21,18 +21,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.keys import key
-from ..config.loading import shards_of
-from ..config.pictures import save as save_config
 from ..errors import SettingsError
 from ..utils.distributed import launched
-from . import checkpoints, data, encoded, families, model, network, objectives, record, samples
-from .interrupts import Interrupts
+from . import checkpoints, data, latent_cache, metrics_log, pipeline_types, samples, trainable
+from . import losses as objectives
+from . import pipeline as model
+from .config.generate import save as save_config
+from .config.keys import key
+from .config.loading import shards_of
 from .settings import settings_of
+from .signals import Interrupts
 
 if TYPE_CHECKING:
-    from ..config import Config
     from . import loop
+    from .config import Config
     from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -86,12 +88,12 @@ def train(config: Config, *, progress: bool = False) -> Summary:
     with _accelerator(settings) as accelerator, Interrupts() as interrupts:
         whole = model.load(settings)
         pipe = whole.pipe
-        family = families.of(pipe)
+        family = pipeline_types.of(pipe)
         _tell_guidance(settings, whole)
-        made = encoded.encode(pipe, rows, settings, accelerator.device)
+        made = latent_cache.encode(pipe, rows, settings, accelerator.device)
         made, teacher = _taught(settings, whole, made, accelerator.device)
         objective = objectives.of(pipe, family, teacher)
-        net = network.trainable(whole.net, settings, whole.quantized)
+        net = trainable.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
         job = loop.prepare(accelerator, settings, net, objective, made)
@@ -102,7 +104,7 @@ def train(config: Config, *, progress: bool = False) -> Summary:
         first = accelerator.is_main_process
         if first:
             save_config(config, settings.folder / "config.yml", shards_of(config))
-        kept = record.Log(settings.folder / "log.jsonl", job.step) if first else None
+        kept = metrics_log.Log(settings.folder / "log.jsonl", job.step) if first else None
         try:
             with _bar(settings, job, shown=first) as told:
                 done = loop.run(job, kept, interrupts, _after_each(job, pipe, told, shown=first))
@@ -158,7 +160,9 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
         AcceleratorState._reset_state()
 
 
-def _taught(settings: Settings, whole: model.Model, made: encoded.Encoded, device: Any) -> tuple[encoded.Encoded, Any]:
+def _taught(
+    settings: Settings, whole: model.Model, made: latent_cache.Encoded, device: Any
+) -> tuple[latent_cache.Encoded, Any]:
     """The network without quantization as a teacher, and the data with what it is told; None where there is none."""
     if not settings.distillation:
         return made, None
@@ -166,18 +170,18 @@ def _taught(settings: Settings, whole: model.Model, made: encoded.Encoded, devic
         from ..loading.loader import load
 
         pipe = load(replace(settings.model, quant=None, components=None, skip=()))
-        made, teacher = encoded.with_teacher(made, pipe, settings, device), getattr(pipe, whole.main)
+        made, teacher = latent_cache.with_teacher(made, pipe, settings, device), getattr(pipe, whole.main)
     else:
         teacher = copy.deepcopy(whole.net)
         if whole.floats:
             with whole.as_it_was():
-                made = encoded.with_teacher(made, whole.pipe, settings, device)
+                made = latent_cache.with_teacher(made, whole.pipe, settings, device)
     return made, teacher.eval().requires_grad_(False).to(device)
 
 
 def _tell_guidance(settings: Settings, whole: model.Model) -> None:
     """Name keys of a guidance that the network has no input for."""
-    if getattr(families.net_config(whole.net), "guidance_embeds", False):
+    if getattr(pipeline_types.net_config(whole.net), "guidance_embeds", False):
         return
     for name in ("guidance_min", "guidance_max"):
         if getattr(settings, name) != key(name).default:
@@ -190,7 +194,7 @@ def _require_space(job: loop.Job) -> None:
     from . import loop
 
     if job.accelerator.is_main_process:
-        weights = sum(row.nbytes for row in network.state_of(job.bare).values())
+        weights = sum(row.nbytes for row in trainable.state_of(job.bare).values())
         count = job.settings.checkpoints_to_keep + 1
         require_space(job.settings.folder / "checkpoints", count * loop.bytes_of(job) + 2 * weights)
 
@@ -206,11 +210,11 @@ def _bar(settings: Settings, job: loop.Job, *, shown: bool) -> Iterator[Any]:
         yield bar
 
 
-def _after_each(job: loop.Job, pipe: Any, bar: Any, *, shown: bool) -> Callable[[record.Line], None]:
+def _after_each(job: loop.Job, pipe: Any, bar: Any, *, shown: bool) -> Callable[[metrics_log.Line], None]:
     """What is done after each step: the bar, and a sheet of pictures when one is due."""
     settings = job.settings
 
-    def each(line: record.Line) -> None:
+    def each(line: metrics_log.Line) -> None:
         bar.update()
         bar.set_postfix(loss=f"{line.loss:.4f}", lr=f"{line.lr:.1e}", refresh=False)
         due = settings.sample_every and line.step % settings.sample_every == 0
@@ -251,10 +255,10 @@ def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
     pictures.save(made, settings.folder / "samples" / f"step-{job.step}.png")
 
 
-def _draw_curve(settings: Settings, lines: list[record.Line]) -> None:
+def _draw_curve(settings: Settings, lines: list[metrics_log.Line]) -> None:
     from ..utils import images as pictures
 
-    pictures.save(record.curve(lines, f"Loss of {settings.run_name}"), settings.folder / "loss.png")
+    pictures.save(metrics_log.curve(lines, f"Loss of {settings.run_name}"), settings.folder / "loss.png")
 
 
 def _stop(settings: Settings, step: int, interrupts: Interrupts) -> None:
@@ -281,18 +285,18 @@ def _finish(job: loop.Job, whole: model.Model) -> Path:
         job.ema.copy_to(job.learning)
     _draw_samples(job, pipe, net)
     if job.settings.lora_rank:
-        return network.save_lora(pipe, target)
+        return trainable.save_lora(pipe, target)
     whole.restore()
     with quiet():  # diffusers tells of modules to keep in float32 and names none
-        setattr(pipe, whole.main, network.finished(whole.net, net, whole.dtype))
+        setattr(pipe, whole.main, trainable.finished(whole.net, net, whole.dtype))
         pipe.to(whole.dtype)
     return save(pipe, target, overwrite=True)
 
 
 def _summary(
-    job: loop.Job, kept: record.Log | None, target: Path, *, begun: int, weights: int, seconds: float
+    job: loop.Job, kept: metrics_log.Log | None, target: Path, *, begun: int, weights: int, seconds: float
 ) -> Summary:
-    lines = kept.lines if kept is not None else record.read(job.settings.folder / "log.jsonl")
+    lines = kept.lines if kept is not None else metrics_log.read(job.settings.folder / "log.jsonl")
     losses = [line.loss for line in lines]
     folder = job.settings.folder
     return Summary(
@@ -304,7 +308,7 @@ def _summary(
         examples=len(job.data.latents),
         weights=weights,
         first_loss=losses[0],
-        loss=record.smoothed(losses)[-1],
+        loss=metrics_log.smoothed(losses)[-1],
         seconds=round(seconds, 2),
         processes=job.accelerator.num_processes,
         checkpoints=tuple(str(row.path) for row in checkpoints.found(folder / "checkpoints")),

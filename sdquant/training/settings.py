@@ -12,8 +12,8 @@ from ..errors import SettingsError
 from ..rules.qconfig import QtRule, QuantizationRule, to_dict
 
 if TYPE_CHECKING:
-    from ..config import Config
     from ..planning.request import Request
+    from .config import Config
 
 # What may be another one when a training is resumed. Of `model`, how it is loaded; its rules and scheme are fixed.
 FREE = (
@@ -134,9 +134,9 @@ def settings_of(config: Config, *, progress: bool = False) -> Settings:
     Raises:
         SdquantError: values that do not go together.
     """
-    from ..config.asked import request_of, require_command
-    from ..config.loading import shards_of
-    from ..config.quantization import quantization_of
+    from .config.loading import shards_of
+    from .config.quantization import quantization_of
+    from .config.to_request import request_of, require_command
 
     require_command(config, "train")
     asked = request_of(config, progress=progress)

@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from sdquant.demo.digits import judge
 from sdquant.settings import field_named
+from sdquant.training.digits import judge
 
 
 @dataclass

@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import cli, config
-from sdquant.config import examples
+from sdquant import cli
 from sdquant.models.generate import draw
+from sdquant.training import config
+from sdquant.training.config import examples
 
 Capture = pytest.CaptureFixture[str]
 TEXT = """

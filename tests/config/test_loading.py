@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from sdquant import config
-from sdquant.config import loading, quantization
-from sdquant.config.kinds import KINDS
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError
 from sdquant.planning.request import Request
+from sdquant.training import config
+from sdquant.training.config import loading, quantization
+from sdquant.training.config.value_types import KINDS
 
 KEYS = config.keys()
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from sdquant import backends, config
-from sdquant.config import Quantization, Shards
+from sdquant import backends
 from sdquant.errors import SdquantError, SettingsError, UnknownQuantError
 from sdquant.rules.presets import PRESETS
 from sdquant.rules.qconfig import QtRule, QuantizationRule
+from sdquant.training import config
+from sdquant.training.config import Quantization, Shards
 
 QWIX = "use_qwix_quantization=true"
 DOT, CONV = ("dot_general", "einsum"), ("conv_general_dilated",)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from sdquant.compat import hardware
-from sdquant.config import load, shards_of
-from sdquant.config.topology import resolve, visible_accelerators
 from sdquant.errors import SettingsError
+from sdquant.training.config import load, shards_of
+from sdquant.training.config.topology import resolve, visible_accelerators
 
 TWO_NODES = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 

@@ -101,7 +101,7 @@ def test_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
 
 def test_the_module_needs_neither_torch_nor_yaml() -> None:
     code = (
-        "import sys, sdquant.config as c; c.keys(); c.quantization_of(c.load(None, ['quantization=nf4']));"
+        "import sys, sdquant.training.config as c; c.keys(); c.quantization_of(c.load(None, ['quantization=nf4']));"
         "print(sorted({'torch', 'yaml', 'numpy', 'peft', 'accelerate'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

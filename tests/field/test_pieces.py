@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import sdquant
-from sdquant import config
 from sdquant.cli import main
 from sdquant.errors import SdquantError
 from sdquant.models.components import quiet
@@ -23,6 +22,7 @@ from sdquant.models.generate import draw
 from sdquant.nn import QuantizedLayer, casts, packed_tensor
 from sdquant.nn.weights import quantized
 from sdquant.planning.request import Request
+from sdquant.training import config
 from tests import encoders
 from tests.pipelines import comparing
 from tests.pipelines.building import build, silent

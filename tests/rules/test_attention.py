@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sdquant
-from sdquant.demo import digits
 from sdquant.errors import SettingsError
 from sdquant.models.components import quiet
 from sdquant.models.generate import draw
@@ -28,6 +27,7 @@ from sdquant.rules.core.attention import attention
 from sdquant.rules.interception import Marked, UnusedRuleWarning, mark, unmark, unused
 from sdquant.rules.providers.product import product
 from sdquant.rules.qconfig import QtRule, QuantizationRule, Rules
+from sdquant.training import digits
 
 from . import reference
 from .test_products import quantized, scaled, tensor, wanted

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sdquant
-from sdquant.calibrating import Calibration, calibrate
-from sdquant.demo import digits
 from sdquant.errors import SettingsError
 from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
@@ -39,6 +37,8 @@ from sdquant.rules.core.attention import attention
 from sdquant.rules.interception import unmark
 from sdquant.rules.providers.product import Site, product
 from sdquant.rules.statistics_file import write_statistics
+from sdquant.training import digits
+from sdquant.training.calibration import Calibration, calibrate
 
 from .test_attention import Outer, decibels
 from .test_products import COLUMNS, LEAD, ROWS, SIZE, numbers, tensor

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sdquant import config
+from sdquant.training import config
 from sdquant.training.run import Summary, train
 from sdquant.training.settings import Settings, settings_of
 
 if TYPE_CHECKING:
-    from sdquant.config import Config
+    from sdquant.training.config import Config
 
 SHORT: dict[str, Any] = {
     "pretrained_model_name_or_path": "digits-sd",
@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of four digits with captions in metadata.jsonl."""
     from PIL import Image
 
-    from sdquant.demo import digits
+    from sdquant.training import digits
 
     folder = tmp_path_factory.mktemp("data")
     half = digits.halves()[1]

@@ -90,7 +90,7 @@ def test_no_folder(tmp_path: Path, settings: Callable[..., Settings]) -> None:
 
 
 def test_the_digits_are_those_the_shipped_models_saw(settings: Callable[..., Settings]) -> None:
-    from sdquant.demo import digits
+    from sdquant.training import digits
 
     rows = examples(settings(dataset_name="digits", train_data_dir=""))
     half = digits.halves()[1]

@@ -15,8 +15,8 @@ import sdquant
 from sdquant.errors import SettingsError
 from sdquant.models.generate import draw
 from sdquant.models.pipelines import main_part
-from sdquant.training import chance, families, objectives
-from sdquant.training.encoded import Batch, Encoded
+from sdquant.training import losses, pipeline_types, rng
+from sdquant.training.latent_cache import Batch, Encoded
 
 from .. import small
 
@@ -45,7 +45,7 @@ def test_noised_as_the_formulas_say(kind: str, loaded: Callable[..., Any]) -> No
     pipe = copy.copy(loaded("none"))
     pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, prediction_type=kind)
     batch = _batch()
-    noisy, time, target = objectives.of(pipe, families.of(pipe)).question(batch)
+    noisy, time, target = losses.of(pipe, pipeline_types.of(pipe)).question(batch)
     beta = np.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=np.float64) ** 2
     alpha = np.cumprod(1 - beta)[[0, 421, 999]][:, None, None, None]
     clean, noise = batch.clean.double().numpy(), batch.noise.double().numpy()
@@ -58,7 +58,7 @@ def test_noised_as_the_formulas_say(kind: str, loaded: Callable[..., Any]) -> No
 def test_flow_as_the_formulas_say() -> None:
     """x_t = (1 - t) x + t e, its derivative e - x, and the time moved by the scheduler's shift."""
     batch = _batch()
-    objective = objectives.Objective(family=families.FAMILIES["FluxPipeline"], shift=3.0)
+    objective = losses.Objective(family=pipeline_types.FAMILIES["FluxPipeline"], shift=3.0)
     noisy, time, target = objective.question(batch)
     u = batch.time.double().numpy()
     t = 3 * u / (1 + 2 * u)
@@ -77,13 +77,13 @@ def test_other_schedulers_and_pipelines_are_refused(loaded: Callable[..., Any]) 
     pipe = copy.copy(loaded("none"))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(SettingsError, match="prediction_type is None"):
-        objectives.of(pipe, families.of(pipe))
+        losses.of(pipe, pipeline_types.of(pipe))
     with pytest.raises(SettingsError, match="a FluxPipeline is trained by flow matching"):
         flux = copy.copy(loaded("none", "digits-flux"))
         flux.scheduler = loaded("none").scheduler
-        objectives.of(flux, families.of(flux))
+        losses.of(flux, pipeline_types.of(flux))
     with pytest.raises(SettingsError, match=r"A Module.*only StableDiffusionPipeline"):
-        families.of(torch.nn.Module())
+        pipeline_types.of(torch.nn.Module())
 
 
 def _calls(net: Any, run: Callable[[], object]) -> tuple[list[tuple[Any, dict[str, Any]]], list[Any]]:
@@ -119,7 +119,7 @@ def test_called_as_the_pipeline_calls_it(kind: str, tmp_path: Path, sd: Path, fl
     inputs: Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     time = kwargs["timestep"] if "timestep" in kwargs else args[1]
     guided = kind in ("sd", "sdxl", "sd3")  # in one batch: the empty prompt, then the prompt
-    conditions = families.encode(pipe, ["", prompt] if guided else [prompt], 0, 32)
+    conditions = pipeline_types.encode(pipe, ["", prompt] if guided else [prompt], 0, 32)
     guidance = torch.full((1,), 3.5)
     answer = answers[0]
     if kind == "flux":
@@ -131,7 +131,7 @@ def test_called_as_the_pipeline_calls_it(kind: str, tmp_path: Path, sd: Path, fl
     if kind == "sd3":
         time = time / 1000
     with torch.no_grad():
-        mine = families.of(pipe).call(net, inputs, time.expand(len(inputs)), conditions, guidance)
+        mine = pipeline_types.of(pipe).call(net, inputs, time.expand(len(inputs)), conditions, guidance)
     assert torch.allclose(mine, answer, rtol=0, atol=exact[kind])
 
 
@@ -148,9 +148,9 @@ def _encoded(count: int = 5) -> Encoded:
 
 def test_every_picture_once_an_epoch() -> None:
     for epoch in range(3):
-        seen = [chance.item_at(7, position, 5) for position in range(5 * epoch, 5 * epoch + 5)]
+        seen = [rng.item_at(7, position, 5) for position in range(5 * epoch, 5 * epoch + 5)]
         assert sorted(seen) == list(range(5))
-    orders = {tuple(chance.item_at(7, 5 * epoch + k, 5) for k in range(5)) for epoch in range(8)}
+    orders = {tuple(rng.item_at(7, 5 * epoch + k, 5) for k in range(5)) for epoch in range(8)}
     assert len(orders) > 4
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sdquant.errors import SettingsError
-from sdquant.training.record import read
+from sdquant.training.metrics_log import read
 
 if TYPE_CHECKING:
     from .conftest import Short

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant import cli, config
-from sdquant.config import examples
-from sdquant.config.pictures import draw_config
+from sdquant import cli
 from sdquant.errors import BadFileError, DiskSpaceError, IncompatibleError, SettingsError, TrainingError
-from sdquant.training import checkpoints
-from sdquant.training.record import read
+from sdquant.training import checkpoints, config
+from sdquant.training.config import examples
+from sdquant.training.config.generate import draw_config
+from sdquant.training.metrics_log import read
 from sdquant.training.run import train
 from sdquant.utils import atomic_write
 

@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BadFileError, SettingsError
-from .planning.planner import QUANTIZED_BY_DEFAULT, by_name
-from .rules.qconfig import QuantizationRule, to_dict
-from .rules.quant_spec import RulesSpec
+from ..errors import BadFileError, SettingsError
+from ..planning.planner import QUANTIZED_BY_DEFAULT, by_name
+from ..rules.qconfig import QuantizationRule, to_dict
+from ..rules.quant_spec import RulesSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .planning.plan import Plan
-    from .utils.distributed import Processes
+    from ..planning.plan import Plan
+    from ..utils.distributed import Processes
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ def calibrate(
     import torch
     from tqdm import tqdm
 
-    from .models.generate import draw
-    from .rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
+    from ..models.generate import draw
+    from ..rules.qt import collecting, load_quant_stats, merge_quant_stats, quant_stats
 
     models = prepared(pipe, task) if models is None else models
     mine = task.images if processes is None else task.images[processes.rank :: processes.count]
@@ -146,8 +146,8 @@ def calibrate(
 
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
     """Raise SettingsError if a rule has found not one range of a product, in no component."""
-    from .rules.interception import marks
-    from .rules.product_ranges import static_rule
+    from ..rules.interception import marks
+    from ..rules.product_ranges import static_rule
 
     wanted: dict[QuantizationRule, str] = {}
     known = {}
@@ -173,8 +173,8 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
 
 def refuse_unfollowed(made: Plan, task: Calibration) -> None:
     """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
-    from .core import registry
-    from .planning.rule_checks import marked_in_file
+    from ..core import registry
+    from ..planning.rule_checks import marked_in_file
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     for name, src in by_name(made.detected).items():
@@ -188,14 +188,14 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
     Raises:
         SettingsError: none has.
     """
-    from .core import registry
-    from .models.pipelines import is_pipeline, weight_parts
-    from .nn import kind_of
-    from .rules.interception import matching
-    from .rules.model_quantization import quantize_model
-    from .rules.qconfig import Rules
-    from .rules.qt import QtProvider
-    from .rules.qt.statistics import has_statistics
+    from ..core import registry
+    from ..models.pipelines import is_pipeline, weight_parts
+    from ..nn import kind_of
+    from ..rules.interception import matching
+    from ..rules.model_quantization import quantize_model
+    from ..rules.qconfig import Rules
+    from ..rules.qt import QtProvider
+    from ..rules.qt.statistics import has_statistics
 
     if not is_pipeline(pipe):
         raise SettingsError(
@@ -227,14 +227,14 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
 
 
 def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:
-    from .rules.statistics_file import write_statistics
+    from ..rules.statistics_file import write_statistics
 
     write_statistics(partial, statistics, {"task": task.to_dict(), "done": done})
 
 
 def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
     """How many images the file has seen, and what was found in them."""
-    from .rules.statistics_file import read_about, read_statistics
+    from ..rules.statistics_file import read_about, read_statistics
 
     try:
         about, statistics = read_about(partial), read_statistics(partial)

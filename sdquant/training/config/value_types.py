@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..utils import strict_json
-from ..utils.yaml_scalars import resolved
+from ...utils import strict_json
+from ...utils.yaml_scalars import resolved
 
 
 @dataclass(frozen=True, kw_only=True)

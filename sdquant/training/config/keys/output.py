@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...errors import SettingsError
-from ..row import MAXDIFFUSION, Key
+from ....errors import SettingsError
+from ..key import MAXDIFFUSION, Key
 
 
 def _name(value: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingsError
-from ..planning import bundled_models
-from ..planning.request import Request, request
+from ...errors import SettingsError
+from ...planning import bundled_models
+from ...planning.request import Request, request
 from .keys import key, keys
 from .quantization import quantization_of
 

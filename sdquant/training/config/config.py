@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .kinds import shown
+from .value_types import shown
 
 
 class Config:

@@ -13,11 +13,11 @@ import difflib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...errors import SettingsError
-from ...utils.arguments import ANSWERS
+from ....errors import SettingsError
+from ....utils.arguments import ANSWERS
 
 if TYPE_CHECKING:
-    from ..row import Key
+    from ..key import Key
 
 
 @lru_cache(maxsize=1)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingsError
-from ..utils.atomic_write import whole_file
-from ..utils.version import __version__
-from .asked import request_of, require_command, size_of
+from ...errors import SettingsError
+from ...utils.atomic_write import whole_file
+from ...utils.version import __version__
 from .loading import shards_of
+from .to_request import request_of, require_command, size_of
 
 if TYPE_CHECKING:
-    from ..planning.request import Request
+    from ...planning.request import Request
     from .config import Config
     from .topology import Shards
 
@@ -51,8 +51,8 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
     """
-    from ..models.generate import draw
-    from ..utils import images as pictures
+    from ...models.generate import draw
+    from ...utils import images as pictures
 
     require_command(config, "generate")
     width, height = size_of(config)
@@ -98,11 +98,11 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     The others load it too, if ranges are found in parts: each needs the weights that it looks at. With a cache they do
     not: what comes out of it has its ranges.
     """
-    from ..compat.hardware import default_device, probe
-    from ..loading.loader import load
-    from ..loading.quantized_cache import cache_of
-    from ..rules.core.sharding import sharded
-    from ..utils.distributed import ALONE, processes, rank
+    from ...compat.hardware import default_device, probe
+    from ...loading.loader import load
+    from ...loading.quantized_cache import cache_of
+    from ...rules.core.sharding import sharded
+    from ...utils.distributed import ALONE, processes, rank
 
     in_parts = asked.rules is not None and shards.parts > 1
     together = in_parts and cache_of(asked) is None

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
-from ..errors import SdquantError, SettingsError, UnknownQuantError
-from ..planning.request import AUTO, NOT_QUANTIZED, RULES
-from ..rules.presets import PRESETS, Choices, preset_rules
-from ..rules.qconfig import QtRule, QuantizationRule, rule_of
+from ...core import registry
+from ...errors import SdquantError, SettingsError, UnknownQuantError
+from ...planning.request import AUTO, NOT_QUANTIZED, RULES
+from ...rules.presets import PRESETS, Choices, preset_rules
+from ...rules.qconfig import QtRule, QuantizationRule, rule_of
 from .keys import key
 
 if TYPE_CHECKING:

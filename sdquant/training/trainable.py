@@ -60,8 +60,8 @@ def add_lora(model: nn.Module, settings: Settings) -> None:
     """Put a LoRA on the model's layers, its weights drawn by the seed, and freeze the rest."""
     import torch
 
-    from .. import lora
-    from .chance import seed_of
+    from . import lora
+    from .rng import seed_of
 
     torch.manual_seed(seed_of(settings.seed, "lora"))
     lora.add_lora(
@@ -72,7 +72,7 @@ def add_lora(model: nn.Module, settings: Settings) -> None:
 
 def save_lora(pipe: Any, folder: Path) -> Path:
     """Write the LoRA alone, as diffusers' `load_lora_weights` reads it: a folder."""
-    from .. import lora
+    from . import lora
 
     lora.save_lora(pipe, folder)
     return folder

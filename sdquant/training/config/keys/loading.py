@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...planning.request import Request
-from ...utils.byte_sizes import parse_budget, parse_size
-from ..row import COMMANDS, MAXDIFFUSION, Key
+from ....planning.request import Request
+from ....utils.byte_sizes import parse_budget, parse_size
+from ..key import COMMANDS, MAXDIFFUSION, Key
 
 _GENERATE = ("generate",)
 

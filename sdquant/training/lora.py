@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BackendUnavailableError, SettingsError
+from ..errors import BackendUnavailableError, SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,7 +54,7 @@ def add_lora(
         BackendUnavailableError: peft is missing. SettingsError: a value it cannot have, or no layer of that name.
         IncompatibleError: the model's offload mode gives no gradients.
     """
-    from . import offload
+    from .. import offload
 
     peft = _peft("A LoRA was to be added")
     if rank < 1 or not 0 <= dropout < 1:
@@ -89,7 +89,7 @@ def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
 
     They belong to no offload mode from then on: they are on the device, and stay there.
     """
-    from . import offload
+    from .. import offload
 
     offload.refuse_training(model)
     with offload.suspended(model):
@@ -99,7 +99,7 @@ def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
 def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
     import torch
 
-    from .offload.blocks import TRAINED
+    from ..offload.blocks import TRAINED
 
     found = []
     for path, parameter in model.named_parameters():
@@ -127,9 +127,9 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     Raises:
         SettingsError: there is no LoRA of that name. DiskSpaceError: see `writing`.
     """
-    from .formats import safetensors_writer
-    from .models.pipelines import is_pipeline, weight_parts
-    from .offload import suspended
+    from ..formats import safetensors_writer
+    from ..models.pipelines import is_pipeline, weight_parts
+    from ..offload import suspended
 
     parts = weight_parts(model) if is_pipeline(model) else {_prefix(model): model}
     with suspended(*parts.values()):

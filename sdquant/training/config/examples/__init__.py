@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...errors import SettingsError
+from ....errors import SettingsError
 
 EXAMPLES = ("digits-sd", "digits-flux", "digits-train")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import SettingsError
 from ..models.pipelines import main_part
-from . import chance, families
+from . import pipeline_types, rng
 
 if TYPE_CHECKING:
     from .data import Example
@@ -38,8 +38,8 @@ class Batch:
     noise: Tensor
     time: Tensor
     guidance: Tensor
-    conditions: families.Conditions
-    teaching: families.Conditions
+    conditions: pipeline_types.Conditions
+    teaching: pipeline_types.Conditions
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -67,8 +67,8 @@ class Encoded:
     latents: Tensor
     prompts: tuple[str, ...]
     captions: tuple[tuple[int, ...], ...]
-    conditions: families.Conditions
-    teaching: families.Conditions
+    conditions: pipeline_types.Conditions
+    teaching: pipeline_types.Conditions
     side: int
 
     def digest(self) -> str:
@@ -83,8 +83,8 @@ class Encoded:
         rows, prompts, noise, time, guidance = [], [], [], [], []
         low, high = settings.guidance_min, settings.guidance_max
         for position in positions:
-            row = chance.item_at(settings.seed, position, len(self.latents))
-            generator = chance.generator(settings.seed, "example", position)
+            row = rng.item_at(settings.seed, position, len(self.latents))
+            generator = rng.generator(settings.seed, "example", position)
             own = self.captions[row]
             caption = own[int(torch.randint(len(own), (), generator=generator))]
             dropped = float(torch.rand((), generator=generator)) < settings.cond_dropout
@@ -151,7 +151,7 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     from tqdm import tqdm
 
     config, shift = pipe.vae.config, 0.0
-    if families.of(pipe).shift:
+    if pipeline_types.of(pipe).shift:
         shift = config.shift_factor or 0.0
     made, size = [], 16
     for begin in tqdm(
@@ -164,7 +164,7 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     return torch.cat(made)
 
 
-def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> families.Conditions:
+def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> pipeline_types.Conditions:
     """The text states of all prompts: float32, on the CPU."""
     from tqdm import tqdm
 
@@ -173,7 +173,7 @@ def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings
     for begin in tqdm(
         range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
     ):
-        some = families.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
+        some = pipeline_types.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
         for name, states in some.items():
             made.setdefault(name, []).append(states.float().cpu())
     return {name: torch.cat(parts) for name, parts in made.items()}

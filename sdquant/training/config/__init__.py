@@ -19,12 +19,12 @@ Importing this imports neither torch nor yaml.
 
 from __future__ import annotations
 
-from .asked import request_of, size_of
 from .config import Config
+from .key import Key
 from .keys import key, keys
 from .loading import load, shards_of
 from .quantization import Quantization, quantization_of
-from .row import Key
+from .to_request import request_of, size_of
 from .topology import Shards
 
 __all__ = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ...errors import SettingsError
-from ...rules.core.calibration_method import method
-from ..row import MAXDIFFUSION, Key
+from ....errors import SettingsError
+from ....rules.core.calibration_method import method
+from ..key import MAXDIFFUSION, Key
 
 
 def _pattern(value: str) -> None:

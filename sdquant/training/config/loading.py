@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SdquantError, SettingsError
-from ..utils import strict_yaml
+from ...errors import SdquantError, SettingsError
+from ...utils import strict_yaml
 from . import topology
 from .config import Config
+from .key import COMMANDS, Key
 from .keys import did_you_mean, key, keys
-from .kinds import KINDS, shown
 from .quantization import quantization_of
-from .row import COMMANDS, Key
 from .unused import unused_in_training
+from .value_types import KINDS, shown
 
 if TYPE_CHECKING:
     from .topology import Shards

@@ -13,8 +13,8 @@ from ..errors import SettingsError
 from ..models import libraries
 
 if TYPE_CHECKING:
-    from .encoded import Batch
-    from .families import Family
+    from .latent_cache import Batch
+    from .pipeline_types import Family
 
 TARGETS: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "epsilon": lambda scheduler, clean, noise, time: noise,

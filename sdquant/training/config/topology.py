@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import SettingsError
+from ...errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,6 @@ def _number(name: str, text: str) -> int:
 
 def visible_accelerators() -> int:
     """How many accelerators this process sees. Imports torch."""
-    from ..compat.hardware import probe
+    from ...compat.hardware import probe
 
     return sum(device.kind != "cpu" for device in probe().devices)
