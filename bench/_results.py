@@ -27,8 +27,8 @@ def write(
     Raises:
         ValueError: a row has no name or case, two rows have the same, or an "error" that is no text.
     """
-    from sdquant.benchmark.running import described
     from sdquant.compat.hardware import probe
+    from sdquant.evaluation.benchmark.runner import described
 
     rows = [dict(row) for row in rows]
     for row in rows:

@@ -26,14 +26,14 @@ import torch
 from bench.models import MODELS, folder
 from bench.whole_models import SCHEMES, SHIPPED, place
 from sdquant import backends, demo
-from sdquant.benchmark import peers, target, variants
 from sdquant.compat.hardware import probe
+from sdquant.evaluation.benchmark import baselines, cases, target
 from sdquant.planning.request import request
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sdquant.benchmark.jobs import Job, Target
+    from sdquant.evaluation.benchmark.specs import Job, Target
     from sdquant.models.dummy_inputs import Inputs
 
 RESULTS = Path(__file__).parent / "results" / "one_step.json"
@@ -43,14 +43,14 @@ MOST_BELOW = 0.2  # dB
 
 def schemes(model: str) -> list[str]:
     """Those that some library has too: all of them, or of a large model some of each kind."""
-    formats = {name for peer in peers.PEERS for name in peer.formats}
+    formats = {name for peer in baselines.PEERS for name in peer.formats}
     kept = [row.name for row in backends.schemes() if row.name in formats]
     return kept if model in SHIPPED else [name for name in SCHEMES if name in kept]
 
 
 def given(name: str, found: Target, seeds: int) -> list[Inputs]:
     """The inputs of each seed: a shipped model's from its pipeline, of all ten digits."""
-    from sdquant.benchmark.inputs import of_pipeline
+    from sdquant.evaluation.benchmark.inputs import of_pipeline
     from sdquant.loading.loader import load
     from sdquant.models import dummy_inputs as inputs
     from sdquant.training import digits
@@ -64,7 +64,7 @@ def given(name: str, found: Target, seeds: int) -> list[Inputs]:
 
 def outputs(model: nn.Module, each: list[Inputs], dtype: torch.dtype) -> list[Tensor]:
     """One step's output for each of the inputs."""
-    from sdquant.benchmark.inputs import output
+    from sdquant.evaluation.benchmark.inputs import output
 
     made = []
     with torch.no_grad():
@@ -104,7 +104,7 @@ def ours(job: Job, skip: tuple[str, ...] = ()) -> nn.Module:
 def theirs(job: Job, inputs: Inputs) -> nn.Module:
     """What the library loads."""
     assert job.peer is not None and job.scheme is not None
-    peer = peers.peer(job.peer)
+    peer = baselines.peer(job.peer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer.prepare()
@@ -113,15 +113,13 @@ def theirs(job: Job, inputs: Inputs) -> nn.Module:
 
 def measure(name: str, models: Path, wanted: list[str], work: Path, failed: list[str]) -> Iterator[dict[str, Any]]:
     """A row for each format and library; what fails is told, and added to `failed`."""
-    from sdquant.benchmark.inputs import snr
+    from sdquant.evaluation.benchmark.inputs import snr
 
     path = demo.path(name) if name in SHIPPED else folder(name, models)
     found = target.find(request(path, progress=False))
     dtype = getattr(torch, found.dtype)
     each = given(name, found, SEEDS[name])
-    made = variants.make(
-        found, wanted, work, torch.get_num_threads(), probe().versions, with_peers=True, with_bf16=False
-    )
+    made = cases.make(found, wanted, work, torch.get_num_threads(), probe().versions, with_peers=True, with_bf16=False)
     first = next(made)
     assert first.job is not None
     reference = ours(first.job)

@@ -36,7 +36,7 @@ def measure(
     """The numbers of one model."""
     from tqdm import tqdm
 
-    from sdquant.benchmark import bench
+    from sdquant.evaluation.benchmark import bench
 
     if name in SHIPPED:
         path: Path = demo.path(name)

@@ -25,13 +25,13 @@ import sdquant
 from bench import _results, models
 from bench import compare as comparing_results
 from sdquant import cli
-from sdquant.benchmark import Benchmark, Row, bench, peers, running, variants
-from sdquant.benchmark.inputs import snr
-from sdquant.benchmark.jobs import Job
-from sdquant.benchmark.picture import sheet
-from sdquant.benchmark.worker import Held
-from sdquant.benchmark.workers import Failed, start, working
 from sdquant.errors import SettingsError, UnknownQuantError
+from sdquant.evaluation.benchmark import Benchmark, Row, baselines, bench, cases, runner
+from sdquant.evaluation.benchmark.figure import sheet
+from sdquant.evaluation.benchmark.inputs import snr
+from sdquant.evaluation.benchmark.specs import Job
+from sdquant.evaluation.benchmark.worker import Held
+from sdquant.evaluation.benchmark.worker_pool import Failed, start, working
 from sdquant.models import dummy_inputs
 from sdquant.planning.request import request
 
@@ -128,7 +128,7 @@ def test_a_pipeline_with_peers(flux: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_room", lambda *_: 0)
+    monkeypatch.setattr(runner, "_room", lambda *_: 0)
     made = bench(UNET, ["int8", "qint8"], rounds=1, threads=1, peers=False)
     assert [one.group for one in made.rows] == [0, 0, 1]
     assert all(one.error is None for one in made.rows)
@@ -148,7 +148,7 @@ def test_interrupted(tmp_path: Path) -> None:
         until = time.monotonic() + 120
         while not workers and time.monotonic() < until:
             children = psutil.Process(child.pid).children()
-            workers = [one for one in children if "sdquant.benchmark.worker" in one.cmdline()]
+            workers = [one for one in children if "sdquant.evaluation.benchmark.worker" in one.cmdline()]
             time.sleep(0.01)
         assert workers
         child.send_signal(signal.SIGINT)
@@ -212,18 +212,18 @@ def test_an_output_that_is_not_finite(tmp_path: Path) -> None:
         made.first(keep=True)
 
 
-@pytest.mark.parametrize("peer", peers.PEERS, ids=lambda peer: peer.name)
-def test_peers_are_of_our_schemes(peer: peers.Peer) -> None:
+@pytest.mark.parametrize("peer", baselines.PEERS, ids=lambda peer: peer.name)
+def test_peers_are_of_our_schemes(peer: baselines.Peer) -> None:
     assert [sdquant.backends.parse(name).scheme.name for name in peer.formats] == [*peer.formats]
     everything = dict.fromkeys(peer.packages, "1")
     for scheme in peer.formats:
-        assert peer in peers.installed(scheme, everything)
-        assert peer not in peers.installed(scheme, {})
+        assert peer in baselines.installed(scheme, everything)
+        assert peer not in baselines.installed(scheme, {})
 
 
 def test_bitsandbytes_on_the_cpu_says_what_was_done() -> None:
-    assert "refuses" in str(peers.peer("diffusers bitsandbytes").note("cpu"))
-    assert peers.peer("diffusers bitsandbytes").note("cuda:0") is None
+    assert "refuses" in str(baselines.peer("diffusers bitsandbytes").note("cpu"))
+    assert baselines.peer("diffusers bitsandbytes").note("cuda:0") is None
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux-1.2b"])
@@ -259,33 +259,33 @@ def test_ratios_are_of_the_same_round(tmp_path: Path) -> None:
     """A machine that becomes three times slower on the way changes no ratio."""
 
     def one(name: str, *cpu: float) -> Any:
-        return running._Running(variants.Variant(row=row(name=name)), None, row(name=name), [9.0] * 3, [*cpu])  # type: ignore[arg-type]
+        return runner._Running(cases.Variant(row=row(name=name)), None, row(name=name), [9.0] * 3, [*cpu])  # type: ignore[arg-type]
 
-    made = running._measured(one("b", 2.0, 6.0, 2.2), one("a", 1.0, 3.0, 1.0), "cpu", 0)
+    made = runner._measured(one("b", 2.0, 6.0, 2.2), one("a", 1.0, 3.0, 1.0), "cpu", 0)
     assert (made.ratio, made.step_cpu_seconds, made.step_spread) == (2.0, 2.2, (2.0, 6.0))
-    assert running._measured(one("b", 2, 2, 2), one("a", 1, 1, 1), "wall", 0).ratio == 1
+    assert runner._measured(one("b", 2, 2, 2), one("a", 1, 1, 1), "wall", 0).ratio == 1
 
 
 def test_a_load_is_held_to_ours() -> None:
     theirs = row(name="x nf4", by="x", load_cpu_seconds=7.0)
-    assert [one.load_ratio for one in running._against_ours([row(), theirs])] == [None, 7.0]
+    assert [one.load_ratio for one in runner._against_ours([row(), theirs])] == [None, 7.0]
 
 
 def test_groups_that_fit() -> None:
     def one(name: str, nbytes: int) -> Any:
         job: Any = object()
-        return variants.Variant(row=row(name=name), job=job, bytes=nbytes)
+        return cases.Variant(row=row(name=name), job=job, bytes=nbytes)
 
     gib = 1 << 30
-    todo = [one("a", 2 * gib), one("b", gib), variants.Variant(row=row(name="refused")), one("c", gib), one("d", gib)]
-    names = [[each.row.name for each in group] for group in running._groups(todo, 6 * gib)]
+    todo = [one("a", 2 * gib), one("b", gib), cases.Variant(row=row(name="refused")), one("c", gib), one("d", gib)]
+    names = [[each.row.name for each in group] for group in runner._groups(todo, 6 * gib)]
     assert names == [["a", "b", "c"], ["a", "d"]]  # half a GiB each beside the weights
-    assert [len(group) for group in running._groups(todo, 0)] == [2, 2, 2]
+    assert [len(group) for group in runner._groups(todo, 0)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("given", ["runs/step", "runs/step.json", "runs/step.pt.trace.json", "runs/step.json.gz"])
 def test_names_of_traces(given: str) -> None:
-    assert running.trace_path(given, "diffusers GGUF q8_0") == Path("runs/step-diffusers_GGUF_q8_0.pt.trace.json")
+    assert runner.trace_path(given, "diffusers GGUF q8_0") == Path("runs/step-diffusers_GGUF_q8_0.pt.trace.json")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ import pytest
 from PIL import Image
 
 import sdquant
-from sdquant import backends, cli, comparing, comparison_sheet
+from sdquant import backends, cli
 from sdquant.commands import compare as command
-from sdquant.comparing import allowed, compare, sheet
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
+from sdquant.evaluation import compare as comparing
+from sdquant.evaluation import compare_figure
+from sdquant.evaluation.compare import allowed, compare, sheet
 from sdquant.loading import loader
 from sdquant.models.generate import Stopped, draw
 from sdquant.utils import figure
@@ -226,20 +228,20 @@ def colours(image: Any) -> set[Any]:
 @pytest.mark.parametrize(("columns", "across", "lines"), [(1, 1, 5), (2, 2, 3), (4, 3, 2), (5, 5, 1), (9, 5, 1)])
 def test_the_sheet_wraps(columns: int, across: int, lines: int, made: Comparison) -> None:
     image = sheet(made, columns)
-    cells = max(across, 2) * (256 + comparison_sheet.GAP) - comparison_sheet.GAP
-    assert image.width == 2 * comparison_sheet.MARGIN + cells
-    line = 2 * 256 + comparison_sheet.BETWEEN + comparison_sheet.CAPTION + comparison_sheet.APART
-    assert image.height == comparison_sheet.HEAD + lines * line - comparison_sheet.APART + comparison_sheet.FOOT
+    cells = max(across, 2) * (256 + compare_figure.GAP) - compare_figure.GAP
+    assert image.width == 2 * compare_figure.MARGIN + cells
+    line = 2 * 256 + compare_figure.BETWEEN + compare_figure.CAPTION + compare_figure.APART
+    assert image.height == compare_figure.HEAD + lines * line - compare_figure.APART + compare_figure.FOOT
 
 
 def test_the_sheet_shows_the_pictures(made: Comparison) -> None:
-    image, left, top = sheet(made), comparison_sheet.MARGIN, comparison_sheet.HEAD
+    image, left, top = sheet(made), compare_figure.MARGIN, compare_figure.HEAD
     for number, row in enumerate(made.rows[:4]):
-        at = left + number * (256 + comparison_sheet.GAP)
+        at = left + number * (256 + compare_figure.GAP)
         shown = image.crop((at, top, at + 256, top + 256))
         assert shown.resize((32, 32), Image.Resampling.NEAREST).tobytes() == row.image.convert("RGB").tobytes()
         if row.difference is not None:
-            below = top + 256 + comparison_sheet.BETWEEN
+            below = top + 256 + compare_figure.BETWEEN
             shown = image.crop((at, below, at + 256, below + 256))
             assert shown.resize((32, 32), Image.Resampling.NEAREST).tobytes() == row.difference.tobytes()
 
@@ -258,7 +260,7 @@ def test_the_sheet_of_other_sizes(size: tuple[int, int], made: Comparison) -> No
     image = sheet(replace(made, size=size, rows=tuple(resized(row) for row in made.rows), prompt="a long prompt " * 40))
     assert image.width < 2200 and image.height < 1200
     # Nothing runs out of the margins.
-    for edge in ((0, 0, comparison_sheet.MARGIN - 2, image.height), (image.width - 30, 0, image.width, image.height)):
+    for edge in ((0, 0, compare_figure.MARGIN - 2, image.height), (image.width - 30, 0, image.width, image.height)):
         assert colours(image.crop(edge)) == {figure.PAPER}
 
 

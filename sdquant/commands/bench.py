@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..benchmark import CLOCKS, INPUT_KINDS, PROMPT
+from ..evaluation.benchmark import CLOCKS, INPUT_KINDS, PROMPT
 from ..utils.byte_sizes import size
 from ..utils.images import SUFFIXES, save
 from . import _shared
 
 if TYPE_CHECKING:
-    from ..benchmark import Benchmark, Row
-    from ..benchmark.running import OnProgress
+    from ..evaluation.benchmark import Benchmark, Row
+    from ..evaluation.benchmark.runner import OnProgress
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write, and print the table. Nothing is written before all is measured."""
-    from ..benchmark import bench
+    from ..evaluation.benchmark import bench
 
     to_stdout = args.json_file is not None and str(args.json_file) == "-"
     for path, suffixes in ((args.output, SUFFIXES), (args.json_file, (".json",)), (args.profile, ())):
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             **values,
         )
     if args.output is not None:
-        from ..benchmark.picture import sheet
+        from ..evaluation.benchmark.figure import sheet
 
         save(sheet(made), args.output, optimize=True)
     if to_stdout:
@@ -154,7 +154,7 @@ def render(made: Benchmark) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from ..benchmark.picture import decibels, seconds
+    from ..evaluation.benchmark.figure import decibels, seconds
 
     if row.error is not None:
         return (row.name, *("-",) * (len(HEADER) - 1))

@@ -16,7 +16,7 @@ from . import _shared
 if TYPE_CHECKING:
     import argparse
 
-    from ..comparing import OnProgress
+    from ..evaluation.compare import OnProgress
     from ..evaluation.comparison import Comparison, Row
     from ..planning.request import Quant, Request
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw with each scheme, write the picture, print the table. Nothing is written before all schemes are done."""
-    from ..comparing import compare, sheet
+    from ..evaluation.compare import compare, sheet
 
     out = args.out if args.out is not None or args.json else OUT
     if out is not None:
@@ -84,7 +84,7 @@ def one(word: str) -> Quant:
 
 
 def _default(asked: Request) -> tuple[Quant, ...]:
-    from ..comparing import allowed
+    from ..evaluation.compare import allowed
 
     return allowed(
         asked.offload,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ... import comparing
 from ...errors import SdquantError, SettingsError
+from ...evaluation import compare
 from ...models.generate import Stopped
 from ...planning.settings_fields import fields
 from ...utils.byte_sizes import size
@@ -41,7 +41,7 @@ def add(desk: Desk, head: Head) -> None:
         with gr.Column(scale=3):
             prompt = gr.Textbox("a handwritten seven", label="Prompt", max_length=MAX_PROMPT, elem_id="compare-prompt")
             chosen = gr.Dropdown(
-                schemes, value=list(comparing.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
+                schemes, value=list(compare.DEFAULT), multiselect=True, max_choices=MOST, label="Schemes",
                 info="With the offload mode in force", elem_id="compare-schemes",
             )  # fmt: skip
             with gr.Row():
@@ -100,7 +100,7 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     def work(job: Job) -> Comparison:
         others = target.shared(settings)
         with desk.engine.alone(job):
-            return comparing.compare(
+            return compare.compare(
                 target.path, names, on_progress=lambda done, total, text: job.at(text, done, total), **asked, **others
             )
 
@@ -133,7 +133,7 @@ def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
     """Status, sheet, table, and the two files for download."""
     folder = desk.download_folder()
     picture, data = folder / "sdquant-compare.png", folder / "sdquant-compare.json"
-    sheet = comparing.sheet(made)
+    sheet = compare.sheet(made)
     sheet.save(picture)
     data.write_text(json.dumps(_public(desk, made), indent=2), encoding="utf-8")
     failed = [pieces.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in made.rows if row.error]

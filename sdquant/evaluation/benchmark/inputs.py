@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models.dummy_inputs import Inputs, moved
-from ..utils.byte_sizes import size as readable
+from ...models.dummy_inputs import Inputs, moved
+from ...utils.byte_sizes import size as readable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,8 +29,8 @@ def of_pipeline(pipe: Any, prompt: str, size: tuple[int, int] | None, seed: int)
     Raises:
         SdquantError: as `drawing.draw`.
     """
-    from ..models.generate import draw, native_size
-    from ..models.pipelines import main_part
+    from ...models.generate import draw, native_size
+    from ...models.pipelines import main_part
 
     caught: list[Inputs] = []
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..models.dummy_inputs import Inputs
-    from .jobs import Job
+    from ...models.dummy_inputs import Inputs
+    from .specs import Job
 
 NO_GPU = "diffusers refuses bitsandbytes on the CPU: bitsandbytes' own modules were put in the place of the linear ones"
 
@@ -71,13 +71,13 @@ def _pretrained(job: Job, config: Any = None, **values: Any) -> Any:
 
 
 def _class(job: Job) -> Any:
-    from ..models.components import model_class
+    from ...models.components import model_class
 
     return model_class("diffusers", job.class_name)
 
 
 def _dtype(job: Job) -> Any:
-    from ..models.components import dtype_named
+    from ...models.components import dtype_named
 
     return dtype_named(job.dtype)
 
@@ -101,8 +101,8 @@ def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
     """bitsandbytes' modules in the place of all `nn.Linear`, as diffusers puts them there on a GPU."""
     from torch import nn
 
-    from ..backends._bnb_library import library
-    from ..models.components import set_module
+    from ...backends._bnb_library import library
+    from ...models.components import set_module
 
     bnb = library()
     for path, old in [*model.named_modules()]:
@@ -126,7 +126,7 @@ def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
 
 
 def _import_bitsandbytes() -> None:
-    from ..backends._bnb_library import library
+    from ...backends._bnb_library import library
 
     library()
 
@@ -142,7 +142,7 @@ def _quanto(job: Job, form: str, _: Inputs) -> nn.Module:
 
 
 def _import_quanto() -> None:
-    from ..backends._quanto_extension import without_compiler
+    from ...backends._quanto_extension import without_compiler
 
     without_compiler()
     with warnings.catch_warnings():
@@ -196,7 +196,7 @@ def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
 
 
 def _import_nncf() -> None:
-    from ..models.components import quiet
+    from ...models.components import quiet
 
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

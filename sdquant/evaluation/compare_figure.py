@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .planning.request import NOT_QUANTIZED
-from .utils.byte_sizes import size
-from .utils.figure import INK, RULE, SOFT, WRONG, Sheet
+from ..planning.request import NOT_QUANTIZED
+from ..utils.byte_sizes import size
+from ..utils.figure import INK, RULE, SOFT, WRONG, Sheet
 
 if TYPE_CHECKING:
-    from .evaluation.comparison import Comparison, Row
+    from .comparison import Comparison, Row
 
 COLUMNS = 5  # in a line at the most
 LEAST, MOST = 256, 384  # pixels: a picture's longer side on the sheet

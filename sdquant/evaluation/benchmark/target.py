@@ -6,16 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.choices import MAIN
-from ..errors import UnsupportedFileError
-from ..planning.preparation import prepare
-from ..planning.request import NOT_QUANTIZED, Request
-from ..planning.resolve import located
-from .jobs import Target
+from ...core.choices import MAIN
+from ...errors import UnsupportedFileError
+from ...planning.preparation import prepare
+from ...planning.request import NOT_QUANTIZED, Request
+from ...planning.resolve import located
+from .specs import Target
 
 if TYPE_CHECKING:
-    from ..formats.checkpoint import Source
-    from ..planning import plan
+    from ...formats.checkpoint import Source
+    from ...planning import plan
 
 
 def find(asked: Request) -> Target:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..utils.byte_sizes import size
-from ..utils.figure import BAR, INK, RULE, SOFT, TRACK, WRONG, Sheet
+from ...utils.byte_sizes import size
+from ...utils.figure import BAR, INK, RULE, SOFT, TRACK, WRONG, Sheet
 
 if TYPE_CHECKING:
-    from .rows import Benchmark, Row
+    from .results import Benchmark, Row
 
 MARGIN, HEAD, FOOT, LINE = 32, 124, 56, 44  # pixels
 NAME, COLUMN, GAP, SNR = 250, 190, 28, 90

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import compat
-from ..comparing import AS_FOUND, allowed
-from ..core import registry
-from ..errors import ConflictError, SdquantError
-from ..planning.preparation import prepare
-from . import peers
-from .jobs import Job
-from .rows import Row
+from ... import compat
+from ...core import registry
+from ...errors import ConflictError, SdquantError
+from ...planning.preparation import prepare
+from ..compare import AS_FOUND, allowed
+from . import baselines
+from .results import Row
+from .specs import Job
 from .target import is_float, request_for
 
 if TYPE_CHECKING:
-    from ..planning.request import Request
-    from .jobs import Target
+    from ...planning.request import Request
+    from .specs import Target
 
 # Schemes to measure where nobody says which: those that quantize while they load and have a peer, and fp8.
 DEFAULT = ("nf4", "fp8", "bnb-int8", "qint8", "int8", "sdnq-int8")
@@ -102,7 +102,7 @@ def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, st
 
 def _written(target: Target, scheme: str, work: Path) -> Request:
     """The request for a GGUF file of the component, which is written."""
-    from ..saving.export_gguf import quantize_file
+    from ...saving.export_gguf import quantize_file
 
     if target.scheme is not None:
         raise ConflictError(
@@ -144,8 +144,8 @@ def _note(said: str | None, offload: str) -> str | None:
 
 def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
     """The peers that can read what sdquant reads for a scheme."""
-    for peer in peers.installed(scheme, versions):
-        if peers.reads(peer, Path(job.asked.path)):
+    for peer in baselines.installed(scheme, versions):
+        if baselines.reads(peer, Path(job.asked.path)):
             row = Row(
                 name=f"{peer.name} {peer.formats[scheme].lower()}", by=peer.name, quant=scheme, dtype=job.dtype,
                 note=_note(peer.note(job.device), job.asked.offload),

@@ -8,7 +8,7 @@ The command is `sdquant bench`. Importing this package imports no torch.
 
 from __future__ import annotations
 
-from .rows import CLOCKS, Benchmark, Row
-from .running import INPUT_KINDS, PROMPT, bench
+from .results import CLOCKS, Benchmark, Row
+from .runner import INPUT_KINDS, PROMPT, bench
 
 __all__ = ["CLOCKS", "INPUT_KINDS", "PROMPT", "Benchmark", "Row", "bench"]

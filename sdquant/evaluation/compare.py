@@ -16,18 +16,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compat
-from .comparison_sheet import sheet
-from .compat import hardware
-from .core import registry
-from .errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
-from .evaluation.comparison import Comparison, Row
-from .planning.preparation import prepare
-from .planning.request import NOT_QUANTIZED, Quant, Request, request
-from .utils.images import difference, largest_difference, psnr
+from .. import compat
+from ..compat import hardware
+from ..core import registry
+from ..errors import BackendUnavailableError, IncompatibleError, SdquantError, SettingsError
+from ..planning.preparation import prepare
+from ..planning.request import NOT_QUANTIZED, Quant, Request, request
+from ..utils.images import difference, largest_difference, psnr
+from .compare_figure import sheet
+from .comparison import Comparison, Row
 
 if TYPE_CHECKING:
-    from .planning.plan import Plan
+    from ..planning.plan import Plan
 
 __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "Row", "allowed", "compare", "sheet"]
 
@@ -148,7 +148,7 @@ def _row(
     asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
 ) -> Row:
     """The row of one scheme. `held_to`: the reference; None for the reference itself."""
-    from .utils.buffers import give_back
+    from ..utils.buffers import give_back
 
     made: Plan | None = None
     try:
@@ -181,8 +181,8 @@ def _interrupted(error: BaseException) -> bool:
 
 
 def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
-    from .loading.loader import import_classes, load_planned
-    from .models.generate import draw
+    from ..loading.loader import import_classes, load_planned
+    from ..models.generate import draw
 
     import_classes(made)
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A process that holds one model: `python -m sdquant.benchmark.worker`, started and commanded by `workers.Worker`.
+"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, started and commanded by `workers.Worker`.
 
 On its standard input stands a pickled `Job`, then a JSON value in each line: the name of a command and its arguments.
 For each there is a line of JSON on what was its standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..models.dummy_inputs import Inputs
-    from .jobs import Job
+    from ...models.dummy_inputs import Inputs
+    from .specs import Job
 
 
 class Held:
@@ -41,7 +41,7 @@ class Held:
         """Import what is imported for any model of this kind."""
         import torch
 
-        from ..models.components import quiet
+        from ...models.components import quiet
 
         torch.set_num_threads(self.job.threads)
         self._load = self._prepare_peer() if self.job.peer else self._prepare_ours()
@@ -56,15 +56,15 @@ class Held:
     def _prepare_ours(self) -> Callable[[], Any]:
         import torch
 
-        from ..core.backend import Unfit
-        from ..core.registry import of_scheme
-        from ..loading.loader import import_classes, load_planned
-        from ..planning.preparation import prepare
+        from ...core.backend import Unfit
+        from ...core.registry import of_scheme
+        from ...loading.loader import import_classes, load_planned
+        from ...planning.preparation import prepare
 
         asked = self.job.asked
         made = prepare(asked)
         import_classes(made)
-        from ..loading import quantizer  # noqa: F401
+        from ...loading import quantizer  # noqa: F401
 
         for part in made.components:
             spec = part.spec
@@ -75,8 +75,8 @@ class Held:
         return lambda: load_planned(asked, made)
 
     def _prepare_peer(self) -> Callable[[], Any]:
-        from ..models.components import model_class
-        from .peers import peer
+        from ...models.components import model_class
+        from .baselines import peer
 
         assert self.job.peer is not None and self.job.scheme is not None
         row, scheme = peer(self.job.peer), self.job.scheme
@@ -93,8 +93,8 @@ class Held:
     def _read(self) -> Inputs:
         import torch
 
-        from ..models.dummy_inputs import moved
-        from .jobs import INPUTS
+        from ...models.dummy_inputs import moved
+        from .specs import INPUTS
 
         args, values = torch.load(self.job.work / INPUTS, weights_only=True)
         device, dtype = torch.device(self.job.device), getattr(torch, self.job.dtype)
@@ -102,8 +102,8 @@ class Held:
 
     def load(self) -> dict[str, Any]:
         """Load the model; seconds and bytes."""
-        from ..models.pipelines import main_part
-        from ..offload import weight_bytes
+        from ...models.pipelines import main_part
+        from ...offload import weight_bytes
 
         wall, cpu = time.perf_counter(), time.process_time()
         self._made = self._load()
@@ -125,7 +125,7 @@ class Held:
         import torch
 
         from .inputs import output, snr
-        from .jobs import WANTED
+        from .specs import WANTED
 
         begin = time.perf_counter()
         made = self._step()
@@ -170,7 +170,7 @@ class Held:
         """Quantized layers are in a trace by scheme and name meanwhile: the profiler does not see kernels in C."""
         from torch.profiler import record_function
 
-        from ..nn.quantized_layers import QuantizedLayer
+        from ...nn.quantized_layers import QuantizedLayer
 
         running: list[Any] = []
         hooks = []
@@ -197,9 +197,9 @@ class Held:
         """Write down what the pipeline gives its UNet or transformer."""
         import torch
 
-        from ..loading.loader import load
+        from ...loading.loader import load
         from .inputs import batch_of, of_pipeline
-        from .jobs import INPUTS
+        from .specs import INPUTS
 
         torch.set_num_threads(self.job.threads)
         pipe = load(self.job.asked)
@@ -232,7 +232,7 @@ class Held:
 
 
 def _said(error: Exception) -> dict[str, Any]:
-    from ..errors import SdquantError
+    from ...errors import SdquantError
 
     if isinstance(error, SdquantError):
         return {"kind": type(error).__name__, "text": str(error), "parts": [error.what, error.why, error.fix]}

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compat import hardware
-from ..errors import SettingsError
-from ..planning.request import Request, request
-from ..utils.atomic_write import whole_file
-from . import variants
-from .jobs import INPUTS, Job, Target
-from .rows import CLOCKS, Benchmark, Row
+from ...compat import hardware
+from ...errors import SettingsError
+from ...planning.request import Request, request
+from ...utils.atomic_write import whole_file
+from . import cases
+from .results import CLOCKS, Benchmark, Row
+from .specs import INPUTS, Job, Target
 from .target import find
-from .workers import Failed, start, working
+from .worker_pool import Failed, start, working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .variants import Variant
-    from .workers import Worker
+    from .cases import Variant
+    from .worker_pool import Worker
 
 log = logging.getLogger(__name__)
 
@@ -108,13 +108,13 @@ def bench(
     target = find(asked)
     here = hardware.probe()
     threads = threads or _cores()
-    chosen = variants.default_schemes(target) if schemes is None else tuple(schemes)
+    chosen = cases.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
         tell = _Progress(on_progress)
         kind, size, batch = _inputs(target, inputs, prompt, size, batch, seed, threads, work, workers)
         tell.text("writing GGUF files")
         todo = [
-            *variants.make(
+            *cases.make(
                 target, chosen, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
             )
         ]  # fmt: skip
@@ -201,7 +201,7 @@ def _inputs(
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
-        from ..models.dummy_inputs import random, side_of
+        from ...models.dummy_inputs import random, side_of
         from .inputs import batch_of
 
         size = size or (side_of(target.config) or SIDE,) * 2

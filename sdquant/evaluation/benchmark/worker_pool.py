@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
-from ..errors import SdquantError
-from ..utils.atomic_write import undisturbed
-from ..utils.temp_dirs import temporary_folder
+from ...errors import SdquantError
+from ...utils.atomic_write import undisturbed
+from ...utils.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from .specs import Job
 
 EVERY = 0.004  # seconds between two looks at a worker's memory
 PATIENCE = 20.0  # seconds that a worker may take to end
@@ -62,7 +62,7 @@ class Worker:
         env = os.environ | dict.fromkeys(_THREADS, str(job.threads)) | {"PYTHONPATH": os.pathsep.join(paths)}
         self._says = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sdquant.benchmark.worker"],
+            [sys.executable, "-m", "sdquant.evaluation.benchmark.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._says,
