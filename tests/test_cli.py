@@ -409,7 +409,7 @@ def test_interrupted_compare(tmp_path: Path) -> None:
 
 
 def test_the_demo_without_its_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sdquant.demo import show
+    from sdquant.demo import run as show
 
     monkeypatch.setattr(show, "EXTRA", {"no_such_module": "scikit-learn"})
     code, _, err = run(capsys, "demo", "-o", tmp_path / "grid.png")

@@ -14,7 +14,8 @@ import sdquant
 from sdquant import cli
 from sdquant.commands import demo as command
 from sdquant.compat import hardware
-from sdquant.demo import grid, show
+from sdquant.demo import figure as grid
+from sdquant.demo import run
 from sdquant.errors import DiskSpaceError, SettingsError
 from sdquant.models.generate import draw, native_size
 from sdquant.training import digits
@@ -24,14 +25,14 @@ from sdquant.utils.images import psnr
 # One worker takes all of these: what they share takes seconds to make.
 pytestmark = pytest.mark.xdist_group("demo")
 
-CASES = (show.Case(quant=None), show.Case(quant="int8", offload="balanced", share=0.8))
+CASES = (run.Case(quant=None), run.Case(quant="int8", offload="balanced", share=0.8))
 SEED = 12
 
 
 @pytest.fixture(scope="module")
-def result() -> show.Result:
+def result() -> run.Result:
     """Two cases on digits-sd, two images each."""
-    return show.run("digits-sd", steps=2, images=2, progress=False, cases=CASES)
+    return run.run("digits-sd", steps=2, images=2, progress=False, cases=CASES)
 
 
 def picture(level: int) -> Any:
@@ -40,14 +41,14 @@ def picture(level: int) -> Any:
 
 
 def test_every_case_is_a_known_scheme() -> None:
-    schemes = {sdquant.backends.parse(case.quant).scheme.name for case in show.CASES if case.quant}
+    schemes = {sdquant.backends.parse(case.quant).scheme.name for case in run.CASES if case.quant}
     assert {sdquant.backends.scheme(name).backend for name in schemes} == set(sdquant.backends.names())
-    assert any(case.offload == "balanced" for case in show.CASES)
-    assert show.CASES[0].quant is None
-    assert len({case.label for case in show.CASES}) == len(show.CASES)
+    assert any(case.offload == "balanced" for case in run.CASES)
+    assert run.CASES[0].quant is None
+    assert len({case.label for case in run.CASES}) == len(run.CASES)
 
 
-def test_rows_are_measured(result: show.Result, sd: Path) -> None:
+def test_rows_are_measured(result: run.Result, sd: Path) -> None:
     plain, packed = result.rows
     made = sdquant.plan(sd, "int8")
     weights = [weight for part in made.components for weight in part.weights]
@@ -61,28 +62,28 @@ def test_rows_are_measured(result: show.Result, sd: Path) -> None:
     assert all(row.load_seconds > 0 and row.image_seconds > 0 for row in result.rows)
 
 
-def test_to_dict_is_json(result: show.Result) -> None:
+def test_to_dict_is_json(result: run.Result) -> None:
     values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert [row["label"] for row in values["rows"]] == ["bf16", "int8, balanced"]
     assert values["rows"][1]["right"] == result.rows[1].right
     assert "pictures" not in values["rows"][0]
 
 
-def test_the_same_pixels_are_json_too(result: show.Result) -> None:
-    row = show.Row(**{**vars(result.rows[1]), "psnr": float("inf")})
+def test_the_same_pixels_are_json_too(result: run.Result) -> None:
+    row = run.Row(**{**vars(result.rows[1]), "psnr": float("inf")})
     assert row.to_dict()["psnr"] is None and row.to_dict()["identical"]
     assert command._cells(row)[-1] == "same"
 
 
-def missing(result: show.Result) -> show.Result:
+def missing(result: run.Result) -> run.Result:
     """The result with a line that could not run."""
-    line = show.Skipped(
+    line = run.Skipped(
         label="qint8", backend="optimum-quanto", quant="qint8", why="it is not installed", fix="Run: pip"
     )
-    return show.Result(model=result.model, steps=2, judge=result.judge, cases=(*result.cases, line))
+    return run.Result(model=result.model, steps=2, judge=result.judge, cases=(*result.cases, line))
 
 
-def test_the_table(result: show.Result) -> None:
+def test_the_table(result: run.Result) -> None:
     lines = command.render(missing(result)).splitlines()
     assert lines[1].split()[0] == "scheme"
     assert lines[3].startswith("bf16") and lines[4].startswith("int8, balanced")
@@ -90,7 +91,7 @@ def test_the_table(result: show.Result) -> None:
     assert lines[6] == "skipped: qint8: it is not installed. Run: pip"
 
 
-def test_the_picture(result: show.Result, tmp_path: Path) -> None:
+def test_the_picture(result: run.Result, tmp_path: Path) -> None:
     target = tmp_path / "new" / "grid.png"
     grid.write([missing(result)] * 2, target)
     with Image.open(target) as image:
@@ -101,10 +102,10 @@ def test_the_picture(result: show.Result, tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["grid.png"]
 
 
-def test_a_wrong_digit_is_framed(result: show.Result) -> None:
+def test_a_wrong_digit_is_framed(result: run.Result) -> None:
     def framed(seen: tuple[int, ...]) -> int:
-        row = show.Row(**{**vars(result.rows[0]), "seen": seen})
-        image = grid.sheet([show.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
+        row = run.Row(**{**vars(result.rows[0]), "seen": seen})
+        image = grid.sheet([run.Result(model="digits-sd", steps=2, judge=1.0, cases=(row,))])
         body = image.crop((0, grid.HEAD - 4, image.width, grid.HEAD + grid.LINE))
         return sum(count for count, colour in body.getcolors(1 << 20) if colour == figure.WRONG)
 
@@ -112,7 +113,7 @@ def test_a_wrong_digit_is_framed(result: show.Result) -> None:
     assert framed((0, 7)) > 300
 
 
-def test_a_failed_write_leaves_nothing(result: show.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(result: run.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -126,8 +127,8 @@ def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) ->
     versions = hardware.versions()
     versions.pop("nncf")
     monkeypatch.setattr("sdquant.compat.hardware.versions", lambda: dict(versions))
-    found = show.run(
-        "digits-sd", steps=1, images=1, progress=False, cases=(show.Case(quant=None), show.Case(quant="int8"))
+    found = run.run(
+        "digits-sd", steps=1, images=1, progress=False, cases=(run.Case(quant=None), run.Case(quant="int8"))
     )
     (line,) = found.skipped
     assert len(found.rows) == 1
@@ -136,7 +137,7 @@ def test_a_missing_package_is_a_skipped_line(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show.run, "__kwdefaults__", {"cases": CASES[:1]})
+    monkeypatch.setattr(run.run, "__kwdefaults__", {"cases": CASES[:1]})
     target = tmp_path / "grid.png"
     words = ["demo", "--model", "digits-sd", "--images", "1", "--steps", "1", "-o", str(target)]
     assert cli.main(words) == 0

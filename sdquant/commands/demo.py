@@ -11,7 +11,7 @@ from . import _shared
 if TYPE_CHECKING:
     import argparse
 
-    from ..demo.show import Result, Row, Skipped
+    from ..demo.run import Result, Row, Skipped
 
 HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
 
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, write the picture, print a table for each model."""
-    from ..demo import grid, show
+    from ..demo import figure
+    from ..demo import run as show
 
     _shared.refuse_target(args.out, (".png",))
     results = []
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
         if not args.json:
             print(render(results[-1]), end="\n\n", flush=True)
-    grid.write(results, args.out)
+    figure.write(results, args.out)
     if args.json:
         _shared.print_json({"picture": str(args.out), "models": [result.to_dict() for result in results]})
     else:
@@ -57,7 +58,7 @@ def render(result: Result) -> str:
 
 
 def _cells(case: Row | Skipped) -> tuple[str, ...]:
-    from ..demo.show import Skipped
+    from ..demo.run import Skipped
 
     if isinstance(case, Skipped):
         return (case.label, case.backend, "skipped", *("",) * (len(HEADER) - 3))

@@ -9,7 +9,7 @@ from typing import Any
 from ..planning.bundled_models import path
 from ..utils import images
 from ..utils.figure import RULE, SOFT, WRONG, Sheet, few_colours
-from .show import Result, Row, Skipped
+from .run import Result, Row, Skipped
 
 COLUMNS = 10
 CELL, GAP, LINE = 52, 4, 64  # pixels: a digit's side, between two digits, from line to line
