@@ -18,7 +18,7 @@ from ..planning.preparation import prepare
 from ..planning.request import AUTO, NOT_QUANTIZED
 from ..planning.settings_fields import fields
 from ..settings import Settings, role_of
-from ..settings.fixes import Fix, fixes
+from ..settings.suggestions import Fix, fixes
 
 if TYPE_CHECKING:
     from ..compat.hardware import Machine

@@ -12,7 +12,7 @@ from sdquant.compat import ROWS
 from sdquant.errors import SdquantError
 from sdquant.planning.preparation import prepare
 from sdquant.settings import Settings, field_named
-from sdquant.settings.fixes import fixes
+from sdquant.settings.suggestions import fixes
 
 COMPONENTS = ("unet", "text_encoder", "vae")
 

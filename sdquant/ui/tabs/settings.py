@@ -18,7 +18,7 @@ from ...planning import presets
 from ...planning.settings_fields import fields
 from ...settings import Settings, field_named
 from ...settings import file as settings_file
-from ...settings.fixes import Fix
+from ...settings.suggestions import Fix
 from .. import head as heads
 from .. import pieces, verdict, widgets
 from ..engine import Held, Job, Progress
