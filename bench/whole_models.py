@@ -59,7 +59,7 @@ def measure(
 
 
 def _table(made: Any) -> str:
-    from sdquant.commands.bench import render
+    from sdquant.cli.commands.bench import render
 
     return render(made)
 

@@ -19,7 +19,7 @@ import pytest
 
 import sdquant
 from sdquant import cli
-from sdquant.commands import _shared
+from sdquant.cli import _common
 from sdquant.compat import hardware
 from sdquant.errors import BackendUnavailableError, SettingsError
 from sdquant.planning.estimate import meta_models, peak_memory, step_time
@@ -84,7 +84,7 @@ def test_plan_shows_bytes_and_what_stays(capsys: Capture, sd: Path) -> None:
     unet = next(part for part in made.components if part.name == "unet")
     assert code == 0
     assert f"{len(unet.weights)} weights" in out
-    assert _shared.size(made.bytes) in out
+    assert _common.size(made.bytes) in out
     # Many weights that stay for one reason are one entry, not one line each.
     assert f"and {len(unet.kept) - 2} more" in out
     assert len(out.splitlines()) < 20
@@ -244,16 +244,16 @@ def test_a_system_error_is_a_sentence_too(capsys: Capture, monkeypatch: pytest.M
 
 
 def test_repeated_quants() -> None:
-    assert _shared.quant_of(["nf4"]) == "nf4"
-    assert _shared.quant_of(["int4,group_size=32"]) == "int4,group_size=32"
-    assert _shared.quant_of(["unet=int4,group_size=32"]) == {"unet": "int4,group_size=32"}
-    assert _shared.quant_of(["int8", "unet=nf4"]) == {"*": "int8", "unet": "nf4"}
+    assert _common.quant_of(["nf4"]) == "nf4"
+    assert _common.quant_of(["int4,group_size=32"]) == "int4,group_size=32"
+    assert _common.quant_of(["unet=int4,group_size=32"]) == {"unet": "int4,group_size=32"}
+    assert _common.quant_of(["int8", "unet=nf4"]) == {"*": "int8", "unet": "nf4"}
     with pytest.raises(SettingsError, match="one scheme"):
-        _shared.quant_of(["int8", "nf4"])
+        _common.quant_of(["int8", "nf4"])
 
 
 def test_sizes() -> None:
-    assert [_shared.size(n) for n in (0, 999, 1000, 2_512_345, 7.6e9, 2e12)] == [
+    assert [_common.size(n) for n in (0, 999, 1000, 2_512_345, 7.6e9, 2e12)] == [
         "0 B", "999 B", "1.0 kB", "2.5 MB", "7.60 GB", "2000.00 GB",
     ]  # fmt: skip
 
@@ -272,7 +272,7 @@ def speak(args: Any) -> int:
 
 
 def test_only_sdquant_and_errors_are_heard(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdquant.commands.plan.run", speak)
+    monkeypatch.setattr("sdquant.cli.commands.plan.run", speak)
     handlers = list(logging.getLogger().handlers)
     _, _, err = run(capsys, "plan", "digits-sd")
     assert err.splitlines() == [
@@ -284,7 +284,7 @@ def test_only_sdquant_and_errors_are_heard(capsys: Capture, monkeypatch: pytest.
 
 
 def test_verbose_lets_all_speak(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdquant.commands.plan.run", speak)
+    monkeypatch.setattr("sdquant.cli.commands.plan.run", speak)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         _, _, err = run(capsys, "-v", "plan", "digits-sd")

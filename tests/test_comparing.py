@@ -16,7 +16,7 @@ from PIL import Image
 
 import sdquant
 from sdquant import backends, cli
-from sdquant.commands import compare as command
+from sdquant.cli.commands import compare as command
 from sdquant.errors import SdquantError, SettingsError, UnknownOffloadError, UnknownQuantError
 from sdquant.evaluation import compare as comparing
 from sdquant.evaluation import compare_figure

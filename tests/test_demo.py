@@ -12,7 +12,7 @@ from PIL import Image
 
 import sdquant
 from sdquant import cli
-from sdquant.commands import demo as command
+from sdquant.cli.commands import demo as command
 from sdquant.compat import hardware
 from sdquant.demo import figure as grid
 from sdquant.demo import run

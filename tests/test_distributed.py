@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import sdquant
-from sdquant.commands.quantize import run
+from sdquant.cli.commands.quantize import run
 from sdquant.errors import BadFileError, SettingsError
 from sdquant.loading import distributed_quantize
 from sdquant.loading.partition import shares

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sdquant import backends
-from sdquant.advice import RULES, STALE_AFTER, advice
+from sdquant.cli.doctor_hints import RULES, STALE_AFTER, advice
+from sdquant.cli.doctor_report import examine
 from sdquant.compat.hardware import Lock, Machine, probe
-from sdquant.doctor import examine
 
 from .compat.machines import EVERYTHING, GIB, card, machine
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import sdquant
 from sdquant import backends, cli
-from sdquant.commands import _shared
+from sdquant.cli import _common
 from sdquant.errors import ConflictError, SettingsError
 from sdquant.nn.weights import quantized
 from sdquant.saving import portable
@@ -119,7 +119,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, loaded:
     scales = sum(name.endswith(("input_scale", "output_scale")) for name in tensors(tmp_path / "codes"))
     scales -= sum(name.endswith(("input_scale", "output_scale")) for name in tensors(tmp_path / "out"))
     more = sizes[0] - sizes[1] + 2 * scales  # quanto's buffers, which hold nothing: bfloat16
-    assert sum(row.nbytes for row in portable.of_model(loaded("qint8"))) == more and _shared.size(more) in last
+    assert sum(row.nbytes for row in portable.of_model(loaded("qint8"))) == more and _common.size(more) in last
 
 
 @pytest.mark.parametrize(

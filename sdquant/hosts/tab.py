@@ -86,7 +86,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _size(nbytes: int) -> str:
-    from ..commands._shared import size
+    from ..cli._common import size
 
     return size(nbytes)
 

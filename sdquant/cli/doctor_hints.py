@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .compat.hardware import Machine
+    from ..compat.hardware import Machine
 
 GIB = 1 << 30
 

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _config, _shared
+from .. import _common, _config_form
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..training.run import Summary
+    from ...training.run import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A config file, and keys over it."""
-    if isinstance(parser, _config.ConfigParser):
+    if isinstance(parser, _config_form.ConfigParser):
         parser.use_config("train", always=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write, say what came of it."""
-    config = _config.read(args)
+    config = _config_form.read(args)
     if config is None:
         return 0
-    from ..training.run import train
+    from ...training.run import train
 
     done = train(config, progress=args.progress)
     if done.first and args.json:
-        _shared.print_json(done.to_dict())
+        _common.print_json(done.to_dict())
     elif done.first:
         print(render(done))
     return 0
@@ -46,4 +46,4 @@ def render(done: Summary) -> str:
         *(("", path) for path in done.pictures[1:]),
         ("checkpoints", ", ".join(done.checkpoints)),
     ]
-    return _shared.table(("training", done.folder), rows, left=2)
+    return _common.table(("training", done.folder), rows, left=2)

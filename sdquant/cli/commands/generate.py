@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SettingsError
-from ..utils.distributed import rank
-from ..utils.images import SUFFIXES, save
-from . import _config, _shared
+from ...errors import SettingsError
+from ...utils.distributed import rank
+from ...utils.images import SUFFIXES, save
+from .. import _common, _config_form
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..training.config import Config
+    from ...training.config import Config
 
 # Flags that a config has another name for.
 _KEYS = (
@@ -31,26 +31,26 @@ _KEYS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model's flags, and those of the drawing; or a config file."""
-    _shared.add_request_flags(parser)
-    _shared.add_drawing_flags(parser)
+    _common.add_request_flags(parser)
+    _common.add_drawing_flags(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant.png"), help="the image (default: %(default)s)")
-    parser.add_argument("--count", type=_shared.positive, default=1, help="how many images, with seeds from --seed on")
-    if isinstance(parser, _config.ConfigParser):
-        parser.use_config("generate", instead=_config.flags_to_keys(_KEYS))
+    parser.add_argument("--count", type=_common.positive, default=1, help="how many images, with seeds from --seed on")
+    if isinstance(parser, _config_form.ConfigParser):
+        parser.use_config("generate", instead=_config_form.flags_to_keys(_KEYS))
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, draw, write. Images are written one by one, each under its name only when it is whole."""
-    from ..loading.loader import load
-    from ..models.generate import draw
+    from ...loading.loader import load
+    from ...models.generate import draw
 
     if "config_of" in args:
-        config = _config.read(args)
+        config = _config_form.read(args)
         return 0 if config is None else _run_config(config, args)
-    _shared.refuse_target(args.out, SUFFIXES)
+    _common.refuse_target(args.out, SUFFIXES)
     if rank() > 0:  # there is nothing to share out
         return 0
-    pipe = load(_shared.request_of(args))
+    pipe = load(_common.request_of(args))
     images = draw(
         pipe,
         [args.prompt] * args.count,
@@ -70,17 +70,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_config(config: Config, args: argparse.Namespace) -> int:
     """The same as a config says: pictures and the whole config go into output_dir/run_name."""
-    from ..training.config.generate import draw_config
+    from ...training.config.generate import draw_config
 
     if "prompt" not in config.given:
         raise SettingsError("prompt is not set", "it is what to draw", 'Set it in the file, or add prompt="a text"')
     folder = Path(config.output_dir).expanduser() / config.run_name
-    _shared.refuse_target(folder / "config.yml")
+    _common.refuse_target(folder / "config.yml")
     made = draw_config(config, folder, progress=args.progress)
     if made is None:  # another process than the first
         return 0
     if args.json:
-        _shared.print_json(made.to_dict())
+        _common.print_json(made.to_dict())
     else:
         print("\n".join(made.pictures))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from . import _shared
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
@@ -18,15 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="device kind: cuda, rocm, xpu, mps, cpu, directml (default: this machine's)")
     parser.add_argument("--scheme", help="only this scheme")
     parser.add_argument("--verdict", choices=VERDICTS, help="only cells with this verdict")
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look every cell up, and print."""
-    from .. import compat
-    from ..compat import hardware
-    from ..compat.row import OFFLOADS
-    from ..core import registry
+    from ... import compat
+    from ...compat import hardware
+    from ...compat.row import OFFLOADS
+    from ...core import registry
 
     device = args.device or hardware.device_kind(hardware.default_device(hardware.probe()))
     wanted = registry.scheme(args.scheme).name if args.scheme else None
@@ -36,14 +36,14 @@ def run(args: argparse.Namespace) -> int:
         if (wanted is None or cell.scheme == wanted) and (args.verdict is None or cell.verdict == args.verdict)
     ]
     if args.json:
-        _shared.print_json([cell.to_dict() for cell in cells])
+        _common.print_json([cell.to_dict() for cell in cells])
         return 0
     lines: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
     for cell in cells:
         lines[cell.scheme, cell.mode, cell.runtime][cell.offload] = cell.verdict
     rows = [(*key, *(verdicts.get(name, "") for name in OFFLOADS)) for key, verdicts in lines.items()]
     print(f"device: {device}\n")
-    print(_shared.table(("scheme", "mode", "runtime", *OFFLOADS), rows, left=3))
+    print(_common.table(("scheme", "mode", "runtime", *OFFLOADS), rows, left=3))
     reasons = {(cell.why.rstrip("."), cell.fix.rstrip(".")) for cell in cells if cell.verdict == "breaks"}
     if reasons:
         print("\nwhat breaks, and why")

@@ -8,13 +8,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ConflictError, SettingsError
-from . import _shared
+from ...errors import ConflictError, SettingsError
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..hosts.host import Place
+    from ...hosts.host import Place
 
 NAME = "sdquant"
 # Where a web UI's folder has the Python that it runs with, if it has one of its own.
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the extension if it is there")
     parser.add_argument("--remove", action="store_true", help="take the extension out again")
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Copy the folder or remove it, and say which web UI it was and what comes next."""
-    from ..hosts import host
-    from ..utils.atomic_write import remove, whole_folder
+    from ...hosts import host
+    from ...utils.atomic_write import remove, whole_folder
 
     if args.remove and args.overwrite:
         raise SettingsError("--remove and --overwrite were given", "they do different things", "Give one of them")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     steps = [f"Start {found.title} again"] if args.remove else _next(args.folder, found)
     if args.json:
         answer = {"host": found.name, "title": found.title, "extension": str(target), "done": done, "next": steps}
-        _shared.print_json(answer)
+        _common.print_json(answer)
         return 0
     print(f"{found.title}: {done} {target}")
     for number, text in enumerate(steps, 1):

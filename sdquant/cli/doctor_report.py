@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .advice import Finding, advice, gib
-from .compat import look_up
-from .compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
-from .compat.row import Query
-from .core import registry as backends
-from .planning.estimate.activation_allowance import allowance
+from ..compat import look_up
+from ..compat.requirements import PACKAGE_OPTIONAL, pip_line, problem, runtime_problem
+from ..compat.row import Query
+from ..core import registry as backends
+from ..planning.estimate.activation_allowance import allowance
+from .doctor_hints import Finding, advice, gib
 
 if TYPE_CHECKING:
-    from .compat.hardware import Machine
-    from .core.registry import Backend, Scheme
+    from ..compat.hardware import Machine
+    from ..core.registry import Backend, Scheme
 
 # Bytes of a quantized weight against bf16, by bits, scales counted: the promise of the README.
 RATIOS = {16: 1.0, 8: 0.54, 4: 0.30}

@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .commands import _shared
-from .commands._config import ConfigParser
-from .errors import SdquantError, SettingsError
-from .utils.distributed import label, launched
-from .utils.signals import Stop
-from .utils.version import __version__
+from ..errors import SdquantError, SettingsError
+from ..utils.distributed import label, launched
+from ..utils.signals import Stop
+from ..utils.version import __version__
+from . import _common
+from ._config_form import ConfigParser
 
 _SPEAKERS = ("", "[0]")  # of several processes the first says what all would say
 # In the order of the help.
@@ -41,7 +41,7 @@ class _TopParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """As argparse does, with the flags that may be meant."""
-        meant = _shared.flags_meant(message.split()) if "unrecognized arguments" in message else {}
+        meant = _common.flags_meant(message.split()) if "unrecognized arguments" in message else {}
         super().error(message + "".join(f" (did you mean {name} for {word}?)" for word, name in meant.items()))
 
 
@@ -118,7 +118,7 @@ def _refused(error: SdquantError, args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _voices(verbose: bool) -> Iterator[None]:
     """Who may speak on stderr while a command runs: sdquant, and others only with errors. `verbose` lets all speak."""
-    from .errors import SdquantWarning
+    from ..errors import SdquantWarning
 
     def ours(record: logging.LogRecord) -> bool:
         mine = record.name.partition(".")[0] == "sdquant" and label() in _SPEAKERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _shared
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Only --json."""
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, and print. Exit code 1 if no backend can run here."""
-    from .. import doctor
-    from ..compat import hardware
+    from ...compat import hardware
+    from .. import doctor_report
 
-    report = doctor.examine(hardware.probe())
+    report = doctor_report.examine(hardware.probe())
     if args.json:
-        _shared.print_json(report.to_dict())
+        _common.print_json(report.to_dict())
     else:
         print(report.render(), end="")
     return 0 if any(row.schemes for row in report.backends) else 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core import registry
-from ..errors import SettingsError
-from ..planning.request import RULES
-from ..utils import distributed
-from . import _shared
+from ...core import registry
+from ...errors import SettingsError
+from ...planning.request import RULES
+from ...utils import distributed
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ _DEFAULTS = {"mode": "auto"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What, to which scheme, where to."""
-    _shared.add_request_flags(parser, only=_FLAGS)
+    _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument(
         "target", type=Path, nargs="?", metavar="OUT", help="folder, or a file ending in .safetensors or .gguf"
     )
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load quantized, write, say what was written."""
-    from ..loading.loader import load_planned
-    from ..planning import fetching
-    from ..planning.preparation import prepare
-    from ..saving import export_gguf, export_single_file
-    from ..saving.model_files import refuse_existing, refuse_nested, refuse_portable_file, save
-    from ..saving.portable import of_model, refuse_scheme, said
-    from ..utils.atomic_write import require_space
+    from ...loading.loader import load_planned
+    from ...planning import fetching
+    from ...planning.preparation import prepare
+    from ...saving import export_gguf, export_single_file
+    from ...saving.model_files import refuse_existing, refuse_nested, refuse_portable_file, save
+    from ...saving.portable import of_model, refuse_scheme, said
+    from ...utils.atomic_write import require_space
 
     if (args.target is None) == (args.out is None):
         why = "no target was named" if args.out is None else f"two targets were named, {args.target} and {args.out}"
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(
             "A model was to be quantized", "no scheme was named", "Add --quant, such as --quant nf4, or --rules FILE"
         )
-    quant = _shared.quant_of(args.quant or [RULES])
+    quant = _common.quant_of(args.quant or [RULES])
     each = [quant] if isinstance(quant, str) else list(quant.values())
-    _shared.refuse_target(out)
+    _common.refuse_target(out)
     gguf = [text for text in each if text != "none" and not registry.parse(text).scheme.on_the_fly]
     refuse_existing(out, args.overwrite)
-    refuse_nested(Path(_shared.place(args.path)), out)
+    refuse_nested(Path(_common.place(args.path)), out)
     if args.portable:
         for text in each:
             if text != "none":
@@ -81,24 +81,24 @@ def run(args: argparse.Namespace) -> int:
         _refuse_useless(args, quant)
         write = export_gguf.quantize_file if gguf else export_single_file.quantize_file
         write(
-            fetching.resolve(_shared.request_of(args)), quant, out,
+            fetching.resolve(_common.request_of(args)), quant, out,
             components=args.components, skip=tuple(args.skip or ()), overwrite=args.overwrite,
             allow_pickle=args.allow_pickle, progress=args.progress,
         )  # fmt: skip
     else:
         if out.suffix == ".gguf":
             raise SettingsError(f"{out} was to be written", f"{each[0]} is no GGUF type", "Use -q q8_0, q4_k, ...")
-        asked = _shared.request_of(args)
+        asked = _common.request_of(args)
         made = prepare(asked)
         require_space(out, made.bytes)  # before the work, not after it
         model = load_planned(asked, made)
         if out.suffix == ".safetensors":
-            from ..models.pipelines import main_part
+            from ...models.pipelines import main_part
 
             model = main_part(model)
         floats = of_model(model) if args.portable else ()
         if floats:
-            more = said(floats, _shared.size(sum(row.nbytes for row in floats)))
+            more = said(floats, _common.size(sum(row.nbytes for row in floats)))
         save(model, out, overwrite=args.overwrite, portable=args.portable)
     _say(out)
     if more:
@@ -108,19 +108,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(out: Path) -> None:
     """What was written."""
-    from ..models.detection import detect
+    from ...models.detection import detect
 
     seen = detect(out)
     quants = dict.fromkeys(part.quant for part in (seen.parts or {"": seen}).values() if part.quant)
-    print(f"{out}: {' and '.join(quants)}, {_shared.size(seen.bytes)} of weights")
+    print(f"{out}: {' and '.join(quants)}, {_common.size(seen.bytes)} of weights")
 
 
 def _run_together(args: argparse.Namespace, out: Path) -> int:
     """By the processes of torchrun, each a share of the weights; the first says what was written."""
-    from ..loading import distributed_quantize
-    from ..planning.preparation import prepare
+    from ...loading import distributed_quantize
+    from ...planning.preparation import prepare
 
-    asked = _shared.request_of(args)
+    asked = _common.request_of(args)
     with distributed.processes() as ranks:
         distributed_quantize.quantize(asked, prepare(asked), out, ranks)
         if ranks.first:
@@ -146,7 +146,7 @@ def _refuse_useless(args: argparse.Namespace, scheme: str) -> None:
     given = [name for name in _LOADING if getattr(args, name) != _DEFAULTS.get(name)]
     if given:
         raise SettingsError(
-            f"{_shared.flag(given[0])} was given for a file in {scheme}",
+            f"{_common.flag(given[0])} was given for a file in {scheme}",
             "it is made from the weights alone, without loading the model",
             "Leave it out",
         )

@@ -8,14 +8,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import MissingComponentError
-from . import _shared
+from ...errors import MissingComponentError
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from ..planning.plan import ComponentPlan, Peak, Plan
+    from ...planning.plan import ComponentPlan, Peak, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -24,19 +24,19 @@ NAMED = 2  # weights that are named where many stay as they are; --json names al
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of a load, and the size of the image that the peak of memory is told for."""
-    _shared.add_request_flags(parser)
-    parser.add_argument("--width", type=_shared.positive, help="pixels of an image (default: the model's)")
-    parser.add_argument("--height", type=_shared.positive, help="pixels of an image (default: the model's)")
-    _shared.add_json_flag(parser)
+    _common.add_request_flags(parser)
+    parser.add_argument("--width", type=_common.positive, help="pixels of an image (default: the model's)")
+    parser.add_argument("--height", type=_common.positive, help="pixels of an image (default: the model's)")
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print."""
-    from ..kernels import cpu
-    from ..planning.estimate import meta_models, peak_memory, step_time
-    from ..planning.preparation import prepare
+    from ...kernels import cpu
+    from ...planning.estimate import meta_models, peak_memory, step_time
+    from ...planning.preparation import prepare
 
-    made = prepare(_shared.request_of(args))
+    made = prepare(_common.request_of(args))
     try:
         traced = meta_models.trace(made, width=args.width, height=args.height)
         foreseen = step_time.step(made, traced, cpu.state())
@@ -44,17 +44,17 @@ def run(args: argparse.Namespace) -> int:
     except MissingComponentError as error:  # as of a lone file without a config, of which only the tensors are known
         _log.info("the peak of memory cannot be told: %s", error)
     if args.json:
-        _shared.print_json(made.to_dict())
+        _common.print_json(made.to_dict())
         return 0
     as_bf16 = sum(part.bytes_bf16 for part in made.components)
     rows = [_row(part) for part in made.components]
-    rows.append(("total", "", "", "", _shared.size(as_bf16), _shared.size(made.bytes), f"{made.bytes / as_bf16:.2f}"))
+    rows.append(("total", "", "", "", _common.size(as_bf16), _common.size(made.bytes), f"{made.bytes / as_bf16:.2f}"))
     print(made.path)
     facts = (made.family or "unknown family", f"offload {made.offload}", f"device {made.device}")
-    print(", ".join(facts) + (f", budget {_shared.size(made.budget)}" if made.budget is not None else ""))
+    print(", ".join(facts) + (f", budget {_common.size(made.budget)}" if made.budget is not None else ""))
     print()
     header = ("component", "quantization", "runtime", "quantized", "as bf16", "planned", "of bf16")
-    print(_shared.table(header, rows, left=3))
+    print(_common.table(header, rows, left=3))
     for name, file in _files(made):
         print(f"\n{name} is read from {file}")
     if made.peak is not None:
@@ -82,19 +82,19 @@ def _files(made: Plan) -> Iterator[tuple[str, str]]:
 
 def _peak(peak: Peak, device: str) -> str:
     """What is on the device at the most, in words."""
-    parts = [f"{_shared.size(peak.weights)} of weights at once"]
+    parts = [f"{_common.size(peak.weights)} of weights at once"]
     if peak.copied:
-        parts.append(f"{_shared.size(peak.copied)} of OpenVINO's copy of them")
+        parts.append(f"{_common.size(peak.copied)} of OpenVINO's copy of them")
     if peak.scratch:
-        parts.append(f"{_shared.size(peak.scratch)} for decoding them")
+        parts.append(f"{_common.size(peak.scratch)} for decoding them")
     if peak.activations is not None:
         most = max(peak.parts, key=lambda name: peak.parts[name] or 0)
-        parts.append(f"{_shared.size(peak.activations)} of activations ({most})")
+        parts.append(f"{_common.size(peak.activations)} of activations ({most})")
     if peak.kernels:
-        parts.append(f"{_shared.size(peak.kernels)} of oneDNN's kernels")
+        parts.append(f"{_common.size(peak.kernels)} of oneDNN's kernels")
     if peak.unused:
-        parts.append(f"{_shared.size(peak.unused)} of freed memory")
-    text = f"at the most {_shared.size(peak.bytes)} on {device}: {', '.join(parts)}"
+        parts.append(f"{_common.size(peak.unused)} of freed memory")
+    text = f"at the most {_common.size(peak.bytes)} on {device}: {', '.join(parts)}"
     if peak.activations is None:
         return f"{text}; activations come on top, which shapes alone do not tell"
     return text
@@ -107,8 +107,8 @@ def _row(part: ComponentPlan) -> tuple[str, ...]:
         done,
         (f"{part.runtime}, {part.compute}" if part.compute else part.runtime) if part.weights else "-",
         f"{len(part.weights)} weights" if part.weights else "products" if part.products else "-",
-        _shared.size(part.bytes_bf16),
-        _shared.size(part.bytes),
+        _common.size(part.bytes_bf16),
+        _common.size(part.bytes),
         f"{part.bytes / part.bytes_bf16:.2f}",
     )
 

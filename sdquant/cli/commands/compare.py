@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..planning.request import NOT_QUANTIZED
-from ..utils.byte_sizes import size
-from ..utils.images import SUFFIXES, save
-from . import _shared
+from ...planning.request import NOT_QUANTIZED
+from ...utils.byte_sizes import size
+from ...utils.images import SUFFIXES, save
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..evaluation.compare import OnProgress
-    from ..evaluation.comparison import Comparison, Row
-    from ..planning.request import Quant, Request
+    from ...evaluation.compare import OnProgress
+    from ...evaluation.comparison import Comparison, Row
+    from ...planning.request import Quant, Request
 
 HEADER = ("scheme", "weights", "of bf16", "load", "draw", "PSNR", "largest difference")
 OUT = Path("sdquant-compare.png")
@@ -32,27 +32,27 @@ _QUANT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model's flags, those of the drawing, and where the picture goes."""
-    _shared.add_request_flags(parser, helps={"quant": _QUANT})
-    _shared.add_drawing_flags(parser)
+    _common.add_request_flags(parser, helps={"quant": _QUANT})
+    _common.add_drawing_flags(parser)
     parser.add_argument(
         "--reference", metavar="S", help="scheme that the others are held to (default: the model as found)"
     )
     parser.add_argument(
         "-o", "--out", type=Path, help=f"the picture (default: {OUT}, and none with --json)", metavar="FILE"
     )
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw with each scheme, write the picture, print the table. Nothing is written before all schemes are done."""
-    from ..evaluation.compare import compare, sheet
+    from ...evaluation.compare import compare, sheet
 
     out = args.out if args.out is not None or args.json else OUT
     if out is not None:
-        _shared.refuse_target(out, SUFFIXES)
+        _common.refuse_target(out, SUFFIXES)
     # The first request has all that is not the scheme, checked.
-    asked = _shared.request_of(args, quant=None)
-    _shared.refuse_auto(asked, "schemes are compared in the same mode")
+    asked = _common.request_of(args, quant=None)
+    _common.refuse_auto(asked, "schemes are compared in the same mode")
     quants = [one(word) for word in args.quant] if args.quant else _default(asked)
     values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
     with _bar(args.progress) as on_progress:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if out is not None:
         save(sheet(made), out, optimize=True)
     if args.json:
-        _shared.print_json({"picture": None if out is None else str(out), **made.to_dict()})
+        _common.print_json({"picture": None if out is None else str(out), **made.to_dict()})
     else:
         print(render(made), end=f"\n\npicture: {out}\n")
     return 0 if made.drawn or len(made.rows) == 1 else 1
@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
 
 def one(word: str) -> Quant:
     """One --quant: "nf4", or "unet=nf4+text_encoder=int8"."""
-    return _shared.quant_of(word.split(JOIN))
+    return _common.quant_of(word.split(JOIN))
 
 
 def _default(asked: Request) -> tuple[Quant, ...]:
-    from ..evaluation.compare import allowed
+    from ...evaluation.compare import allowed
 
     return allowed(
         asked.offload,
@@ -113,7 +113,7 @@ def render(made: Comparison) -> str:
     """The table as text, and the reasons of what gave no image."""
     lines = [
         f"{made.model}, {made.prompt!r}, seed {made.seed}, {made.steps} steps",
-        _shared.table(HEADER, [_cells(row) for row in made.rows]),
+        _common.table(HEADER, [_cells(row) for row in made.rows]),
     ]
     lines += [f"no image: {row.label}: {row.error}" for row in made.rows if row.error is not None]
     return "\n".join(lines)

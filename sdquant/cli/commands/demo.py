@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..planning import bundled_models
-from . import _shared
+from ...planning import bundled_models
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..demo.run import Result, Row, Skipped
+    from ...demo.run import Result, Row, Skipped
 
 HEADER = ("scheme", "backend", "weights", "of bf16", "quantized part", "load", "an image", "digits right", "PSNR")
 
@@ -22,18 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", choices=(*bundled_models.MODELS, "both"), default="both", help="default: %(default)s"
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("sdquant-demo.png"), help="default: %(default)s")
-    parser.add_argument("--steps", type=_shared.positive, default=10, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--images", type=_shared.positive, help="images a scheme (default: 20, and 10 for digits-flux)")
+    parser.add_argument("--steps", type=_common.positive, default=10, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--images", type=_common.positive, help="images a scheme (default: 20, and 10 for digits-flux)")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw, write the picture, print a table for each model."""
-    from ..demo import figure
-    from ..demo import run as show
+    from ...demo import figure
+    from ...demo import run as show
 
-    _shared.refuse_target(args.out, (".png",))
+    _common.refuse_target(args.out, (".png",))
     results = []
     for name in bundled_models.MODELS if args.model == "both" else (args.model,):
         results.append(show.run(name, steps=args.steps, images=args.images, progress=args.progress))
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             print(render(results[-1]), end="\n\n", flush=True)
     figure.write(results, args.out)
     if args.json:
-        _shared.print_json({"picture": str(args.out), "models": [result.to_dict() for result in results]})
+        _common.print_json({"picture": str(args.out), "models": [result.to_dict() for result in results]})
     else:
         print(f"picture: {args.out}")
     return 0
@@ -51,21 +51,21 @@ def render(result: Result) -> str:
     """The table of one model as text."""
     lines = [
         f"{result.model}, {result.steps} steps; the judge is right on {result.judge:.1%} of real digits",
-        _shared.table(HEADER, [_cells(case) for case in result.cases], left=2),
+        _common.table(HEADER, [_cells(case) for case in result.cases], left=2),
     ]
     lines += [f"skipped: {case.label}: {case.why}. {case.fix}" for case in result.skipped]
     return "\n".join(lines)
 
 
 def _cells(case: Row | Skipped) -> tuple[str, ...]:
-    from ..demo.run import Skipped
+    from ...demo.run import Skipped
 
     if isinstance(case, Skipped):
         return (case.label, case.backend, "skipped", *("",) * (len(HEADER) - 3))
     return (
         case.label,
         case.backend,
-        _shared.size(case.bytes),
+        _common.size(case.bytes),
         f"{case.bytes / case.bytes_bf16:.2f}",
         f"{case.packed / case.packed_bf16:.2f}" if case.packed_bf16 else "-",
         f"{case.load_seconds:.2f} s",

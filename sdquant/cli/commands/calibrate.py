@@ -8,13 +8,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SettingsError
-from . import _shared
+from ...errors import SettingsError
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..rules.qconfig import QuantizationRule
+    from ...rules.qconfig import QuantizationRule
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +27,19 @@ _FLAGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the rules, what is drawn, where the ranges go."""
-    _shared.add_request_flags(parser, only=_FLAGS)
+    _common.add_request_flags(parser, only=_FLAGS)
     parser.add_argument("--preset", help="a preset of rules, such as int8, instead of --rules")
     parser.add_argument("--config", metavar="CONFIG.yml", help="the config file whose preset or rules are meant")
     parser.add_argument("--prompt", action="append", default=[], metavar="PROMPT", help="what to draw (repeat)")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="a text file with a prompt on each line")
     parser.add_argument(
-        "--count", type=_shared.positive, default=1, help="images of each prompt (default: %(default)s)"
+        "--count", type=_common.positive, default=1, help="images of each prompt (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=_shared.positive, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the first image (default: %(default)s)")
+    parser.add_argument("--steps", type=_common.positive, default=20, help="denoising steps (default: %(default)s)")
+    parser.add_argument("--seed", type=_common.seed, default=0, help="of the first image (default: %(default)s)")
     parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's)")
-    parser.add_argument("--width", type=_shared.positive, help="pixels (default: the model's)")
-    parser.add_argument("--height", type=_shared.positive, help="pixels (default: the model's)")
+    parser.add_argument("--width", type=_common.positive, help="pixels (default: the model's)")
+    parser.add_argument("--height", type=_common.positive, help="pixels (default: the model's)")
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("quant_stats.safetensors"), help="the ranges (default: %(default)s)"
     )
@@ -49,18 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the float model, draw, write. Under torchrun, every process draws some of the images."""
-    from .. import offload
-    from ..loading.loader import load_planned
-    from ..planning.preparation import prepare
-    from ..rules.statistics_file import write_statistics
-    from ..saving.model_files import refuse_existing
-    from ..training.calibration import Calibration, calibrate, prepared, refuse_unfollowed
-    from ..utils.distributed import processes
+    from ... import offload
+    from ...loading.loader import load_planned
+    from ...planning.preparation import prepare
+    from ...rules.statistics_file import write_statistics
+    from ...saving.model_files import refuse_existing
+    from ...training.calibration import Calibration, calibrate, prepared, refuse_unfollowed
+    from ...utils.distributed import processes
 
-    _shared.refuse_target(args.out, (".safetensors",))
+    _common.refuse_target(args.out, (".safetensors",))
     refuse_existing(args.out, args.overwrite)
-    asked = _shared.request_of(args, rules=None, offload="none", budget=None)
-    _shared.refuse_auto(_shared.request_of(args), "calibration runs the unquantized model in a mode that is named")
+    asked = _common.request_of(args, rules=None, offload="none", budget=None)
+    _common.refuse_auto(_common.request_of(args), "calibration runs the unquantized model in a mode that is named")
     rules, components = _rules(args)
     task = Calibration(
         model=asked.path,
@@ -105,8 +105,8 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
     Raises:
         SettingsError: none is named, or two are, or a preset that leaves activations as they are.
     """
-    from ..training import config
-    from ..training.config.quantization import quantization_of
+    from ...training import config
+    from ...training.config.quantization import quantization_of
 
     ways = {f"--{name}": getattr(args, name) for name in ("rules", "preset", "config")}
     given = [flag for flag, value in ways.items() if value is not None]
@@ -115,7 +115,7 @@ def _rules(args: argparse.Namespace) -> tuple[tuple[QuantizationRule, ...], tupl
         raise SettingsError("Ranges were to be found", why, f"Add one of {', '.join(ways)}")
     components = tuple(args.components or ())
     if args.rules is not None:
-        rules = _shared.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
+        rules = _common.request_of(args, offload=args.offload).rules  # the whole is refused here, if it is to be
         assert rules is not None
         return rules, components
     words = [] if args.config else ["use_qwix_quantization=true", f"quantization={args.preset}"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..formats.type_histogram import SHOWN
-from . import _shared
+from ...formats.type_histogram import SHOWN
+from .. import _common
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..models.detection import Detected
+    from ...models.detection import Detected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,35 +21,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pipeline or component folder, .safetensors or .gguf file, or digits-sd / digits-flux",
     )
     parser.add_argument("--verify", action="store_true", help="read the contents too: sizes, scales, values")
-    parser.add_argument("--allow-pickle", action="store_true", help=_shared.help_of("allow_pickle"))
+    parser.add_argument("--allow-pickle", action="store_true", help=_common.help_of("allow_pickle"))
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Detect, and print."""
-    from ..models.detection import detect
+    from ...models.detection import detect
 
-    path = _shared.place(args.path)
+    path = _common.place(args.path)
     if args.verify:
-        from ..loading.verification import verify
+        from ...loading.verification import verify
 
         seen = verify(path, progress=args.progress, allow_pickle=args.allow_pickle)
     else:
         seen = detect(path, allow_pickle=args.allow_pickle)
     if args.json:
-        _shared.print_json(seen.to_dict() | {"verified": args.verify})
+        _common.print_json(seen.to_dict() | {"verified": args.verify})
         return 0
     print(seen.path)
     for name, value in _facts(seen).items():
         print(f"  {name + ':':14} {value}")
     if seen.parts:
         rows = [
-            (name, part.family or "unknown", _quant(part), _shared.size(part.bytes), str(part.tensors), _types(part))
+            (name, part.family or "unknown", _quant(part), _common.size(part.bytes), str(part.tensors), _types(part))
             for name, part in seen.parts.items()
         ]
         header = ("component", "family", "quantization", "weights", "tensors", "types")
-        print("\n" + _shared.table(header, rows, left=3, last_left=True))
+        print("\n" + _common.table(header, rows, left=3, last_left=True))
     _print_types(seen)
     print("\nevidence")
     for name, part in (seen.parts or {"": seen}).items():
@@ -66,16 +66,16 @@ def _facts(one: Detected) -> dict[str, str]:
     rows = {"container": one.container, "family": one.family or "unknown"}
     if not one.parts:
         rows["component"] = one.component or "unknown"
-    rows |= {"quantization": _quant(one), "weights": f"{_shared.size(one.bytes)} in {one.tensors} tensors"}
+    rows |= {"quantization": _quant(one), "weights": f"{_common.size(one.bytes)} in {one.tensors} tensors"}
     return rows
 
 
 def _print_types(seen: Detected) -> None:
     rows = [
-        (row.type, str(row.tensors), f"{row.weights:,}", _shared.size(row.bytes), f"{row.bits_per_weight:.2f}")
+        (row.type, str(row.tensors), f"{row.weights:,}", _common.size(row.bytes), f"{row.bits_per_weight:.2f}")
         for row in seen.histogram
     ]
-    print("\n" + _shared.table(("type", "tensors", "numbers", "size", "bits each"), rows, left=1))
+    print("\n" + _common.table(("type", "tensors", "numbers", "size", "bits each"), rows, left=1))
     if not seen.prequantized:
         return
     for name, part in (seen.parts or {"": seen}).items():

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..training.config import Config, Key, keys, load
 from ..training.config.value_types import shown
-from . import _shared
+from . import _common
 
 SUFFIXES = (".yml", ".yaml")
 _KEYS = "--keys"
@@ -105,7 +105,7 @@ def _add_form(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a key's value instead of the file's")
     parser.add_argument(_KEYS, dest="list_keys", action="store_true", help="list the keys that it may have, and stop")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no progress bars")
-    _shared.add_json_flag(parser)
+    _common.add_json_flag(parser)
     parser.set_defaults(config_of=command)
 
 
@@ -131,10 +131,10 @@ def read(args: argparse.Namespace) -> Config | None:
 def _list(command: str, *, as_json: bool) -> None:
     rows = [row for row in keys() if command in row.commands]
     if as_json:
-        _shared.print_json([_row(row) for row in rows])
+        _common.print_json([_row(row) for row in rows])
         return
     lines = [(row.name, row.kind, shown(row.default), row.origin, _help(row)) for row in rows]
-    print(_shared.table(("key", "type", "default", "name of", "what it is"), lines, left=5))
+    print(_common.table(("key", "type", "default", "name of", "what it is"), lines, left=5))
 
 
 def _row(row: Key) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..evaluation.benchmark import CLOCKS, INPUT_KINDS, PROMPT
-from ..utils.byte_sizes import size
-from ..utils.images import SUFFIXES, save
-from . import _shared
+from ...evaluation.benchmark import CLOCKS, INPUT_KINDS, PROMPT
+from ...utils.byte_sizes import size
+from ...utils.images import SUFFIXES, save
+from .. import _common
 
 if TYPE_CHECKING:
-    from ..evaluation.benchmark import Benchmark, Row
-    from ..evaluation.benchmark.runner import OnProgress
+    from ...evaluation.benchmark import Benchmark, Row
+    from ...evaluation.benchmark.runner import OnProgress
 
 HEADER = ("", "weights", "load", "peak", "step", "ratio", "SNR")
 
@@ -30,16 +30,16 @@ _QUANT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model's flags, those of the measurement, and where the results go."""
-    _shared.add_request_flags(parser, helps={"quant": _QUANT})
-    parser.add_argument("--steps", type=_shared.positive, default=1, help="steps in a turn (default: %(default)s)")
-    parser.add_argument("--rounds", type=_shared.positive, default=5, help="turns of each (default: %(default)s)")
+    _common.add_request_flags(parser, helps={"quant": _QUANT})
+    parser.add_argument("--steps", type=_common.positive, default=1, help="steps in a turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=_common.positive, default=5, help="turns of each (default: %(default)s)")
     parser.add_argument("--size", type=_size, metavar="WxH", help="of the image, in pixels (default: the model's)")
     parser.add_argument(
-        "--batch", type=_shared.positive, default=1,
+        "--batch", type=_common.positive, default=1,
         help="images of a component without a pipeline (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=_shared.positive, help="of the CPU (default: torch's own number)")
-    parser.add_argument("--seed", type=_shared.seed, default=0, help="of the inputs (default: %(default)s)")
+    parser.add_argument("--threads", type=_common.positive, help="of the CPU (default: torch's own number)")
+    parser.add_argument("--seed", type=_common.seed, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--prompt", default=PROMPT, help="of which the pipeline makes the inputs")
     parser.add_argument(
         "--inputs", choices=INPUT_KINDS, default=INPUT_KINDS[0],
@@ -66,13 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write, and print the table. Nothing is written before all is measured."""
-    from ..evaluation.benchmark import bench
+    from ...evaluation.benchmark import bench
 
     to_stdout = args.json_file is not None and str(args.json_file) == "-"
     for path, suffixes in ((args.output, SUFFIXES), (args.json_file, (".json",)), (args.profile, ())):
         if path is not None and not (path is args.json_file and to_stdout):
-            _shared.refuse_target(path, suffixes)
-    asked = _shared.request_of(args, quant=None)
+            _common.refuse_target(path, suffixes)
+    asked = _common.request_of(args, quant=None)
     values = {row.name: getattr(asked, row.name) for row in dataclasses.fields(asked)}
     del values["quant"]
     with _bar(args.progress) as on_progress:
@@ -94,11 +94,11 @@ def run(args: argparse.Namespace) -> int:
             **values,
         )
     if args.output is not None:
-        from ..evaluation.benchmark.figure import sheet
+        from ...evaluation.benchmark.figure import sheet
 
         save(sheet(made), args.output, optimize=True)
     if to_stdout:
-        _shared.print_json(made.to_dict())
+        _common.print_json(made.to_dict())
     else:
         if args.json_file is not None:
             _write(args.json_file, made)
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, made: Benchmark) -> None:
-    from ..utils.atomic_write import whole_file
+    from ...utils.atomic_write import whole_file
 
     raw = (json.dumps(made.to_dict(), indent=1) + "\n").encode()
     with whole_file(path, len(raw)) as file:
@@ -145,7 +145,7 @@ def render(made: Benchmark) -> str:
         ", ".join([made.machine["cpu"] if made.device == "cpu" else made.device, f"{made.threads} threads", *packages]),
         f"peak is {made.memory}; ratio is of {made.clock} time against the first row, median of {made.rounds} rounds",
         "",
-        _shared.table(HEADER, [_cells(row) for row in made.rows]),
+        _common.table(HEADER, [_cells(row) for row in made.rows]),
     ]
     lines += [f"note: {row.name}: {row.note}" for row in made.rows if row.note is not None and row.error is None]
     lines += [f"not measured: {row.name}: {row.error}" for row in made.rows if row.error is not None]
@@ -154,7 +154,7 @@ def render(made: Benchmark) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from ..evaluation.benchmark.figure import decibels, seconds
+    from ...evaluation.benchmark.figure import decibels, seconds
 
     if row.error is not None:
         return (row.name, *("-",) * (len(HEADER) - 1))
