@@ -64,7 +64,7 @@ def test_it_is_registered_and_gone_again(round8: backends.Scheme) -> None:
 
 def test_the_settings_page_has_it(round8: backends.Scheme) -> None:
     """A choice for every part of a model, with what the matrix says of it, and a plan: no page was touched."""
-    from sdquant.ui.review import Target, review
+    from sdquant.ui.plan_preview import Target, review
 
     assert all(round8.name in row.choices for row in fields() if row.kind == "scheme")
     values = {**Settings().values, "quant.model": round8.name}

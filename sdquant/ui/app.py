@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
-from . import head as heads
-from .desk import Desk
-from .look import look
+from . import header as heads
+from .app_state import Desk
 from .tabs import compare, generate, inspect, settings
+from .theme import look
 
 if TYPE_CHECKING:
-    from .roots import Roots
+    from .model_folders import Roots
 
 __all__ = ["build", "look"]
 

@@ -9,7 +9,7 @@ import gradio as gr
 
 if TYPE_CHECKING:
     from ..settings import Field
-    from .review import Mark
+    from .plan_preview import Mark
 
 # What stands behind a choice, by the verdict on it.
 _MARKS = {"works": "", "slow": "  ◔ slow", "untested": "  ? untested", "breaks": "  ✕ not with the other choices"}

@@ -15,7 +15,7 @@ from sdquant.errors import SdquantError
 from sdquant.ui.html import escape
 
 if TYPE_CHECKING:
-    from sdquant.ui.roots import Roots
+    from sdquant.ui.model_folders import Roots
 
 
 def build(roots: Roots, settings: Path) -> Any:

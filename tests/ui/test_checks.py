@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sdquant.errors import SettingsError
-from sdquant.ui.checks import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
+from sdquant.ui.validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
 
 
 @pytest.mark.parametrize(("value", "taken"), [(0, 0), (7.0, 7), (MAX_SEED, MAX_SEED)])

@@ -21,7 +21,7 @@ import pytest
 
 from sdquant import demo
 from sdquant.planning.request import request
-from sdquant.ui.engine import Drawing, Engine
+from sdquant.ui.model_manager import Drawing, Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc says")]
 

@@ -8,9 +8,9 @@ import pytest
 
 from sdquant.settings import Settings
 from sdquant.settings import file as settings_file
-from sdquant.ui.desk import Desk
-from sdquant.ui.engine import Job
-from sdquant.ui.roots import Roots
+from sdquant.ui.app_state import Desk
+from sdquant.ui.model_folders import Roots
+from sdquant.ui.model_manager import Job
 
 BALANCED = Settings({"offload": "balanced"})
 

@@ -16,8 +16,8 @@ import sdquant
 from sdquant import demo
 from sdquant.models.generate import Stopped
 from sdquant.planning.request import Request, request
-from sdquant.ui import engine as engines
-from sdquant.ui.engine import Drawing, Engine, Job, Progress
+from sdquant.ui import model_manager as engines
+from sdquant.ui.model_manager import Drawing, Engine, Job, Progress
 
 SEVEN = Drawing(prompt="a handwritten seven", steps=3, seed=1)
 

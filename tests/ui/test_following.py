@@ -9,10 +9,10 @@ import pytest
 
 import sdquant
 from sdquant.models.generate import Stopped
-from sdquant.ui.desk import Desk
-from sdquant.ui.engine import Job, Progress
-from sdquant.ui.following import Done, follow
-from sdquant.ui.roots import Roots
+from sdquant.ui.app_state import Desk
+from sdquant.ui.background_task import Done, follow
+from sdquant.ui.model_folders import Roots
+from sdquant.ui.model_manager import Job, Progress
 
 
 @pytest.fixture

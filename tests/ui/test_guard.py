@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sdquant.ui import allowed
-from sdquant.ui.bodies import MAX_BODY
-from sdquant.ui.guard import Guard
-from sdquant.ui.signin import FREE, SignIn
+from sdquant.ui.server import routes
+from sdquant.ui.server.basic_auth import FREE, SignIn
+from sdquant.ui.server.guard import Guard
+from sdquant.ui.server.request_body import MAX_BODY
 
 from .conftest import SECRET
 from .hostile import (
@@ -106,7 +106,7 @@ def test_uploads_stay_in_their_folder(server: Served, name: str) -> None:
     assert reply.status == 200
     (made,) = json.loads(reply.body)
     uploads = next(server.temporary.glob("sdquant-ui-*"))
-    assert allowed.is_kept(made, str(uploads))
+    assert routes.is_kept(made, str(uploads))
     new = {path for path in server.temporary.parent.rglob("*")} - there
     assert all(path.is_relative_to(uploads) for path in new)
     shown = request(server.port, "GET", "/gradio_api/file=" + urllib.parse.quote(made))
@@ -224,5 +224,5 @@ def test_wrong_passwords_are_heard_ever_more_slowly(tmp_path: Path) -> None:
 
 
 def test_every_route_says_why() -> None:
-    assert all(row.why for row in allowed.ROUTES)
-    assert len({row.path for row in allowed.ROUTES}) == len(allowed.ROUTES)
+    assert all(row.why for row in routes.ROUTES)
+    assert len({row.path for row in routes.ROUTES}) == len(routes.ROUTES)

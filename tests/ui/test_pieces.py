@@ -10,11 +10,11 @@ import pytest
 import sdquant
 import sdquant.settings
 from sdquant import demo
-from sdquant.ui import pieces
-from sdquant.ui.engine import Drawing, Engine, Progress
-from sdquant.ui.review import Target, review
-from sdquant.ui.roots import Roots
-from sdquant.ui.verdict import shown
+from sdquant.ui import html_components
+from sdquant.ui.model_folders import Roots
+from sdquant.ui.model_manager import Drawing, Engine, Progress
+from sdquant.ui.plan_preview import Target, review
+from sdquant.ui.support_view import shown
 
 HOSTILE = """<script>alert("1")</script><img src=x onerror='alert(2)'>"""
 
@@ -40,15 +40,15 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize(
     "html",
     [
-        pieces.refusal(sdquant.SdquantError(HOSTILE, HOSTILE, HOSTILE), Roots()),
-        pieces.refusal(ValueError(HOSTILE), Roots()),
-        pieces.paragraph(HOSTILE),
-        pieces.note(HOSTILE),
-        pieces.table((HOSTILE,), [(HOSTILE,)]),
-        pieces.facts([(HOSTILE, HOSTILE)]),
-        pieces.bar(HOSTILE, HOSTILE, 1, 2, 3),
-        pieces.chip(HOSTILE, HOSTILE),
-        pieces.progress(Progress(stage=HOSTILE, done=1, total=2)),
+        html_components.refusal(sdquant.SdquantError(HOSTILE, HOSTILE, HOSTILE), Roots()),
+        html_components.refusal(ValueError(HOSTILE), Roots()),
+        html_components.paragraph(HOSTILE),
+        html_components.note(HOSTILE),
+        html_components.table((HOSTILE,), [(HOSTILE,)]),
+        html_components.facts([(HOSTILE, HOSTILE)]),
+        html_components.bar(HOSTILE, HOSTILE, 1, 2, 3),
+        html_components.chip(HOSTILE, HOSTILE),
+        html_components.progress(Progress(stage=HOSTILE, done=1, total=2)),
     ],
     ids=range(9),
 )
@@ -63,14 +63,14 @@ def test_a_refusal_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     inside, outside = tmp_path / "models", tmp_path / "elsewhere"
     inside.mkdir()
     error = sdquant.BadFileError(f"{inside}/a.safetensors was read", f"{outside}/b is damaged", f"Look at {outside}/c")
-    html = pieces.refusal(error, Roots([inside]))
+    html = html_components.refusal(error, Roots([inside]))
     assert str(tmp_path) not in html
     assert "models/a.safetensors" in html and "b is damaged" in html
 
 
 @pytest.mark.parametrize(("done", "total", "words"), [(0, 0, "Loading"), (1, 4, "25%"), (9, 4, "100%")])
 def test_progress(done: int, total: int, words: str) -> None:
-    assert words in Tags(pieces.progress(Progress(stage="loading", done=done, total=total))).text
+    assert words in Tags(html_components.progress(Progress(stage="loading", done=done, total=total))).text
 
 
 def test_the_plan_as_bars() -> None:
@@ -85,8 +85,8 @@ def test_the_plan_as_bars() -> None:
 def test_what_does_not_fit_is_said() -> None:
     seen = review(Target(path=str(demo.path("digits-sd"))), _defaults())
     assert seen.plan is not None
-    assert "sq-over" in pieces.plan_bars(seen.plan, seen.plan.bytes // 2)
-    assert "sq-over" not in pieces.plan_bars(seen.plan, seen.plan.bytes * 2)
+    assert "sq-over" in html_components.plan_bars(seen.plan, seen.plan.bytes // 2)
+    assert "sq-over" not in html_components.plan_bars(seen.plan, seen.plan.bytes * 2)
 
 
 def test_what_stands_beside_an_image() -> None:
@@ -95,7 +95,7 @@ def test_what_stands_beside_an_image() -> None:
         {"quant.model": "nf4", "offload": "balanced", "budget": "3MB", "runtime": "library"}
     )
     made = Engine().draw(target.request(settings), Drawing(prompt="a handwritten one", steps=2, seed=3))
-    text = Tags(pieces.drawn(made, Roots(), 123_000_000)).text
+    text = Tags(html_components.drawn(made, Roots(), 123_000_000)).text
     for words in ("digits-sd", "nf4, quantized while loading, library runtime", "balanced", "budget 3.0 MB", "seed 3",
                   "2 steps", "123.0 MB"):  # fmt: skip
         assert words in text

@@ -14,7 +14,7 @@ from sdquant.planning.preparation import prepare
 from sdquant.planning.settings_fields import fields
 from sdquant.settings import Settings
 from sdquant.ui import widgets
-from sdquant.ui.review import Target, review
+from sdquant.ui.plan_preview import Target, review
 
 SD = Target(path=str(demo.path("digits-sd")))
 

@@ -10,9 +10,9 @@ import pytest
 
 from sdquant import demo
 from sdquant.errors import SettingsError
-from sdquant.ui import roots as module
+from sdquant.ui import model_folders as module
 from sdquant.ui.html import escape
-from sdquant.ui.roots import Roots
+from sdquant.ui.model_folders import Roots
 
 SD = demo.path("digits-sd")
 

@@ -15,8 +15,8 @@ import pytest
 
 from sdquant import cli
 from sdquant.errors import SettingsError
-from sdquant.ui import server as module
-from sdquant.ui.server import serve as serve_page
+from sdquant.ui.server import serve as module
+from sdquant.ui.server.serve import serve as serve_page
 
 from .conftest import SECRET
 from .wire import click, request
@@ -122,7 +122,7 @@ def test_without_gradio_the_command_says_how_to_get_it(
 
 def test_what_imports_nothing() -> None:
     code = (
-        "import sys, sdquant.ui.roots, sdquant.ui.guard, sdquant.ui.server, sdquant.ui.html, sdquant.cli.commands.ui\n"
+        "import sys, sdquant.ui.model_folders, sdquant.ui.server.guard, sdquant.ui.server.serve, sdquant.ui.html, sdquant.cli.commands.ui\n"
         "print(sorted({'torch', 'gradio', 'diffusers', 'fastapi', 'uvicorn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -170,7 +170,7 @@ from sdquant.utils.temp_dirs import temporary_folder
 from sdquant.ui import server
 from tests.ui import small_page
 with temporary_folder("sdquant-ui-") as folder, server._environment(folder):
-    from sdquant.ui.roots import Roots
+    from sdquant.ui.model_folders import Roots
     page = small_page.build(Roots(), Path("none"))
     app = server._mounted(page, {{}})
     import httpx

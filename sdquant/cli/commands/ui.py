@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from ...settings.file import default_path
-    from ...ui.roots import Roots
-    from ...ui.server import gradio_is_there, serve
+    from ...ui.model_folders import Roots
+    from ...ui.server.serve import gradio_is_there, serve
 
     gradio_is_there()
     roots = Roots(args.models)

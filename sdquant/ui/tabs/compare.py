@@ -13,24 +13,24 @@ from ...evaluation import compare
 from ...models.generate import Stopped
 from ...planning.settings_fields import fields
 from ...utils.byte_sizes import size
-from .. import head as heads
-from .. import pieces
-from ..checks import MAX_PROMPT, MAX_SEED, prompt_of, whole
-from ..engine import Job, Progress
-from ..following import follow
+from .. import header as heads
+from .. import html_components
+from ..background_task import follow
+from ..model_manager import Job, Progress
+from ..validation import MAX_PROMPT, MAX_SEED, prompt_of, whole
 
 if TYPE_CHECKING:
     from ...evaluation.comparison import Comparison
-    from ..desk import Desk
-    from ..head import Head
+    from ..app_state import Desk
+    from ..header import Head
 
 MOST = 12  # schemes at once
 MAX_STEPS = 100
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-_IDLE = pieces.card(
+_IDLE = html_components.card(
     "info",
     "Choose schemes",
-    pieces.paragraph("The first column is the model as it is on disk; the others are held to it."),
+    html_components.paragraph("The first column is the model as it is on disk; the others are held to it."),
 )
 
 
@@ -86,14 +86,14 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
     """Compare, and tell of it."""
     model, base, prompt, chosen, steps, seed = values
     busy = (gr.update(interactive=False), gr.update(interactive=True), gr.skip())
-    yield pieces.progress(Progress(stage="loading")), *_nothing(), *busy
+    yield html_components.progress(Progress(stage="loading")), *_nothing(), *busy
     try:
         names = _schemes(chosen)
         target = desk.target(model, base)
         asked: dict[str, Any] = {"prompt": prompt_of(prompt), "seed": whole("Seed", seed, 0, MAX_SEED)}
         asked["steps"] = whole("Steps", steps, 1, MAX_STEPS)
     except SdquantError as error:
-        yield pieces.refusal(error, desk.roots), *_nothing(), *_idle(desk)
+        yield html_components.refusal(error, desk.roots), *_nothing(), *_idle(desk)
         return
     settings = desk.settings
 
@@ -106,11 +106,11 @@ def _run(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ..
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
-            yield pieces.progress(event), *_nothing(), *busy
+            yield html_components.progress(event), *_nothing(), *busy
         elif isinstance(event.error, Stopped):
-            yield pieces.card("info", "Cancelled"), *_nothing(), *_idle(desk)
+            yield html_components.card("info", "Cancelled"), *_nothing(), *_idle(desk)
         elif event.error is not None:
-            yield pieces.refusal(event.error, desk.roots), *_nothing(), *_idle(desk)
+            yield html_components.refusal(event.error, desk.roots), *_nothing(), *_idle(desk)
         else:
             yield *_shown(desk, event.value), *_idle(desk)
 
@@ -136,9 +136,11 @@ def _shown(desk: Desk, made: Comparison) -> tuple[Any, ...]:
     sheet = compare.sheet(made)
     sheet.save(picture)
     data.write_text(json.dumps(_public(desk, made), indent=2), encoding="utf-8")
-    failed = [pieces.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in made.rows if row.error]
+    failed = [
+        html_components.paragraph(desk.roots.clean(f"{row.label}: {row.error}")) for row in made.rows if row.error
+    ]
     title = f"✓ {len(made.drawn)} of {len(made.rows) - 1} schemes beside the reference"
-    status = pieces.card("ok" if made.drawn else "breaks", title, *failed)
+    status = html_components.card("ok" if made.drawn else "breaks", title, *failed)
     return status, sheet, _table(made), *(gr.update(value=str(path), interactive=True) for path in (picture, data))
 
 
@@ -163,4 +165,4 @@ def _table(made: Comparison) -> str:
         )
         for row in made.rows
     ]
-    return pieces.table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)
+    return html_components.table(("scheme", "weights", "of bf16", "load", "drawing", "PSNR"), rows)

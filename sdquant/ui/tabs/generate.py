@@ -9,22 +9,26 @@ import gradio as gr
 
 from ...errors import SdquantError
 from ...models.generate import Stopped
-from .. import head as heads
-from .. import pieces
-from ..checks import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
-from ..engine import Drawing, Drawn, Job, Progress
-from ..following import Done, follow
+from .. import header as heads
+from .. import html_components
+from ..background_task import Done, follow
+from ..model_manager import Drawing, Drawn, Job, Progress
+from ..validation import MAX_PROMPT, MAX_SEED, number, prompt_of, whole
 
 if TYPE_CHECKING:
-    from ..desk import Desk
-    from ..head import Head
+    from ..app_state import Desk
+    from ..header import Head
 
 MAX_STEPS = 200
 MAX_SIDE = 4096
 MAX_GUIDANCE = 100
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-_IDLE = pieces.card("info", "Nothing drawn yet", pieces.paragraph("Write a prompt and press Enter, or Draw."))
-_STOPPED = pieces.card("info", "Cancelled", pieces.paragraph("The model is as it was; draw again at any time."))
+_IDLE = html_components.card(
+    "info", "Nothing drawn yet", html_components.paragraph("Write a prompt and press Enter, or Draw.")
+)
+_STOPPED = html_components.card(
+    "info", "Cancelled", html_components.paragraph("The model is as it was; draw again at any time.")
+)
 
 
 def add(desk: Desk, head: Head) -> None:
@@ -74,7 +78,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
     """Draw, and tell of it: status, image, facts, the two buttons, the head's chip."""
     model, base, prompt, steps, seed, width, height, guidance = values
     nothing = (gr.skip(), gr.skip())
-    yield pieces.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
+    yield html_components.progress(Progress(stage="loading")), *nothing, *_buttons(busy=True), gr.skip()
     try:
         drawing = Drawing(
             prompt=prompt_of(prompt),
@@ -86,7 +90,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
         )
         target = desk.target(model, base)
     except SdquantError as error:
-        yield pieces.refusal(error, desk.roots), *nothing, *_buttons(busy=False), gr.skip()
+        yield html_components.refusal(error, desk.roots), *nothing, *_buttons(busy=False), gr.skip()
         return
     settings = desk.settings
 
@@ -95,7 +99,7 @@ def _draw(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
-            yield pieces.progress(event), *nothing, *_buttons(busy=True), gr.skip()
+            yield html_components.progress(event), *nothing, *_buttons(busy=True), gr.skip()
         else:
             yield *_ended(desk, event), *_buttons(busy=False), heads.chip(desk)
 
@@ -105,9 +109,13 @@ def _ended(desk: Desk, done: Done) -> tuple[Any, Any, Any]:
     if isinstance(done.error, Stopped):
         return _STOPPED, gr.skip(), gr.skip()
     if done.error is not None:
-        return pieces.refusal(done.error, desk.roots), gr.skip(), gr.skip()
+        return html_components.refusal(done.error, desk.roots), gr.skip(), gr.skip()
     title = f"✓ Drawn in {done.value.seconds:.1f} s"
-    return pieces.card("ok", title), done.value.image, pieces.drawn(done.value, desk.roots, resident())
+    return (
+        html_components.card("ok", title),
+        done.value.image,
+        html_components.drawn(done.value, desk.roots, resident()),
+    )
 
 
 def resident() -> int:

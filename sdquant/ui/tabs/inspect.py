@@ -16,18 +16,20 @@ from ...core import registry
 from ...errors import SdquantError
 from ...models.detection import detect
 from ...utils.byte_sizes import size
-from .. import pieces
-from ..engine import Progress
-from ..following import follow
+from .. import html_components
+from ..background_task import follow
 from ..html import escape
+from ..model_manager import Progress
 
 if TYPE_CHECKING:
     from ...formats.type_histogram import TypeRow
     from ...models.detection import Detected
-    from ..desk import Desk
+    from ..app_state import Desk
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-_IDLE = pieces.card("info", "Pick a file or folder", pieces.paragraph("Only headers are read, however large it is."))
+_IDLE = html_components.card(
+    "info", "Pick a file or folder", html_components.paragraph("Only headers are read, however large it is.")
+)
 _MOST = 40  # lines of evidence
 
 
@@ -56,7 +58,7 @@ def _look(desk: Desk, name: str | None) -> str:
     try:
         return shown(detect(desk.roots.resolve(name)), desk)
     except SdquantError as error:
-        return pieces.refusal(error, desk.roots)
+        return html_components.refusal(error, desk.roots)
 
 
 def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
@@ -66,19 +68,19 @@ def _verify(desk: Desk, page: str, name: str | None) -> Iterator[str]:
     if not name:
         yield _IDLE
         return
-    yield pieces.progress(Progress(stage="reading"))
+    yield html_components.progress(Progress(stage="reading"))
     try:
         path = desk.roots.resolve(name)
     except SdquantError as error:
-        yield pieces.refusal(error, desk.roots)
+        yield html_components.refusal(error, desk.roots)
         return
     for event in follow(desk, page, lambda job: verify(path, progress=False)):
         if isinstance(event, Progress):
             continue
         if event.error is not None:
-            yield pieces.refusal(event.error, desk.roots)
+            yield html_components.refusal(event.error, desk.roots)
         else:
-            yield pieces.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)
+            yield html_components.card("ok", "✓ Every tensor was read and is sound") + shown(event.value, desk)
 
 
 def shown(seen: Detected, desk: Desk) -> str:
@@ -93,10 +95,10 @@ def shown(seen: Detected, desk: Desk) -> str:
         ("Its name says", seen.suffix_hint or "nothing of a quantization"),
         ("Weights", f"{size(seen.bytes)} in {seen.tensors} tensors"),
     ]
-    warnings = [pieces.paragraph(desk.roots.clean(line)) for line in seen.warnings]
+    warnings = [html_components.paragraph(desk.roots.clean(line)) for line in seen.warnings]
     return "".join(
         (
-            pieces.card(kind, title, *warnings, pieces.facts(rows)),
+            html_components.card(kind, title, *warnings, html_components.facts(rows)),
             _parts(seen),
             _section("Types of its weights", _types(seen.histogram)),
             _section("What shows it", _evidence(seen, desk)),
@@ -115,7 +117,7 @@ def _parts(seen: Detected) -> str:
         for name, part in seen.parts.items()
     ]
     return (
-        _section("Components", pieces.table(("name", "family", "quantization", "weights", "tensors"), rows))
+        _section("Components", html_components.table(("name", "family", "quantization", "weights", "tensors"), rows))
         if rows
         else ""
     )
@@ -125,7 +127,7 @@ def _types(rows: tuple[TypeRow, ...]) -> str:
     """A bar for each type, by its bytes."""
     most = max((row.bytes for row in rows), default=0)
     return "".join(
-        pieces.bar(row.type, f"{row.tensors} tensors, {row.bits_per_weight:.2f} bits each", row.bytes, 0, most)
+        html_components.bar(row.type, f"{row.tensors} tensors, {row.bits_per_weight:.2f} bits each", row.bytes, 0, most)
         for row in rows
     )
 
@@ -154,5 +156,5 @@ def _goes_with(seen: Detected) -> str:
     rows = []
     for name in names:
         said = {cell.offload: cell for cell in cells if cell.scheme == name}
-        rows.append((name, *(f"{pieces.SIGNS[said[one].verdict]} {said[one].verdict}" for one in OFFLOADS)))
-    return pieces.table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)
+        rows.append((name, *(f"{html_components.SIGNS[said[one].verdict]} {said[one].verdict}" for one in OFFLOADS)))
+    return html_components.table(("scheme", *(f"{one} offload" for one in OFFLOADS)), rows)

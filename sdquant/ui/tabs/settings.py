@@ -19,16 +19,16 @@ from ...planning.settings_fields import fields
 from ...settings import Settings, field_named
 from ...settings import file as settings_file
 from ...settings.suggestions import Fix
-from .. import head as heads
-from .. import pieces, verdict, widgets
-from ..engine import Held, Job, Progress
-from ..following import follow
+from .. import header as heads
+from .. import html_components, support_view, widgets
+from ..background_task import follow
 from ..html import escape
-from ..review import Review, review
+from ..model_manager import Held, Job, Progress
+from ..plan_preview import Review, review
 
 if TYPE_CHECKING:
-    from ..desk import Desk
-    from ..head import Head
+    from ..app_state import Desk
+    from ..header import Head
 
 # Fields that stand in the open; every other one, new ones too, is under "More".
 _OPEN = ("offload", "budget", "mode", "skip", "cache")
@@ -53,7 +53,7 @@ def add(desk: Desk, head: Head, page: gr.Blocks) -> None:
             with gr.Row():
                 apply = gr.Button("Apply and load", variant="primary", scale=3, elem_id="apply")
                 cancel = gr.Button("Cancel", variant="stop", interactive=False, min_width=90, elem_id="cancel-load")
-            outcome = gr.HTML(pieces.note(desk.notes), elem_id="applied")
+            outcome = gr.HTML(html_components.note(desk.notes), elem_id="applied")
             with gr.Row():
                 export = gr.DownloadButton("Export", size="sm", interactive=False, elem_id="export", min_width=90)
                 take = gr.UploadButton(
@@ -148,7 +148,7 @@ def _look(desk: Desk, before: Mapping[str, Any], model: str, base: str, *shown: 
     marked = {row.name: widgets.choices(row, seen.marks[row.name]) for row in fields() if row.name in seen.marks}
     marked = {**before, **marked}
     return (
-        verdict.shown(seen, values, desk.roots),
+        support_view.shown(seen, values, desk.roots),
         [dict(fix.changes) for fix in seen.fixes],
         marked,
         *(gr.update(value=text, visible=bool(text)) for text in ways),
@@ -199,8 +199,10 @@ def _preset(desk: Desk, name: str, model: str, base: str, *shown: Any) -> tuple[
         taken = held.bytes if held is not None else 0
         chosen = presets.choose(name, target.path, settings=keep, held=taken, base=target.base)
     except SdquantError as error:
-        return pieces.refusal(error, desk.roots), *_as_they_are()
-    return pieces.card("info", escape(title), pieces.paragraph(chosen.why + ".")), *_put(chosen.settings.values)
+        return html_components.refusal(error, desk.roots), *_as_they_are()
+    return html_components.card("info", escape(title), html_components.paragraph(chosen.why + ".")), *_put(
+        chosen.settings.values
+    )
 
 
 def _keepable(values: Mapping[str, Any]) -> Settings:
@@ -226,12 +228,12 @@ def _import(desk: Desk, content: bytes | None, *shown: Any) -> tuple[Any, ...]:
         read = sdnext.read_any(content.decode("utf-8", errors="strict"))
     except UnicodeDecodeError:
         error = SettingsError("A file was to be imported", "it is no text", "Choose a settings file")
-        return pieces.refusal(error, desk.roots), *_as_they_are()
+        return html_components.refusal(error, desk.roots), *_as_they_are()
     except SdquantError as error:
-        return pieces.refusal(error, desk.roots), *_as_they_are()
-    lines = [pieces.paragraph(f"Taken: {', '.join(read.taken)}.")] if read.taken else []
-    lines += [pieces.paragraph(f"Not taken: {name}. {why}") for name, why in read.left]
-    return pieces.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values)
+        return html_components.refusal(error, desk.roots), *_as_they_are()
+    lines = [html_components.paragraph(f"Taken: {', '.join(read.taken)}.")] if read.taken else []
+    lines += [html_components.paragraph(f"Not taken: {name}. {why}") for name, why in read.left]
+    return html_components.card("info", "Imported. Apply to use it.", *lines), *_put(read.settings.values)
 
 
 def _export(desk: Desk) -> Any:
@@ -244,7 +246,7 @@ def _export(desk: Desk) -> Any:
 def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Apply: load with the new settings; they are kept when that went well. Outcome, two buttons, the head's chip."""
     model, base, *shown = values
-    yield pieces.progress(Progress(stage="loading")), *_buttons(busy=True), gr.skip()
+    yield html_components.progress(Progress(stage="loading")), *_buttons(busy=True), gr.skip()
     try:
         settings = Settings(_read(shown))
         _refuse_places(desk, settings.values)
@@ -260,7 +262,7 @@ def _load(desk: Desk, page: str, values: Sequence[Any]) -> Iterator[tuple[Any, .
 
     for event in follow(desk, page, work):
         if isinstance(event, Progress):
-            yield pieces.progress(event), *_buttons(busy=True), gr.skip()
+            yield html_components.progress(event), *_buttons(busy=True), gr.skip()
         elif event.error is not None:
             yield _refused(desk, event.error), *_buttons(busy=False), heads.chip(desk)
         else:
@@ -272,15 +274,15 @@ def _buttons(*, busy: bool) -> tuple[Any, Any]:
 
 
 def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
-    how = f"{desk.roots.shown(held.plan.path)}: {pieces.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
+    how = f"{desk.roots.shown(held.plan.path)}: {html_components.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
     if lost is None:
-        return pieces.card("ok", "✓ Applied and kept for the next start", pieces.paragraph(how))
+        return html_components.card("ok", "✓ Applied and kept for the next start", html_components.paragraph(how))
     why = f"{lost.why}. {lost.fix}."
-    return pieces.card(
+    return html_components.card(
         "slow",
         "✓ Applied, but not kept: the settings file cannot be written",
-        pieces.paragraph(desk.roots.clean(why)),
-        pieces.paragraph(how),
+        html_components.paragraph(desk.roots.clean(why)),
+        html_components.paragraph(how),
     )
 
 
@@ -288,7 +290,7 @@ def _refused(desk: Desk, error: BaseException) -> str:
     held = desk.engine.held
     still = "No model is loaded."
     if held is not None:
-        still = f"{desk.roots.shown(held.plan.path)} is in memory as before: {pieces.scheme_words(held.plan)}."
+        still = f"{desk.roots.shown(held.plan.path)} is in memory as before: {html_components.scheme_words(held.plan)}."
     if isinstance(error, Stopped):
-        return pieces.card("info", "Cancelled", pieces.paragraph(still))
-    return pieces.refusal(error, desk.roots) + pieces.note(still)
+        return html_components.card("info", "Cancelled", html_components.paragraph(still))
+    return html_components.refusal(error, desk.roots) + html_components.note(still)

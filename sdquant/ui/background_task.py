@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SdquantError
 from ..models.generate import Stopped
-from .engine import Job, Progress
+from .model_manager import Job, Progress
 
 if TYPE_CHECKING:
-    from .desk import Desk
+    from .app_state import Desk
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from .html import escape
 
 if TYPE_CHECKING:
     from ..planning.plan import ComponentPlan, Plan
-    from .engine import Drawn, Progress
-    from .roots import Roots
+    from .model_folders import Roots
+    from .model_manager import Drawn, Progress
 
 SIGNS = {"works": "✓", "slow": "◔", "untested": "?", "breaks": "✕"}
 _STAGES = {"waiting": "Waiting for another page's job", "reading": "Reading every tensor"}

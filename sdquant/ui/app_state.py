@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..errors import SdquantError
 from ..settings import Settings
 from ..settings import file as settings_file
-from .engine import Engine, Job
-from .review import Target
+from .model_manager import Engine, Job
+from .plan_preview import Target
 
 if TYPE_CHECKING:
-    from .roots import Roots
+    from .model_folders import Roots
 
 
 class Desk:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import allowed, bodies
-from .answers import Answer, Send, refuse
-from .bodies import BodyError, Receive
-from .signin import REALM, SignIn
+from . import request_body, routes
+from .basic_auth import REALM, SignIn
+from .request_body import BodyError, Receive
+from .response_headers import Answer, Send, refuse
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -88,11 +88,11 @@ class Guard:
             raise _No(403, "there are no web sockets here")
         self._origin(scope, schemes)
         _site(scope)
-        row = allowed.route(scope["method"], scope["path"], scope["query_string"])
+        row = routes.route(scope["method"], scope["path"], scope["query_string"])
         if row is None:
             raise _No(403, "the page makes no such request")
-        file = allowed.file_path(scope["path"])
-        if file is not None and not allowed.is_kept(file, self._uploads):
+        file = routes.file_path(scope["path"])
+        if file is not None and not routes.is_kept(file, self._uploads):
             raise _No(403, "only files that this server made or was sent are served")
         scope["scheme"] = schemes[0]
         scope["headers"] = [
@@ -100,7 +100,7 @@ class Guard:
             for name, value in scope["headers"]
             if not name.startswith(_DROPPED) and not (name == b"accept-encoding" and scope["path"] == "/")
         ]
-        return await bodies.read(receive, row.media, self._uploads) if _has_body(scope, row) else receive
+        return await request_body.read(receive, row.media, self._uploads) if _has_body(scope, row) else receive
 
     def _host(self, scope: Scope) -> list[str]:
         """The schemes of the name that a request is addressed to."""
@@ -144,15 +144,15 @@ def _site(scope: Scope) -> None:
         raise _No(403, "the request was sent by a page from elsewhere")
 
 
-def _has_body(scope: Scope, row: allowed.Route) -> bool:
+def _has_body(scope: Scope, row: routes.Route) -> bool:
     """Whether there is a body to read, which must then be of the row's type and have a sensible length."""
     length = _one(scope, b"content-length")
     if not row.media:
         if length not in (None, "0") or _one(scope, b"transfer-encoding") is not None:
             raise _No(403, "a request to read something has no body")
         return False
-    if length is not None and (len(length) > 9 or int(length) > bodies.MAX_BODY):
-        raise _No(413, f"the body is larger than {bodies.MAX_BODY >> 20} MiB")
+    if length is not None and (len(length) > 9 or int(length) > request_body.MAX_BODY):
+        raise _No(413, f"the body is larger than {request_body.MAX_BODY >> 20} MiB")
     if (_one(scope, b"content-type") or "").partition(";")[0].strip().lower() != row.media:
         raise _No(403, f"the body must be {row.media}, which pages from elsewhere cannot send unasked")
     return True

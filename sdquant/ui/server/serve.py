@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BackendUnavailableError, SettingsError
-from ..utils.temp_dirs import temporary_folder
+from ...errors import BackendUnavailableError, SettingsError
+from ...utils.temp_dirs import temporary_folder
+from .basic_auth import SignIn
 from .guard import Guard
-from .signin import SignIn
 
 if TYPE_CHECKING:
     from types import FrameType

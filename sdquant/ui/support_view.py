@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import hardware
 from ..planning.settings_fields import fields
-from . import pieces
+from . import html_components
 from .html import escape
-from .review import VERDICTS, Review
+from .plan_preview import VERDICTS, Review
 
 if TYPE_CHECKING:
-    from .roots import Roots
+    from .model_folders import Roots
 
 _TITLES = {
     "works": "✓ This works",
@@ -24,11 +24,13 @@ _TITLES = {
 def shown(seen: Review, values: Mapping[str, Any], roots: Roots) -> str:
     """The verdict as a box, and the plan as bars below it."""
     if seen.error is not None or seen.plan is None:
-        return pieces.refusal(seen.error or RuntimeError("there is no plan"), roots)
+        return html_components.refusal(seen.error or RuntimeError("there is no plan"), roots)
     worst = max((_chosen(seen, values)), key=lambda row: VERDICTS.index(row[0]), default=("works", ""))
     verdict = "untested" if worst[0] == "breaks" else worst[0]  # the plan was made: it was insisted on
-    said = pieces.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
-    return pieces.card(verdict, escape(_TITLES[verdict]), said) + pieces.plan_bars(seen.plan, capacity(seen))
+    said = html_components.paragraph(worst[1] + ".") if verdict != "works" and worst[1] else ""
+    return html_components.card(verdict, escape(_TITLES[verdict]), said) + html_components.plan_bars(
+        seen.plan, capacity(seen)
+    )
 
 
 def _chosen(seen: Review, values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from .allowed import JSON, is_kept
+from .routes import JSON, is_kept
 
 MAX_BODY = 4 << 20  # bytes; settings are a few kB
 SECONDS = 30  # for a whole body to arrive

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from . import pieces
+from . import html_components
 
 if TYPE_CHECKING:
-    from .desk import Desk
+    from .app_state import Desk
 
 TITLE = '<div class="sq-brand"><b>sdquant</b><span>quantization for diffusion models</span></div>'
 
@@ -81,5 +81,7 @@ def chip(desk: Desk) -> str:
     """What is in memory, in a line."""
     held = desk.engine.held
     if held is None:
-        return pieces.chip("No model is loaded.", "The first image loads one.")
-    return pieces.chip(desk.roots.shown(held.plan.path), f"in memory: {pieces.scheme_words(held.plan)}")
+        return html_components.chip("No model is loaded.", "The first image loads one.")
+    return html_components.chip(
+        desk.roots.shown(held.plan.path), f"in memory: {html_components.scheme_words(held.plan)}"
+    )

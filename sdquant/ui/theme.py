@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from .access import SCRIPT
+from .accessibility_js import SCRIPT
 
 # Fonts of the system, so that the page asks no other host for any.
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
