@@ -12,12 +12,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IncompatibleError, SdquantError
-from . import display, load, options
+from . import display, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
     from .host import Host
-    from .patches import Patches
+    from .monkeypatch import Patches
     from .status import Status
 
 _MADE = "sdquant_made_with"  # the attribute of a model that says what it was quantized with; None is: not
@@ -45,22 +45,22 @@ class Adapter:
         from ..integrations._common import dequantize
 
         settings = options.read(self.host)
-        scheme = load.asked(settings).get("model")
+        scheme = load_hooks.asked(settings).get("model")
         _refuse(settings, model)
-        load.begin(self.status, checkpoint_info.filename)
+        load_hooks.begin(self.status, checkpoint_info.filename)
         dequantize(model.model.diffusion_model)
         result = original(model, checkpoint_info, *args, **kwargs)
         unet = model.model.diffusion_model
         setattr(model, _MADE, _wanted(settings))
         if scheme is None:
-            self.status.loaded(load.part_of("unet", unet, load.AS_FOUND))
+            self.status.loaded(load_hooks.part_of("unet", unet, load_hooks.AS_FOUND))
             return result
         try:
             self._quantize(unet, scheme, settings)
         except SdquantError:
             _drop(model)
             raise
-        self.status.loaded(load.part_of("unet", unet, "after loading"))
+        self.status.loaded(load_hooks.part_of("unet", unet, "after loading"))
         return result
 
     def _reload(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,8 +86,10 @@ class Adapter:
         if seen.parts and seen.model == os.path.basename(filename):
             return
         unet = model.model.diffusion_model
-        load.begin(self.status, filename)
-        self.status.loaded(load.part_of("unet", unet, "after loading" if load.schemes_in(unet) else load.AS_FOUND))
+        load_hooks.begin(self.status, filename)
+        self.status.loaded(
+            load_hooks.part_of("unet", unet, "after loading" if load_hooks.schemes_in(unet) else load_hooks.AS_FOUND)
+        )
 
     def _quantize(self, unet: Any, scheme: str, settings: Settings) -> None:
         from ..loading.quantizer import quantize
@@ -97,15 +99,15 @@ class Adapter:
                 unet,
                 scheme,
                 skip=settings["skip"],
-                runtime=load.PLAIN,
+                runtime=load_hooks.PLAIN,
                 compute=settings["compute"],
-                device=load.device(),
+                device=load_hooks.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
 
 
 def _wanted(settings: Settings) -> tuple[Any, ...] | None:
-    scheme = load.asked(settings).get("model")
+    scheme = load_hooks.asked(settings).get("model")
     return None if scheme is None else (scheme, settings["skip"], settings["compute"])
 
 
@@ -124,10 +126,10 @@ def _drop(model: Any) -> None:
 
 def _refuse(settings: Settings, model: Any) -> None:
     """Raise SdquantError if what is asked for cannot be done with a model."""
-    scheme = load.asked(settings).get("model")
+    scheme = load_hooks.asked(settings).get("model")
     if scheme is None:
         return
-    load.refuse(settings, mode="post", offload="none", runtime=load.PLAIN)
+    load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
     if display.module("modules.lowvram").is_needed(model):
         raise IncompatibleError(
             f"{scheme} was asked for with --lowvram, --medvram or --medvram-sdxl",

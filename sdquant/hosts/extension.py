@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import SdquantError
 from . import display, folders, host, options, tab
-from .patches import Patches
+from .monkeypatch import Patches
 from .status import Status
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import registry
 from ..errors import ConflictError
-from . import display, load, options
+from . import display, load_hooks, options
 
 if TYPE_CHECKING:
     from ..settings import Settings
     from .host import Host
-    from .patches import Patches
+    from .monkeypatch import Patches
     from .status import Status
 
 
@@ -38,42 +38,42 @@ class Adapter:
         """Nothing: the loader's result was quantized already."""
 
     def _load(self, original: Any, sd: Any, *args: Any, **kwargs: Any) -> Any:
-        load.begin(self.status, sd if isinstance(sd, str) else None)
+        load_hooks.begin(self.status, sd if isinstance(sd, str) else None)
         settings = options.read(self.host)
-        asked = load.asked(settings)
+        asked = load_hooks.asked(settings)
         if asked:
             self._refuse(settings)
         engine = original(sd, *args, **kwargs)
         parts = {name: module for name, module, _ in _parts(engine)}
         for name, module, patcher in _parts(engine):
             scheme = asked.get("model" if name == "unet" else "text_encoder")
-            if scheme is not None and not load.quantized_elsewhere(module):
+            if scheme is not None and not load_hooks.quantized_elsewhere(module):
                 with display.working(f"Quantizing the {name} to {scheme}"):
                     self._quantize(name, module, scheme, settings)
                 patcher.size = 0  # it is kept, and was that of the floats
                 patcher.model_size()
-                self.status.loaded(load.part_of(name, parts[name], "after loading"))
+                self.status.loaded(load_hooks.part_of(name, parts[name], "after loading"))
             else:
-                self.status.loaded(load.part_of(name, parts[name], load.AS_FOUND))
+                self.status.loaded(load_hooks.part_of(name, parts[name], load_hooks.AS_FOUND))
         return engine
 
     def _refuse(self, settings: Settings) -> None:
-        load.refuse(settings, mode="post", offload="none", runtime=load.PLAIN)
+        load_hooks.refuse(settings, mode="post", offload="none", runtime=load_hooks.PLAIN)
         low = display.module("modules.sd_models").model_data.forge_loading_parameters.get("unet_storage_dtype")
-        if low is not None and "model" in load.asked(settings):
+        if low is not None and "model" in load_hooks.asked(settings):
             raise ConflictError(
-                f"{load.asked(settings)['model']} was asked for in the settings of sdquant",
+                f"{load_hooks.asked(settings)['model']} was asked for in the settings of sdquant",
                 f"Forge's 'Diffusion in Low Bits' is set to {str(low).removeprefix('torch.')}",
                 "Set one of the two to its default: 'Automatic', or 'as found'",
             )
 
     def _quantize(self, name: str, module: Any, scheme: str, settings: Settings) -> None:
         from ..nn.quantized_layers import set_compute
-        from .swapped import quantize
+        from .forge_layers import quantize
 
         quantize(module, registry.parse(scheme), settings["skip"])
         set_compute(module, settings["compute"])
-        load.require_quantized(name, module, scheme)
+        load_hooks.require_quantized(name, module, scheme)
 
 
 def _parts(engine: Any) -> list[tuple[str, Any, Any]]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConflictError, IncompatibleError, SdquantError
 from ..settings import Settings, role_of
-from . import display, load, options
+from . import display, load_hooks, options
 from .status import Part, Status
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .host import Host
-    from .patches import Patches
+    from .monkeypatch import Patches
 
 # SD.Next's words for what it loads -> roles. The others (LLM, Control, any) are no parts of a pipeline.
 MODULES = {"Model": "model", "TE": "text_encoder", "VAE": "vae"}
@@ -58,7 +58,9 @@ class Adapter:
         """Tell what was loaded, and how."""
         for name, module in _parts(model):
             known = self.status.seen.parts.get(name)
-            self.status.loaded(load.part_of(name, module, known.how if known is not None else load.AS_FOUND))
+            self.status.loaded(
+                load_hooks.part_of(name, module, known.how if known is not None else load_hooks.AS_FOUND)
+            )
 
     def _reload(
         self, original: Any, sd_model: Any = None, info: Any = None, op: str = "model", force: bool = False, **more: Any
@@ -87,7 +89,7 @@ class Adapter:
     def _load(self, original: Any, checkpoint_info: Any = None, op: str = "model", **kwargs: Any) -> Any:
         """The whole load of a model: refused before it begins, and not left half done."""
         self._error = None
-        load.begin(self.status, getattr(checkpoint_info, "path", None))
+        load_hooks.begin(self.status, getattr(checkpoint_info, "path", None))
         try:
             self._refuse(options.read(self.host))
         except SdquantError as error:
@@ -101,20 +103,20 @@ class Adapter:
 
     def _refuse(self, settings: Settings) -> None:
         """Raise if the settings cannot be, alone or with SD.Next's own."""
-        asked = load.asked(settings)
+        asked = load_hooks.asked(settings)
         if not asked:
             return
         opts = display.module("modules.shared").opts
-        mode, runtime = settings["mode"], settings["runtime"] or load.PLAIN
-        if mode == "pre" and runtime != load.PLAIN:
+        mode, runtime = settings["mode"], settings["runtime"] or load_hooks.PLAIN
+        if mode == "pre" and runtime != load_hooks.PLAIN:
             raise IncompatibleError(
                 f"mode=pre was asked for with runtime={runtime}",
                 "in SD.Next sdquant's plain layers alone are made while a model loads",
                 "Set the mode to post, or the runtime to plain",
             )
-        load.refuse(
+        load_hooks.refuse(
             settings,
-            mode="post" if runtime != load.PLAIN else mode,
+            mode="post" if runtime != load_hooks.PLAIN else mode,
             offload=opts.diffusers_offload_mode,
             runtime=runtime,
         )
@@ -137,8 +139,8 @@ class Adapter:
     ) -> Any:
         """The arguments that a component is loaded with: ours among them if it is to be quantized meanwhile."""
         settings = options.read(self.host)
-        scheme = load.asked(settings).get(MODULES.get(module, ""))
-        plain = settings["runtime"] in (None, load.PLAIN)
+        scheme = load_hooks.asked(settings).get(MODULES.get(module, ""))
+        plain = settings["runtime"] in (None, load_hooks.PLAIN)
         if scheme is None or not allow or not plain or settings["mode"] == "post" or self._left_out(module):
             return original(kwargs, allow=allow, module=module, modules_to_not_convert=modules_to_not_convert, **more)
         from ..integrations.config import Config
@@ -154,7 +156,7 @@ class Adapter:
         """After a load, of a pipeline or of one component: what is not quantized yet."""
         sd_model = original(sd_model, allow=allow)
         settings = options.read(self.host)
-        asked = load.asked(settings)
+        asked = load_hooks.asked(settings)
         if asked and not self._left_out("Model"):
             self._refuse(settings)
             for name, module in _parts(sd_model):
@@ -165,10 +167,10 @@ class Adapter:
 
     def _component(self, name: str, module: nn.Module, scheme: str, settings: Settings) -> None:
         """Quantize a component in place, unless it was while it loaded, or is codes already."""
-        if load.schemes_in(module):
-            self.status.loaded(load.part_of(name, module, "while loading"))
+        if load_hooks.schemes_in(module):
+            self.status.loaded(load_hooks.part_of(name, module, "while loading"))
             return
-        if load.quantized_elsewhere(module):
+        if load_hooks.quantized_elsewhere(module):
             self.status.loaded(Part(component=name, scheme=None, how="quantized already, as found", bytes=0))
             return
         from ..integrations.config import Config
@@ -179,14 +181,14 @@ class Adapter:
                 module,
                 scheme,
                 skip=settings["skip"],
-                runtime=settings["runtime"] or load.PLAIN,
+                runtime=settings["runtime"] or load_hooks.PLAIN,
                 compute=settings["compute"],
-                device=load.device(),
+                device=load_hooks.device(),
                 allow_incompatible=settings["allow_incompatible"],
             )
         made: Any = module
         made.quantization_config = Config(scheme, skip=settings["skip"])  # by which SD.Next knows not to do it again
-        self.status.loaded(load.part_of(name, module, "after loading"))
+        self.status.loaded(load_hooks.part_of(name, module, "after loading"))
 
     def _left_out(self, module: str) -> bool:
         """Whether SD.Next's user has said that this type of model is not to be quantized."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sdquant import IncompatibleError
-from sdquant.hosts import load
+from sdquant.hosts import load_hooks
 
 from .conftest import Running
 
@@ -54,16 +54,16 @@ def test_the_unet_is_quantized_and_loaded_into_again(host: Start, checkpoint: An
     models = running.modules.sd_models
     model = models.load_model(checkpoint("one", 1.0))
     assert running.shown == []
-    assert load.schemes_in(_unet(model)) == {"int8"}
+    assert load_hooks.schemes_in(_unet(model)) == {"int8"}
     first = _weight(model)
     again = models.reload_model_weights(info=checkpoint("two", 2.0))
     assert again is model
-    assert load.schemes_in(_unet(model)) == {"int8"}
+    assert load_hooks.schemes_in(_unet(model)) == {"int8"}
     assert torch.allclose(_weight(model), 2 * first, rtol=1e-4)
     assert running.status["model"] == "two.safetensors"
     running.modules.shared.opts.set("sdquant_quant_model", "as found")
     models.reload_model_weights(info=checkpoint("three", 3.0))
-    assert load.schemes_in(_unet(model)) == set()
+    assert load_hooks.schemes_in(_unet(model)) == set()
     assert running.status["components"][0]["how"] == "as found"
 
 
@@ -91,16 +91,16 @@ def test_a_changed_setting_takes_effect_with_the_next_image(host: Start, checkpo
     for scheme in ("int8", "nf4"):
         opts.set("sdquant_quant_model", scheme)
         assert models.reload_model_weights() is model
-        assert load.schemes_in(_unet(model)) == {scheme}
+        assert load_hooks.schemes_in(_unet(model)) == {scheme}
     layer = _unet(model).mid_block.attentions[0].proj_in
     models.reload_model_weights()  # and not again
     assert _unet(model).mid_block.attentions[0].proj_in is layer
     opts.set("sdquant_skip", "mid_block")
     models.reload_model_weights()
-    assert torch.equal(_weight(model), exact) and load.schemes_in(_unet(model)) == {"nf4"}
+    assert torch.equal(_weight(model), exact) and load_hooks.schemes_in(_unet(model)) == {"nf4"}
     opts.set("sdquant_quant_model", "as found")
     models.reload_model_weights()
-    assert load.schemes_in(_unet(model)) == set()
+    assert load_hooks.schemes_in(_unet(model)) == set()
 
 
 def test_models_that_are_kept_follow_the_settings_too(host: Start, checkpoint: Any) -> None:
@@ -115,13 +115,13 @@ def test_models_that_are_kept_follow_the_settings_too(host: Start, checkpoint: A
     assert running.status["model"] == "one.safetensors" and running.status["components"][0]["scheme"] == "int8"
     opts.set("sdquant_quant_model", "nf4")
     second = models.reload_model_weights(info=two)
-    assert load.schemes_in(_unet(second)) == {"nf4"} and load.schemes_in(_unet(first)) == {"int8"}
+    assert load_hooks.schemes_in(_unet(second)) == {"nf4"} and load_hooks.schemes_in(_unet(first)) == {"int8"}
     opts.set("sdquant_skip", "*")
     with pytest.raises(IncompatibleError, match="no weight that would be quantized"):
         models.reload_model_weights()
     assert models.model_data.sd_model is None and second not in models.model_data.loaded_sd_models
     opts.set("sdquant_skip", "")
-    assert load.schemes_in(_unet(models.reload_model_weights(info=two))) == {"nf4"}
+    assert load_hooks.schemes_in(_unet(models.reload_model_weights(info=two))) == {"nf4"}
 
 
 def test_with_its_own_float8_it_is_refused_and_told_until_it_is_put_right(host: Start, checkpoint: Any) -> None:
@@ -154,7 +154,7 @@ def test_a_refused_load_leaves_the_model_as_it_was(host: Start, checkpoint: Any)
         models.reload_model_weights(info=checkpoint("two", 2.0))
     assert models.model_data.sd_model is model
     assert torch.equal(_weight(model), before)
-    assert load.schemes_in(_unet(model)) == {"int8"}
+    assert load_hooks.schemes_in(_unet(model)) == {"int8"}
 
 
 def test_a_load_that_fails_leaves_no_model(host: Start, checkpoint: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sdquant.hosts import load
-from sdquant.hosts.swapped import SwappedConv2d, SwappedLinear
+from sdquant.hosts import load_hooks
+from sdquant.hosts.forge_layers import SwappedConv2d, SwappedLinear
 
 from .conftest import Running
 
@@ -42,8 +42,8 @@ def test_the_unet_and_the_text_encoders_are_quantized_before_the_mover_sees_them
     engine = _reload(running, sd)  # a setting was changed: Forge loads again
     assert engine is not floats
     unet = engine.forge_objects.unet
-    assert load.schemes_in(unet.model.diffusion_model) == {"int8"}
-    assert load.schemes_in(engine.forge_objects.clip.cond_stage_model) == {"nf4"}
+    assert load_hooks.schemes_in(unet.model.diffusion_model) == {"int8"}
+    assert load_hooks.schemes_in(engine.forge_objects.clip.cond_stage_model) == {"nf4"}
     assert unet.size < 0.7 * whole
     made = _run(unet.model.diffusion_model)
     assert 0 < (made - expected).abs().mean() < 0.1 * expected.abs().mean()

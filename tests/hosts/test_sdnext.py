@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sdquant.hosts import load
+from sdquant.hosts import load_hooks
 from sdquant.nn.weights import quantized
 
 from .conftest import Running
@@ -29,7 +29,7 @@ def _info(path: Path, whole: Any) -> SimpleNamespace:
 
 
 def _schemes(pipe: Any) -> dict[str, set[str]]:
-    return {name: load.schemes_in(getattr(pipe, name)) for name in ("unet", "text_encoder", "vae")}
+    return {name: load_hooks.schemes_in(getattr(pipe, name)) for name in ("unet", "text_encoder", "vae")}
 
 
 def _how(running: Running) -> dict[str, str]:
@@ -203,7 +203,7 @@ def test_no_quantized_layer_is_taken_apart_by_balanced_offload(host: Start, sd: 
     from modules.sd_offload import no_split_module_classes
 
     layers = {name.rpartition(".")[0] for name, _ in quantized(pipe.unet)}
-    limits = {0: load.part_of("unet", pipe.unet, "").bytes // 2, "cpu": 10**9}
+    limits = {0: load_hooks.part_of("unet", pipe.unet, "").bytes // 2, "cpu": 10**9}
     split = infer_auto_device_map(pipe.unet, max_memory=limits, no_split_module_classes=no_split_module_classes)
     assert len(set(split.values())) == 2
     assert not [name for name in split if name.rpartition(".")[0] in layers]
