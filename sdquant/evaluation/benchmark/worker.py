@@ -1,4 +1,4 @@
-"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, started and commanded by `workers.Worker`.
+"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, commanded by `worker_pool.Worker`.
 
 On its standard input stands a pickled `Job`, then a JSON value in each line: the name of a command and its arguments.
 For each there is a line of JSON on what was its standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EVERY = 0.004  # seconds between two looks at a worker's memory
 PATIENCE = 20.0  # seconds that a worker may take to end
-ROOT = Path(__file__).parents[2]  # where the package is imported from
+ROOT = Path(__file__).parents[3]  # where the package is imported from
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

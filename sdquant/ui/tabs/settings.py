@@ -274,7 +274,8 @@ def _buttons(*, busy: bool) -> tuple[Any, Any]:
 
 
 def _applied(desk: Desk, held: Held, lost: SdquantError | None) -> str:
-    how = f"{desk.roots.shown(held.plan.path)}: {html_components.scheme_words(held.plan)}, loaded in {held.seconds:.1f} s."
+    where, words = desk.roots.shown(held.plan.path), html_components.scheme_words(held.plan)
+    how = f"{where}: {words}, loaded in {held.seconds:.1f} s."
     if lost is None:
         return html_components.card("ok", "✓ Applied and kept for the next start", html_components.paragraph(how))
     why = f"{lost.why}. {lost.fix}."
