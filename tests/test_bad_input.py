@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import sdquant
 from sdquant import backends
 from sdquant.compat import IncompatibleWarning, hardware
+from sdquant.core import registry
 from sdquant.errors import (
     BackendUnavailableError,
     BadFileError,
@@ -71,7 +72,7 @@ class TestNames:
         assert _refused(UnknownQuantError, sd, loose).fix.startswith(f"Did you mean {scheme!r}")
 
     def test_loose_words_are_no_schemes(self) -> None:
-        for word, schemes in backends.LOOSE.items():
+        for word, schemes in registry.LOOSE.items():
             assert [backends.scheme(name).name for name in schemes] == list(schemes)
             with pytest.raises(UnknownQuantError):
                 backends.scheme(word)

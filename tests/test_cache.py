@@ -194,7 +194,7 @@ def test_a_full_disk_fails_no_load(unet: Path, tmp_path: Path, monkeypatch: pyte
     def full(*_: Any, **__: Any) -> None:
         raise DiskSpaceError("It was to be written", "the disk is full", "Make room")
 
-    monkeypatch.setattr("sdquant.loading.quantized_cache.safetensors_write.write", full)
+    monkeypatch.setattr("sdquant.loading.quantized_cache.safetensors_writer.write", full)
     with caplog.at_level(logging.WARNING, "sdquant"):
         assert _load(unet, tmp_path / "cache").sdquant.cached == ()
     assert "not kept" in caplog.text and "the disk is full" in caplog.text

@@ -298,7 +298,7 @@ def test_nothing_is_left_of_a_failed_save(sd: Path, tmp_path: Path, monkeypatch:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_files.safetensors_write, "write_parts", full)
+    monkeypatch.setattr(model_files.safetensors_writer, "write_parts", full)
     with pytest.raises(sdquant.DiskSpaceError, match="are free there"):
         sdquant.save(pipe, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

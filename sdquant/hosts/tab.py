@@ -86,7 +86,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _size(nbytes: int) -> str:
-    from ..cli._common import size
+    from ..utils.byte_sizes import size
 
     return size(nbytes)
 

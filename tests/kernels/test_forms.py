@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sdquant import backends
+from sdquant.core.backend import Unfit
 from sdquant.core.gguf_types import TYPES
 
 from .reference import decoded
@@ -35,7 +36,7 @@ def test_a_form_decodes_to_the_backends_bits(text: str, dtype: torch.dtype) -> N
         weight[0] *= 3
         try:
             packed = backend.encode(weight, spec)
-        except backends.base.Unfit:
+        except Unfit:
             continue
         form = backend.form(packed)
         if form is None:  # scales by kernel position, or one for each weight of a single row

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sdquant.weights
 import torch
 
 import sdquant
+import sdquant.nn.weights
 from sdquant import backends
 from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.models.components import quiet

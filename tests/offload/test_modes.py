@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdquant import backends, offload
+from sdquant.core.backend import Unfit
 from sdquant.errors import SettingsError
 from sdquant.models import pipelines
 from sdquant.nn import kind_of, quantized_layer
@@ -38,7 +39,7 @@ def quantize(pipe: Any, scheme: str, *, library: bool = False) -> Any:
             weight: Any = module.weight
             try:
                 packed = backend.encode(weight.data, spec)
-            except backends.base.Unfit:
+            except Unfit:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of libraries, at their import
