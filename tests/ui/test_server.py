@@ -168,12 +168,12 @@ def test_gradio_itself_checks_files_too(tmp_path: Path) -> None:
 import asyncio, json, sys
 from pathlib import Path
 from sdquant.utils.temp_dirs import temporary_folder
-from sdquant.ui import server
+from sdquant.ui.server import serve
 from tests.ui import small_page
-with temporary_folder("sdquant-ui-") as folder, server._environment(folder):
+with temporary_folder("sdquant-ui-") as folder, serve._environment(folder):
     from sdquant.ui.model_folders import Roots
     page = small_page.build(Roots(), Path("none"))
-    app = server._mounted(page, {{}})
+    app = serve._mounted(page, {{}})
     import httpx
     async def ask():
         value = {{"path": {str(tmp_path / "secret")!r}, "meta": {{"_type": "gradio.FileData"}}}}

@@ -1,0 +1,1 @@
+"""GGUF files: header, tensors, conventions of ComfyUI-GGUF and llama.cpp, and the writer."""

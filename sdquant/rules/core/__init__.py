@@ -1,0 +1,1 @@
+"""Qwix's numerics: types, calibration, quantized arrays and their products. Nothing here knows a model."""
