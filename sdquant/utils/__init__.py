@@ -1,4 +1,4 @@
-"""What has nothing to do with quantization: atomic writes, strict JSON and YAML, signals, byte sizes, images, processes.
+"""Helpers that know nothing of quantization: atomic writes, strict JSON and YAML, signals, byte sizes, processes.
 
 May import `errors` alone.
 """
