@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = readme.README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
-GUIDES = "".join(page.read_text(encoding="utf-8") for page in (readme.WEB_UIS, readme.BENCHMARKS))
+GUIDES = "".join(page.read_text(encoding="utf-8") for page in (readme.WEB_UIS, readme.BENCHMARKS, readme.LOADS))
 GUIDE = re.findall(r"^```sh\n(.*?)^```$", GUIDES, flags=re.MULTILINE | re.DOTALL)
 SCRIPTS = [*(text for language, text in BLOCKS if language == "sh"), *GUIDE]
 SHELL = [line for text in SCRIPTS for line in text.splitlines()]
@@ -33,9 +33,28 @@ def test_generated_tables_are_up_to_date() -> None:
 
 
 def test_a_changed_table_is_noticed() -> None:
-    changed = TEXT.replace("| `nf4` | bitsandbytes | 4-bit", "| `nf4` | bitsandbytes | 5-bit")
-    assert changed != TEXT
-    assert readme.render(changed) == TEXT
+    text = readme.SCHEMES.read_text(encoding="utf-8")
+    changed = text.replace("| `nf4` | bitsandbytes | 4-bit", "| `nf4` | bitsandbytes | 5-bit")
+    assert changed != text
+    assert readme.render(changed) == text
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 220
+
+
+def test_links_between_the_pages() -> None:
+    for page in (readme.README, *readme.README.parent.glob("docs/*.md")):
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            there = page.parent / name if name else page
+            assert there.exists(), f"{page.name}: {target}"
+            if anchor:
+                heads = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), flags=re.MULTILINE)
+                slugs = {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+                assert anchor in slugs, f"{page.name}: {target}"
 
 
 def test_whole_models_without_a_measurement(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ LORAS = ROOT / "docs" / "lora.md"
 SPEED = ROOT / "docs" / "speed.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 COMPUTE = ROOT / "docs" / "compute.md"
-PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS)
+SCHEMES = ROOT / "docs" / "schemes.md"
+QUALITY = ROOT / "docs" / "quality.md"
+LOADS = ROOT / "docs" / "loading.md"
+PAGES = (README, WEB_UIS, CONFIG, RULES, LORAS, SPEED, COMPUTE, BENCHMARKS, SCHEMES, QUALITY, LOADS)
 WHOLE = ROOT / "bench" / "results"  # whole-*.json
 LOADING = ROOT / "bench" / "results" / "load.json"
 FIDELITY = ROOT / "bench" / "results" / "fidelity.json"
@@ -86,6 +89,72 @@ def _ratio(row: Scheme) -> str:
         return "-"
     ratio = sum(part.nbytes for part in layout.values()) / (2 * SHAPE[0] * SHAPE[1])
     return f"{'≥ ' if row.name in BASES else ''}{ratio:.3f}"
+
+
+# The schemes that README's table shows, with what each is for.
+CHOICE = {
+    "nf4": "the usual choice for 4 bits",
+    "sdnq-uint4": "4 bits, precise",
+    "int4": "4 bits without a GPU library",
+    "q4_k": "4 bits, in GGUF files",
+    "qint3": "the smallest that is usable",
+    "int8": "8 bits, on every device",
+    "qint8": "8 bits",
+    "fp8": "8-bit floats",
+    "q8_0": "8 bits, in GGUF files",
+}
+GPU = ROOT / "bench" / "results" / "gpu-h200.json"
+# Rows of a Flux step on the H200, by scheme, as the scheme runs by default.
+ON_GPU = {"nf4": "nf4 · bitsandbytes", "q8_0": "q8_0", "q4_k": "q4_k", "sdnq-uint4": "sdnq-uint4"}
+
+
+WITHOUT_LIBRARY = ("fp8",)  # packed as float8 where bitsandbytes is missing
+
+
+def choice(root: Path) -> str:
+    """Return a few schemes with what a user chooses by: bits, size, quality, speed and what they need."""
+    from sdquant import backends
+
+    snr = {row["scheme"]: row["snr"] for row in _rows(FIDELITY, root) if row["model"] == "digits-flux"}
+    steps = {row["name"]: row["ratio"] for row in _rows(GPU, root) if row.get("phase") == "flux"}
+    rows = []
+    for name, purpose in CHOICE.items():
+        scheme = backends.scheme(name)
+        needs = backends.get(scheme.backend).requires
+        ratio = steps.get(ON_GPU.get(name, ""))
+        rows.append((
+            f"`{name}`", purpose, f"{scheme.bits:g}", f"{float(_ratio(scheme)):.2f}",
+            "-" if snr.get(name) is None else f"{snr[name]:.0f} dB", "-" if ratio is None else f"{ratio:.2f}",
+            "nothing else" if needs is None or name in WITHOUT_LIBRARY else f"extra `{needs.extra}`",
+        ))  # fmt: skip
+    header = ("scheme", "for", "bits", "size", "quality", "GPU time", "needs")
+    legend = (
+        "Size: bytes relative to bf16. Quality: signal-to-noise ratio of digits-flux's transformer; higher is better.\n"
+        "GPU time: a step of Flux 12B at 1024 px on an H200, relative to bf16, where it was measured."
+    )
+    return f"{markdown(header, rows, left=2)}\n\n{legend}"
+
+
+def _rows(file: Path, root: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of results; none where it was not measured."""
+    there = root / file.relative_to(ROOT)
+    return list(json.loads(there.read_text(encoding="utf-8"))["rows"]) if there.exists() else []
+
+
+def offload_choice(root: Path) -> str:
+    """Return the offload modes with the verdict on a few schemes on an NVIDIA GPU."""
+    from sdquant import backends, compat, offload
+
+    kind, names_ = "cuda", ("nf4", "qint8", "q4_k", "int8")
+    cells = {
+        (cell.scheme, cell.mode, cell.offload, cell.runtime): cell
+        for cell in compat.matrix(device=kind, machine=pinned(root, kind), schemes=names_)
+    }
+    rows = [
+        (f"`{mode.name}`", mode.summary, *(_word(backends.scheme(name), mode.name, cells) for name in names_))
+        for mode in offload.MODES
+    ]
+    return markdown(("mode", "what it does", *(f"`{name}`" for name in names_)), rows, left=2 + len(names_))
 
 
 def matrix(root: Path) -> str:
@@ -381,7 +450,8 @@ def _names(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "schemes": schemes, "matrix": matrix, "fidelity": fidelity, "loading": loading, "hosts": hosts,
+    "schemes": schemes, "choice": choice, "offload_choice": offload_choice, "matrix": matrix,
+    "fidelity": fidelity, "loading": loading, "hosts": hosts,
     "hosts_settings": hosts_settings, "config_keys": config_keys, "rule_presets": rule_presets,
     "qtypes": qtypes, "trained": trained, "lora": lora, "whole_models": whole_models,
     "plan_memory": memory.table, "one_step": output.one_step,
