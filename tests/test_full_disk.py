@@ -23,7 +23,7 @@ import contextlib, json, os, sys
 from pathlib import Path
 
 import sdquant
-from sdquant import writing
+from sdquant.utils import atomic_write
 from sdquant.saving.export_gguf import quantize_file
 
 source, disk = sys.argv[1], Path(sys.argv[2])
@@ -62,7 +62,7 @@ for name, call in calls.items():
 leave(16384)
 for name, call in calls.items():
     attempt(f"seen before {name}", call)
-writing.require_space = lambda *_: None  # as if somebody else had filled the disk after it was asked
+atomic_write.require_space = lambda *_: None  # as if somebody else had filled the disk after it was asked
 for name, call in calls.items():
     attempt(f"in the middle {name}", call)
 leave(0)

@@ -30,10 +30,10 @@ import sys
 import torch
 from pathlib import Path
 import sdquant
-from sdquant import machine
+from sdquant.compat import hardware
 from sdquant.models.generate import draw
 
-assert not {"bitsandbytes", "optimum-quanto", "nncf", "sdnq", "gguf", "libgguf"} & set(machine.versions())
+assert not {"bitsandbytes", "optimum-quanto", "nncf", "sdnq", "gguf", "libgguf"} & set(hardware.versions())
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     pipe = sdquant.load_model(folder, progress=False)
     assert all(part.runtime == "plain" for part in pipe.sdquant.plan.components if part.weights), folder

@@ -12,11 +12,11 @@ import sys
 import torch
 from torch import nn
 from sdquant import backends
-from sdquant.kernels import scratch
+from sdquant.kernels import workspace
 from sdquant.nn import quantized_layer
 
 def check(text, compute, dtype):
-    scratch.release()
+    workspace.release()
     spec = backends.parse(text)
     torch.manual_seed(0)
     modules = (nn.Linear(256, 64), nn.Conv2d(64, 80, 3, padding=1))

@@ -237,8 +237,8 @@ def test_two_threads_compute_what_one_does(text: str) -> None:
 
 def test_a_switch_turns_them_off() -> None:
     code = (
-        "from sdquant.kernels import native; from sdquant.kernels.cpu.cpu_kernels import native as reader\n"
-        "print(native.extension(), native.isa(), reader(), native.state())"
+        "from sdquant.kernels import cpu; from sdquant.kernels.cpu.cpu_kernels import native as reader\n"
+        "print(cpu.extension(), cpu.isa(), reader(), cpu.state())"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {SWITCH: "0"}, capture_output=True, text=True, check=True
@@ -248,7 +248,7 @@ def test_a_switch_turns_them_off() -> None:
 
 @pytest.mark.parametrize(("name", "runs"), [("portable", "portable"), ("sse", extension().isa())])  # type: ignore[union-attr]
 def test_a_switch_names_an_instruction_set(name: str, runs: str) -> None:
-    code = "from sdquant.kernels import native; print(native.isa())"
+    code = "from sdquant.kernels import cpu; print(cpu.isa())"
     environment = os.environ | {SWITCH: name}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == f"{runs}\n"

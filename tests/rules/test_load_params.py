@@ -20,7 +20,7 @@ QUANTIZED = COUNT * FLOAT // 4
 PROGRAM = f"""
 import json, sys, threading, time, torch
 from torch import nn
-from sdquant import heap
+from sdquant.utils import malloc_trim
 from sdquant.rules import PtqProvider, QuantizationRule, load_params, quantize_model
 
 provider = PtqProvider([QuantizationRule(weight_qtype="int8")])
@@ -32,16 +32,16 @@ seen, going = [], True
 
 def watch():
     while going:
-        seen.append(heap.held())
+        seen.append(malloc_trim.held())
         time.sleep(0.0005)
 
-before = heap.held()
+before = malloc_trim.held()
 watcher = threading.Thread(target=watch)
 watcher.start()
 load_params(template, [sys.argv[1]])
 going = False
 watcher.join()
-print(json.dumps([max(seen) - before, heap.held() - before]))
+print(json.dumps([max(seen) - before, malloc_trim.held() - before]))
 """
 
 
