@@ -41,7 +41,7 @@ class Source:
         files: the weight files.
         tensors: infos by file key, over all files.
         home: the file of each key.
-        found: the quantized weights, by weight name. Their own names are those that their file gives them.
+        found: the quantized weights, by weight name. Their `name` attributes are the names in the file.
         specs: full descriptions of quantized weights, where sdquant wrote the file.
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
@@ -53,8 +53,8 @@ class Source:
         keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
             which the fields below are of, too.
         strays: keys of tensors that the model has no place for. They are not among `tensors`.
-        layers: what the model says of its weights: the kind of their layer, or None and why it cannot run them
-            quantized. {} where it was not asked.
+        layers: by weight name, the type of the model's layer, or None and the reason why that layer cannot run it
+            quantized; {} if this was not determined.
         conversions: with which transformers has renamed the tensors.
     """
 
@@ -115,12 +115,12 @@ class Source:
 
     @property
     def plain_only(self) -> bool:
-        """Whether it has quantized weights that only plain layers run."""
+        """Return whether some quantized weights can run only in sdquant's own (plain) layers."""
         return any(found.plain_only for found in self.found.values())
 
     @property
     def empty(self) -> bool:
-        """Whether there is only a config, and no weights."""
+        """Return whether there is a config but no weights."""
         return not self.tensors
 
     def open(self) -> dict[Path, TensorFile]:
@@ -151,7 +151,7 @@ def open_file(path: Path) -> TensorFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file does; an empty or missing one does not."""
+    """Return whether the file starts with GGUF's magic bytes; False if it is empty or missing."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -160,7 +160,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether the file is one of torch's own, by its name."""
+    """Return whether the file's suffix is that of a torch checkpoint (a pickle)."""
     return path.suffix.lower() in folders.PICKLES
 
 
@@ -213,7 +213,7 @@ def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise BadFileError(
-            f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
+            f"Cannot read {folder / 'config.json'}", "its quantization_config is not a table", "Check the file"
         )
     beside = {name: _json_in(folder, name) for name in (*_SIDE, *quantization_methods.SIDE_FILES)}
     files = {"config": config} | {name: found for name, found in beside.items() if found is not None}
@@ -244,14 +244,14 @@ def _source(
         for key, info in infos.items():
             if key in home:
                 raise BadFileError(
-                    f"{path} was to be loaded",
+                    f"Cannot load {path}",
                     f"tensor {key!r} is both in {home[key].name} and {file.name}",
-                    "Check which of the two belongs to the model, and remove the other",
+                    "Check which of the two files belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
     metadata = next((meta for meta in said.values() if meta), {})
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
-        raise BadFileError(f"{path} was to be loaded", "it holds no tensors", "Get the file from its source")
+        raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
     _check_index(path, index or {}, home)
     own = merged_own(said)
     specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
@@ -279,27 +279,27 @@ def _source(
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:
-    """Every tensor is where the index says, if there is one, and it says it of all."""
+    """Raise BadFileError unless the index, if there is one, lists every tensor, each in the file that has it."""
     for key, file in index.items():
         if home.get(key) != file:
             raise BadFileError(
-                f"{path} was to be loaded",
-                f"its index has tensor {key!r} in {file.name}, and that tensor is "
+                f"Cannot load {path}",
+                f"its index lists tensor {key!r} in {file.name}, but that tensor is "
                 + (f"in {home[key].name}" if key in home else "in no shard"),
                 "Download the index and the shards again",
             )
     left = sorted(home.keys() - index.keys()) if index else []
     if left:
         raise BadFileError(
-            f"{path} was to be loaded",
-            f"tensor {left[0]!r} is in {home[left[0]].name}, and not in the index",
+            f"Cannot load {path}",
+            f"tensor {left[0]!r} is in {home[left[0]].name}, but not in the index",
             "Download the index and the shards again",
         )
 
 
 def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
     if not file.is_file():
-        raise BadFileError(f"{file} was to be read", "it is not a regular file", "Check the path")
+        raise BadFileError(f"Cannot read {file}", "it is not a regular file", "Check the path")
     if is_gguf(file):
         from .gguf.file import read_header
 
@@ -309,9 +309,7 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
         with PickleFile(file) as opened:
             return opened.tensors, {}
     if file.suffix.lower() == ".gguf":
-        raise BadFileError(
-            f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file"
-        )
+        raise BadFileError(f"Cannot read {file} as GGUF", "it does not start with the letters GGUF", "Check the file")
     return safetensors.read_header(file, complete=complete)
 
 
@@ -321,19 +319,19 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
         try:
             rows = registry.get(name).find(tensors, side)
         except (UnsupportedFileError, BadFileError) as error:
-            raise type(error)(f"{path} was to be read: {error.what}", error.why, error.fix) from error
+            raise type(error)(f"{error.what} (in {path})", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
-                f"{path} was to be read",
-                f"what its config says about its quantization makes no sense ({name}): {error!r}",
+                f"Cannot read {path}",
+                f"the quantization settings in its config are invalid ({name}): {error!r}",
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:
             if row.name in found:
                 raise BadFileError(
-                    f"{path} was to be read",
-                    f"weight {row.name!r} is both {found[row.name].scheme} and {row.scheme} by the keys beside it",
-                    "Get the file from its source",
+                    f"Cannot read {path}",
+                    f"the tensors of weight {row.name!r} match both {found[row.name].scheme} and {row.scheme}",
+                    "Download the file again from its source",
                 )
             found[row.name] = row
     return found

@@ -21,7 +21,7 @@ def refuse(path: object, names: Iterable[str]) -> None:
     found = sign(names)
     if found is not None:
         raise UnsupportedFileError(
-            f"{path} was to be loaded",
-            f"it is a LoRA (it has {found!r}), which changes a model and is none",
-            "Load the model that it is for, and give the file to pipe.load_lora_weights",
+            f"Cannot load {path}",
+            f"it contains LoRA weights ({found!r}), not a model",
+            "Load the base model, then call pipe.load_lora_weights on this file",
         )

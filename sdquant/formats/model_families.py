@@ -18,12 +18,12 @@ class Family:
 
     @property
     def foreign(self) -> bool:
-        """Whether the names are not those of diffusers or transformers."""
+        """Return whether the tensor names are not those of diffusers or transformers."""
         return self.layout not in ("diffusers", "transformers")
 
     @property
     def draws(self) -> bool:
-        """Whether it is what draws, or a checkpoint with it: no text encoder and no VAE."""
+        """Return whether it is a denoiser, or a checkpoint that has one, rather than a text encoder or VAE."""
         return self.component not in ("text_encoder", "vae")
 
 

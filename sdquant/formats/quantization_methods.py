@@ -1,8 +1,8 @@
-"""Which method a file or folder was quantized by, and that nobody takes what is not read here for floats. No torch.
+"""The method that a file or folder was quantized with; refuses methods that sdquant cannot read. No torch.
 
 A method is named by a config (`quantization_config` and its like), by a file's metadata, or by tensor names that only
-it has. What the backends find is read whatever it is called; what is left of a quantization after that is refused by
-name, because whoever loads it as floats loads codes as weights, or leaves out a scale, and draws noise.
+it has. Weights that a backend recognises are read whatever their method is called. What is left of a quantization after
+that is refused by name: loaded as floats, codes would be used as weights or a scale left out, and generate noise.
 """
 
 from __future__ import annotations
@@ -124,24 +124,24 @@ def refuse_unread(
     if stray is not None:
         raise BadFileError(
             f"Cannot load {path}",
-            f"it has {stray[0]!r}, which is part of a quantized weight, and the rest does not fit: {stray[1]}",
+            f"it has {stray[0]!r}, which is part of a quantized weight, but the rest does not match: {stray[1]}",
             "If it is damaged, download it again; if another tool wrote it, use a file in a format that "
             "`sdquant matrix` lists",
         )
     codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in _CODES), None)
     if codes is not None:
-        by = f"{_title(said[0][1])}, as {said[0][0]} says" if said else "a quantization that nothing in it names"
+        by = f"{_title(said[0][1])}, as {said[0][0]} says" if said else "an unknown quantization"
         raise UnsupportedFileError(
             f"Cannot load {path}",
-            f"its {codes!r} is {plain[codes].dtype}, codes of {by}, and their scales are not beside them",
-            f"If a config.json belongs to it, as to SDNQ's files, give the folder that has both. Else: {_USE}",
+            f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
+            f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
     if said and not found and tensors and not _of_products(configs):
         raise BadFileError(
             f"Cannot load {path}",
-            f"{said[0][0]} says that it is quantized by {_title(said[0][1])}, and none of its {len(tensors)} tensors "
+            f"{said[0][0]} says that it is quantized by {_title(said[0][1])}, but none of its {len(tensors)} tensors "
             "is",
-            "Get the weights that belong to the config, or, if they are meant to be floats, remove quantization_config "
+            "Get the weights that belong to the config, or, if they should be floats, remove quantization_config "
             "from it",
         )
 
@@ -151,7 +151,7 @@ def _unread(path: Path, why: str) -> UnsupportedFileError:
 
 
 def _title(word: str) -> str:
-    """How people know the method that a config calls `word`."""
+    """Return the usual name of the method that a config calls `word`."""
     return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
 
 
@@ -161,7 +161,7 @@ def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) 
         if key is not None:
             raise BadFileError(
                 f"Cannot load {home[next(iter(row.keys.values()))]}",
-                f"it has no {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
+                f"it lacks {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
                 "Download the file again, or quantize the model again",
             )
 
@@ -169,10 +169,10 @@ def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) 
 def _said(
     path: Path, configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Where a method is named, and its name.
+    """Yield each place that names a method ("its config.json"), and the name.
 
     Raises:
-        BadFileError: the name is no text.
+        BadFileError: the name is not a string.
     """
     for name, values in configs.items():
         place = f"its {name}.json"
@@ -223,7 +223,7 @@ def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
     """The method that a table names; None for one that is only about a method that tensors show.
 
     Raises:
-        BadFileError: the name is no text.
+        BadFileError: the name is not a string.
     """
     word = table.get("quant_method")
     if word is None:
@@ -234,14 +234,14 @@ def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
     if not isinstance(word, str):
         raise BadFileError(
             f"Cannot load {path}",
-            f"{place} has {word!r:.80} for a quant_method, which is no name",
+            f"{place} has {word!r:.80} as its quant_method, which is not a name",
             "Get the config.json that belongs to the weights",
         )
     return word
 
 
 def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """The method whose tensor names are there, and the first of these."""
+    """Return the method whose tensor names are present, and one of these names; None if there is none."""
     beside: dict[str, dict[str, str]] = {}
     for key in plain:
         if _HOOKS in key:
@@ -270,5 +270,5 @@ def _is_weight(key: str) -> bool:
 
 
 def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it is quantized by rules, which may be for products of activations alone."""
+    """Return whether a config has quantization rules, which may apply only to products of activations."""
     return any(table.get("rules") for values in configs.values() for table in _tables(values))

@@ -1,4 +1,4 @@
-"""Text encoders in files of their own: of which kind, and of which of a pipeline's several they are. No torch."""
+"""Text encoders in files of their own: their type, and which of a pipeline's text encoders they replace. No torch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
 
 
 def told(sizes: Sizes) -> str:
-    """The sizes in words."""
+    """Return the sizes in words."""
     width, layers = sizes
     return f"width {width or 'unknown'} and {layers or 'an unknown number of'} layers"
 
 
 def tidied(src: Source) -> Source:
-    """The same without the tensors that a text encoder has no place for, or has twice. Others are as they were."""
+    """Return the source without tensors that a text encoder does not use, or has twice; other models unchanged."""
     kind = str(src.class_name)
     pattern = next((pattern for word, pattern in _SPARE.items() if word in kind), None)
     if pattern is None:

@@ -1,4 +1,4 @@
-"""What the weights of a component are made of: by type, with bits per weight, and what stays in high precision."""
+"""Histogram of a component's weights by type, with bits per weight, and the layers left in high precision."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class TypeRow:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and minimums counted."""
+        """Return the bits per weight, including scales and minimums."""
         return 8 * self.bytes / max(self.weights, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the row as JSON values."""
         return asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
 
 
 def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
-    """A row for each type, that with the most weights first."""
+    """Return a row for each type, the one with the most weights first."""
     rows: dict[str, TypeRow] = {}
 
     def add(kind: str, weights: int, nbytes: int) -> None:
@@ -71,7 +71,7 @@ def high_precision(src: Source) -> list[str]:
 
 
 def weights_of(src: Source, name: str) -> int:
-    """How many numbers a quantized weight stands for: by its description, else by the bits of its scheme."""
+    """Return the number of values in a quantized weight, by its spec, else by the bits of its scheme."""
     if name in src.specs:
         return math.prod(src.specs[name].shape)
     found = src.found[name]
