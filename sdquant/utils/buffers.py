@@ -1,4 +1,4 @@
-"""Memory for weights: how much when the user does not say, buffers of their own, and giving it back to the system."""
+"""Memory for weights: buffers that return to the system when they are freed, and releasing freed memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def give_back() -> None:
-    """Collect garbage, and give freed memory back: the GPU's and the C library's."""
+    """Collect garbage, and release freed memory: the GPU allocator's cache and the C library's."""
     gc.collect()
     if torch.accelerator.is_available():
         card = torch.accelerator.current_accelerator()

@@ -25,7 +25,7 @@ def parse_size(text: str | int, what: str) -> int:
     """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are.
 
     Raises:
-        SettingsError: `what` is not a size, or not a positive one.
+        SettingsError: the text is not a positive size; `what` ("A budget") begins the error.
     """
     size: int | None = None
     if isinstance(text, int) and not isinstance(text, bool):
@@ -36,7 +36,7 @@ def parse_size(text: str | int, what: str) -> int:
         size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
     if size is None or size <= 0:
         raise SettingsError(
-            f"{what} of {text!r} was given",
+            f"{what} cannot be {text!r}",
             "it is not a size in bytes above zero",
             "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
         )

@@ -1,9 +1,9 @@
-"""Several processes at one piece of work: the one place that knows torch.distributed.
+"""Several processes that share the work: the only module that uses torch.distributed.
 
     torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4
 
-torchrun starts the processes and tells each, in its environment, which it is. Between them gloo carries what is on the
-CPU, and nccl what is on graphics cards. Without torchrun there is one process, and nothing is started or imported.
+torchrun starts the processes and tells each its rank in the environment. gloo transfers tensors on the CPU, nccl those
+on GPUs. Without torchrun there is one process, and nothing is started or imported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that speaks and writes for all."""
+        """Return whether this is the process that prints and writes for all."""
         return self.rank == 0
 
     def gathered(self, value: T) -> list[T]:
@@ -153,14 +153,14 @@ def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Pro
 
 @functools.cache
 def _store(seconds: float) -> Any:
-    """Where the processes tell each other their addresses; it stays, as others may still be reading it."""
+    """Return the store in which the processes exchange addresses; kept open, as others may still be reading it."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(iter(rendezvous("env://", timeout=timedelta(seconds=seconds))))[0]
 
 
 def launched() -> bool:
-    """Whether torchrun has started this process as one of several. Imports no torch.
+    """Return whether torchrun has started this process as one of several. Imports no torch.
 
     Raises:
         SettingsError: as `processes`.
@@ -169,7 +169,7 @@ def launched() -> bool:
 
 
 def rank() -> int:
-    """Which of torchrun's processes this is, 0 without torchrun. Imports no torch.
+    """Return which of torchrun's processes this is, 0 without torchrun. Imports no torch.
 
     Raises:
         SettingsError: as `processes`.
@@ -178,13 +178,13 @@ def rank() -> int:
 
 
 def label() -> str:
-    """What tells the lines of several processes apart: "[1]" for the second; "" without torchrun. Never raises."""
+    """Return a prefix for the output of this process: "[1]" for the second; "" without torchrun. Never raises."""
     rank, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return f"[{rank}]" if rank.isdigit() and count.isdigit() and int(count) > 1 else ""
 
 
 def local_rank() -> int:
-    """Which of torchrun's processes on its node this is, 0 without torchrun: the number of its card. Never raises."""
+    """Return this process's number on its node, 0 without torchrun: the index of its GPU. Never raises."""
     text = os.environ.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -197,15 +197,15 @@ def _environment() -> tuple[int, int, int]:
     local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
     if not rank < count or not local <= rank:
         raise SettingsError(
-            f"RANK={rank}, LOCAL_RANK={local} and WORLD_SIZE={count} are in the environment",
-            "there is no such process among so many",
+            f"Cannot use RANK={rank}, LOCAL_RANK={local} and WORLD_SIZE={count} from the environment",
+            "there is no such process: RANK must be below WORLD_SIZE, and LOCAL_RANK at most RANK",
             "Start with torchrun, or remove them from the environment",
         )
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if count > 1 and missing:
         raise SettingsError(
-            f"RANK and WORLD_SIZE are in the environment, for {count} processes",
-            f"{missing[0]} is not, where they would find each other",
+            f"Cannot connect the {count} processes of RANK and WORLD_SIZE in the environment",
+            f"{missing[0]} is not set, by which they would find each other",
             "Start with torchrun, which sets it",
         )
     return rank, count, local
@@ -215,8 +215,8 @@ def _number(name: str) -> int:
     text = os.environ[name]
     if not text.isascii() or not text.isdigit():
         raise SettingsError(
-            f"{name}={text!r:.40} is in the environment",
-            "it is a whole number, as torchrun sets it",
+            f"Cannot use {name}={text!r:.40} from the environment",
+            "it must be a whole number, as torchrun sets it",
             "Start with torchrun, or remove it from the environment",
         )
     return int(text)
@@ -230,8 +230,8 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise SettingsError(
-            f"{TIMEOUT}={text!r:.40} is in the environment",
-            "it is how many seconds a process waits for the others, above 0",
+            f"Cannot use {TIMEOUT}={text!r:.40} from the environment",
+            "it must be the number of seconds that a process waits for the others, above 0",
             f"Use a number, such as {TIMEOUT}=600",
         )
     return seconds
@@ -242,8 +242,8 @@ def _torch_distributed() -> Any:
 
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise SettingsError(
-            "torchrun has started several processes",
-            "the torch of this platform was built without torch.distributed and gloo",
+            "Cannot run in several processes",
+            "torchrun has started some, but torch on this platform is built without torch.distributed and gloo",
             "Start sdquant without torchrun",
         )
     return distributed
@@ -264,13 +264,13 @@ def _backend(device: str, local: int) -> str:
 
 @contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """What gloo or nccl says when a process is gone, as an error that tells where to look."""
+    """Turn the errors of gloo and nccl when a process has ended into a DistributedError that says where to look."""
     try:
         yield
     except RuntimeError as error:
         said = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         late = "timed out" in said.lower() or "timeout" in said.lower()
-        ended = "another process did not come to this point in time" if late else "another process has ended"
+        ended = "another process did not reach this point in time" if late else "another process has ended"
         fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
         raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({said:.200})", fix) from error
 

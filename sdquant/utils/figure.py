@@ -1,4 +1,4 @@
-"""What the package's pictures have in common: paper, colours, letters."""
+"""Shared drawing code of the package's pictures: canvas, colours, fonts."""
 
 from __future__ import annotations
 

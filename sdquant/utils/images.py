@@ -1,4 +1,4 @@
-"""PIL images: how far two are apart, and a file of one."""
+"""PIL images: the difference of two, and writing one to a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
 
 
 def largest_difference(one: Any, other: Any) -> int:
-    """Of all channels of all pixels, the largest difference of two images, 0 to 255."""
+    """Return the largest difference of two images over all channels of all pixels, 0 to 255."""
     import numpy as np
 
     return int(np.abs(_levels(one) - _levels(other)).max())

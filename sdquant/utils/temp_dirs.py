@@ -1,4 +1,4 @@
-"""Temporary folders that are gone when they are done with, whenever Ctrl-C comes."""
+"""Temporary folders that are always removed after use, even on Ctrl-C."""
 
 from __future__ import annotations
 
