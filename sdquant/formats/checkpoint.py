@@ -81,7 +81,7 @@ class Source:
     @property
     def plain(self) -> dict[str, TensorInfo]:
         """The tensors that belong to no quantized weight, by key."""
-        used = {key for found in self.found.values() for key in (*found.keys.values(), *found.extra)}
+        used = {key for weight in self.found.values() for key in (*weight.keys.values(), *weight.extra)}
         return {key: info for key, info in self.tensors.items() if key not in used}
 
     @property
@@ -91,10 +91,12 @@ class Source:
 
     def found_bytes(self, name: str) -> int:
         """Bytes of a quantized weight's parts, as they are in memory."""
-        found = self.found[name]
-        if found.cut is None and found.nbytes is not None:
-            return found.nbytes
-        return sum(self.tensors[key].nbytes for key in found.keys.values()) if found.cut is None else found.cut.nbytes
+        weight = self.found[name]
+        if weight.cut is None and weight.nbytes is not None:
+            return weight.nbytes
+        return (
+            sum(self.tensors[key].nbytes for key in weight.keys.values()) if weight.cut is None else weight.cut.nbytes
+        )
 
     @property
     def names(self) -> frozenset[str]:
@@ -116,7 +118,7 @@ class Source:
     @property
     def plain_only(self) -> bool:
         """Return whether some quantized weights can run only in sdquant's own (plain) layers."""
-        return any(found.plain_only for found in self.found.values())
+        return any(weight.plain_only for weight in self.found.values())
 
     @property
     def empty(self) -> bool:
@@ -173,9 +175,9 @@ def component_folder(
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = _configs(folder)
-    found = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
-    src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
-    return replace(src, variant=found.variant, variants=found.others)
+    weight_files = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
+    src = _source(folder, weight_files.files, config=config, side=side, complete=complete, index=weight_files.index)
+    return replace(src, variant=weight_files.variant, variants=weight_files.others)
 
 
 def as_named(src: Source, row: Sequence[str]) -> Source:
@@ -216,9 +218,9 @@ def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"Cannot read {folder / 'config.json'}", "its quantization_config is not a table", "Check the file"
         )
     beside = {name: _json_in(folder, name) for name in (*_SIDE, *quantization_methods.SIDE_FILES)}
-    files = {"config": config} | {name: found for name, found in beside.items() if found is not None}
+    files = {"config": config} | {name: table for name, table in beside.items() if table is not None}
     side = {"quantization_config": quantization}
-    side |= {_SIDE[name]: found for name, found in files.items() if name in _SIDE}
+    side |= {_SIDE[name]: table for name, table in files.items() if name in _SIDE}
     return config, {**side, "files": files}
 
 
@@ -238,9 +240,9 @@ def _source(
 ) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    said: dict[Path, Mapping[str, Any]] = {}
+    metadata_of: dict[Path, Mapping[str, Any]] = {}
     for file in files:
-        infos, said[file] = _header(file, complete=complete)
+        infos, metadata_of[file] = _header(file, complete=complete)
         for key, info in infos.items():
             if key in home:
                 raise BadFileError(
@@ -249,17 +251,17 @@ def _source(
                     "Check which of the two files belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
-    metadata = next((meta for meta in said.values() if meta), {})
+    metadata = next((meta for meta in metadata_of.values() if meta), {})
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
         raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
     _check_index(path, index or {}, home)
-    own = merged_own(said)
+    own = merged_own(metadata_of)
     specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
     if specs:
-        found = found_in(files[0], own, specs, tensors)
+        quantized = found_in(files[0], own, specs, tensors)
     else:
-        found = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
-    quantization_methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata, home)
+        quantized = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
+    quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(
@@ -267,7 +269,7 @@ def _source(
         files=files,
         tensors=tensors,
         home=home,
-        found=found,
+        found=quantized,
         specs=specs,
         config=config,
         library=library,
@@ -314,7 +316,7 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
 
 
 def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+    quantized: dict[str, Found] = {}
     for name in registry.names():
         try:
             rows = registry.get(name).find(tensors, side)
@@ -327,14 +329,14 @@ def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, A
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:
-            if row.name in found:
+            if row.name in quantized:
                 raise BadFileError(
                     f"Cannot read {path}",
-                    f"the tensors of weight {row.name!r} match both {found[row.name].scheme} and {row.scheme}",
+                    f"the tensors of weight {row.name!r} match both {quantized[row.name].scheme} and {row.scheme}",
                     "Download the file again from its source",
                 )
-            found[row.name] = row
-    return found
+            quantized[row.name] = row
+    return quantized
 
 
 def _class(config: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -42,14 +42,14 @@ def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadat
     if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
         return {}
     path = next(iter(home.values()))
-    said = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
+    declared = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
     for key, kind in _marked(tensors, home).items():
         name = key.removesuffix(MARKER) + "weight"
         if name not in tensors:
             raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
-        if said.setdefault(name, kind) != kind:
-            raise _bad(home[key], key, f"it says {kind!r}, but the file's metadata says {said[name]!r}")
-    strange = {name: kind for name, kind in said.items() if kind not in READ}
+        if declared.setdefault(name, kind) != kind:
+            raise _bad(home[key], key, f"it says {kind!r}, but the file's metadata says {declared[name]!r}")
+    strange = {name: kind for name, kind in declared.items() if kind not in READ}
     if strange:
         kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in Counter(strange.values()).items())
         raise UnsupportedFileError(
@@ -58,10 +58,10 @@ def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadat
             f"{next(iter(strange))!r}",
             f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized model",
         )
-    for name, kind in said.items():
+    for name, kind in declared.items():
         if tensors[name].dtype != READ[kind]:
             raise _bad(home[name], name, f"its format is declared as {kind}, but its dtype is {tensors[name].dtype}")
-    return said
+    return declared
 
 
 def _is_marker(key: str) -> bool:
@@ -82,7 +82,7 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
 def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict[str, str]:
     """Return the format in each marker tensor, by its key; of a truncated file, those that are there."""
     keys = [key for key in tensors if _is_marker(key)]
-    said = {}
+    declared = {}
     for path in dict.fromkeys(home[key] for key in keys):
         here = [key for key in keys if home[key] == path]
         long = next((key for key in here if tensors[key].nbytes > _MOST), None)
@@ -90,10 +90,10 @@ def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict
             raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, too many for one line of JSON")
         for key, line in safetensors.peek(path, here).items():
             try:
-                said[key] = _kind(strict_json.parse(strict_json.text(line)))
+                declared[key] = _kind(strict_json.parse(strict_json.text(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise _bad(path, key, f"its JSON names no format: {error!r}") from error
-    return said
+    return declared
 
 
 def _kind(row: Any) -> str:

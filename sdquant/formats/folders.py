@@ -36,17 +36,17 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         BadFileError: it is no regular file, too large, not JSON, or not an object.
     """
-    asked = f"Cannot read {path} as JSON"
+    what = f"Cannot read {path} as JSON"
     try:
         if not path.is_file():  # opening a pipe would wait for its other end
-            raise BadFileError(asked, "it is not a regular file", "Check the path")
+            raise BadFileError(what, "it is not a regular file", "Check the path")
         if path.stat().st_size > MAX_JSON:
-            raise BadFileError(asked, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
+            raise BadFileError(what, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
         value = strict_json.parse(strict_json.text(path.read_bytes()), duplicates=True)
     except (OSError, ValueError) as error:
-        raise BadFileError(asked, str(error), "Check the file") from error
+        raise BadFileError(what, str(error), "Check the file") from error
     if not isinstance(value, dict):
-        raise BadFileError(asked, "it does not contain a JSON object (a table)", "Check the file")
+        raise BadFileError(what, "it does not contain a JSON object (a table)", "Check the file")
     return value
 
 
@@ -134,24 +134,24 @@ def _pickled(folder: Path, pickles: list[Path]) -> Weights:
 
 def usual(names: Iterable[str]) -> Named:
     """The file names that are diffusers' and transformers' usual ones, by variant."""
-    found: dict[str, list[re.Match[str]]] = {}
+    by_variant: dict[str, list[re.Match[str]]] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
         if match:
-            found.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
-    return found
+            by_variant.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
+    return by_variant
 
 
-def order(variants: Iterable[str], asked: str | None = None) -> list[str]:
+def order(variants: Iterable[str], preferred: str | None = None) -> list[str]:
     """Return the variants in order of preference."""
-    return sorted(variants, key=lambda name: (name != asked, (*VARIANTS, name).index(name), name))
+    return sorted(variants, key=lambda name: (name != preferred, (*VARIANTS, name).index(name), name))
 
 
-def no_variant(place: str, asked: str, there: Iterable[str]) -> MissingComponentError:
+def no_variant(place: str, variant: str, there: Iterable[str]) -> MissingComponentError:
     """Return the error for a model none of whose components has weights of the requested variant."""
     names = [name or "no variant" for name in order(there)]
     return MissingComponentError(
-        f"Cannot load variant={asked!r} of {place}",
+        f"Cannot load variant={variant!r} of {place}",
         f"it only has weights of {' and '.join(names)}" if names else "its weight files have no variant names",
         "Use a variant that exists, or leave variant= out",
     )

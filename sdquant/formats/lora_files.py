@@ -18,10 +18,10 @@ def sign(names: Iterable[str]) -> str | None:
 
 def refuse(path: object, names: Iterable[str]) -> None:
     """Raise UnsupportedFileError for a LoRA's file, by its tensor names."""
-    found = sign(names)
-    if found is not None:
+    name = sign(names)
+    if name is not None:
         raise UnsupportedFileError(
             f"Cannot load {path}",
-            f"it contains LoRA weights ({found!r}), not a model",
+            f"it contains LoRA weights ({name!r}), not a model",
             "Load the base model, then call pipe.load_lora_weights on this file",
         )

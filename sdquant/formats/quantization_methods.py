@@ -89,7 +89,7 @@ _HOOKS = "__nncf_hooks."  # what NNCF's own state dicts begin with
 def refuse_unread(
     path: Path,
     tensors: Mapping[str, TensorInfo],
-    found: Mapping[str, Found],
+    quantized: Mapping[str, Found],
     configs: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
     home: Mapping[str, Path],
@@ -97,7 +97,7 @@ def refuse_unread(
     """Raise if a component is quantized in a way that is not read here, in whole or in part.
 
     Args:
-        path: of the component. found: the quantized weights that are read.
+        path: of the component. quantized: the quantized weights that are read.
         configs: the JSON files that may name a method, by name without suffix. metadata: of the file.
         home: the file of each tensor.
 
@@ -109,17 +109,17 @@ def refuse_unread(
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
-    said = tuple(_said(path, configs, metadata))
-    for where, word in said:
-        if word.lower() not in READ | (FLOAT8 if found else frozenset()):
+    methods = tuple(_said(path, configs, metadata))
+    for where, word in methods:
+        if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
-    used = {key for row in found.values() for key in (*row.keys.values(), *row.extra)}
+    used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
     sign = _signed(plain)
     if sign is not None:
-        title = f"{_title(said[0][1])} ({said[0][0]} says so)" if said else sign[0]
+        title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign[0]
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
-    _refuse_missing_parts(found, home)  # sdquant's own files are held against their metadata
+    _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
     stray = stray_of(plain)
     if stray is not None:
         raise BadFileError(
@@ -130,17 +130,17 @@ def refuse_unread(
         )
     codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in _CODES), None)
     if codes is not None:
-        by = f"{_title(said[0][1])}, as {said[0][0]} says" if said else "an unknown quantization"
+        by = f"{_title(methods[0][1])}, as {methods[0][0]} says" if methods else "an unknown quantization"
         raise UnsupportedFileError(
             f"Cannot load {path}",
             f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
             f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
-    if said and not found and tensors and not _of_products(configs):
+    if methods and not quantized and tensors and not _of_products(configs):
         raise BadFileError(
             f"Cannot load {path}",
-            f"{said[0][0]} says that it is quantized by {_title(said[0][1])}, but none of its {len(tensors)} tensors "
-            "is",
+            f"{methods[0][0]} says that it is quantized by {_title(methods[0][1])}, but none of its {len(tensors)} "
+            "tensors is",
             "Get the weights that belong to the config, or, if they should be floats, remove quantization_config "
             "from it",
         )
@@ -155,8 +155,8 @@ def _title(word: str) -> str:
     return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
 
 
-def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) -> None:
-    for row in found.values():
+def _refuse_missing_parts(quantized: Mapping[str, Found], home: Mapping[str, Path]) -> None:
+    for row in quantized.values():
         key = registry.of_scheme(row.scheme).missing(row)
         if key is not None:
             raise BadFileError(
@@ -184,8 +184,8 @@ def _said(
                 yield place, word
     if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
         yield "its metadata", "torchao"
-    said = _of_metadata(metadata)
-    word = None if said is None else said.get("quant_method", said.get("method"))
+    settings = _of_metadata(metadata)
+    word = None if settings is None else settings.get("quant_method", settings.get("method"))
     if isinstance(word, str):
         yield "its metadata", word
 

@@ -90,15 +90,15 @@ def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
     a truncated file are left out."""
     _, length, text = _raw_header(path)
     header, start = json.loads(text), 8 + length
-    found = {}
+    contents = {}
     with path.open("rb") as file:
         for key in keys:
             begin, end = header[key]["data_offsets"]
             file.seek(start + begin)
             data = file.read(end - begin)
             if len(data) == end - begin:
-                found[key] = data
-    return found
+                contents[key] = data
+    return contents
 
 
 def _raw_header(path: Path) -> tuple[int, int, str]:

@@ -111,7 +111,7 @@ def found_in(
     Raises:
         BadFileError: the tensors contradict it. UnsupportedFileError: a scheme that no backend provides.
     """
-    found: dict[str, Found] = {}
+    weights: dict[str, Found] = {}
     owner: dict[str, str] = {}
     for name, spec in specs.items():
         row, keys = own["weights"][name], _keys(file, name, own["weights"][name]["parts"], spec)
@@ -125,7 +125,7 @@ def found_in(
         for key in (*keys.values(), *row["extra"]):
             if owner.setdefault(key, name) != name:
                 raise damaged(file, f"tensor {key!r} is listed for both {owner[key]!r} and {name!r}")
-        found[name] = Found(
+        weights[name] = Found(
             name=name,
             scheme=spec.scheme,
             keys=keys,
@@ -138,7 +138,7 @@ def found_in(
         row = registry.scheme(spec.scheme)
         if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
             raise damaged(file, f"weight {name!r} has {size} bytes, too few for its shape {list(spec.shape)}")
-    return found
+    return weights
 
 
 def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:

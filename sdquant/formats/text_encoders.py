@@ -64,7 +64,7 @@ def tidied(src: Source) -> Source:
     return dataclasses.replace(
         src,
         tensors={key: info for key, info in src.tensors.items() if key not in gone},
-        found={name: found for name, found in src.found.items() if name not in spare},
+        found={name: weight for name, weight in src.found.items() if name not in spare},
     )
 
 

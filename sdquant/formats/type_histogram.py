@@ -51,8 +51,8 @@ def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
         rows[kind] = TypeRow(kind, old.tensors + 1, old.weights + weights, old.bytes + nbytes)
 
     for src in sources:
-        for name, found in src.found.items():
-            add(found.scheme, weights_of(src, name), src.found_bytes(name))
+        for name, weight in src.found.items():
+            add(weight.scheme, weights_of(src, name), src.found_bytes(name))
         for info in src.plain.values():
             add(info.dtype, math.prod(info.shape), info.nbytes)
     return tuple(sorted(rows.values(), key=lambda row: -row.weights))
@@ -74,11 +74,11 @@ def weights_of(src: Source, name: str) -> int:
     """Return the number of values in a quantized weight, by its spec, else by the bits of its scheme."""
     if name in src.specs:
         return math.prod(src.specs[name].shape)
-    found = src.found[name]
-    if found.cut is not None:
-        return math.prod(found.cut.shape[1:]) * found.cut.count
-    codes = src.tensors[next(iter(found.keys.values()))]
+    weight = src.found[name]
+    if weight.cut is not None:
+        return math.prod(weight.cut.shape[1:]) * weight.cut.count
+    codes = src.tensors[next(iter(weight.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return math.prod(codes.shape)
-    bits = found.details.get("bits", registry.scheme(found.scheme).bits)
+    bits = weight.details.get("bits", registry.scheme(weight.scheme).bits)
     return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)

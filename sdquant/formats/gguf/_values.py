@@ -59,14 +59,14 @@ class Value:
 def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
     """`count` key-value pairs, in file order."""
     values: dict[str, Value] = {}
-    kept = 0
+    items = 0
     for index in range(count):
         name = read_name(cursor, f"key {index}", MAX_KEY)
         if name in values:
             raise cursor.bad(f"its metadata has the key {name!r} twice", "Download the file again from its source")
         value = _value(cursor, name)
-        kept += len(value.value) if isinstance(value.value, list) else 0
-        if kept > KEPT_TOTAL:
+        items += len(value.value) if isinstance(value.value, list) else 0
+        if items > KEPT_TOTAL:
             raise cursor.bad(
                 f"its metadata holds more than {KEPT_TOTAL} array items", "Download the file again from its source"
             )

@@ -136,11 +136,11 @@ def architecture(row: Family | None) -> Architecture | None:
     return next((one for one in ARCHITECTURES if row.family in one.families), None)
 
 
-def stays_float(name: str, shape: tuple[int, ...], found: Architecture | None) -> bool:
+def stays_float(name: str, shape: tuple[int, ...], row: Architecture | None) -> bool:
     """Return whether a layer's weight stays unquantized. `ends` lists modules by their full name from the top."""
-    if found is None:
+    if row is None:
         return False
-    ends = any(name.startswith(f"{module}.") for module in found.ends.split())
+    ends = any(name.startswith(f"{module}.") for module in row.ends.split())
     return ends or len(shape) > 4 or _FULL.search(name) is not None
 
 
