@@ -157,28 +157,28 @@ def answered(call: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(call)
     def answering(*args: P.args, **kwargs: P.kwargs) -> R:
-        for given in kwargs:
-            if given not in known:
-                raise unknown(given, known, name)
+        for argument in kwargs:
+            if argument not in known:
+                raise unknown(argument, known, name)
         return call(*args, **kwargs)
 
     return answering
 
 
-def unknown(given: str, known: Collection[str], call: str) -> SettingsError:
+def unknown(argument: str, known: Collection[str], call: str) -> SettingsError:
     """Return the error for an argument that a function does not have.
 
     Args:
         known: the arguments that it has. call: its name.
     """
-    what = f"{given}= is not an argument of {call}"
-    answer, all_of_them = ANSWERS.get(given), f"its arguments are {', '.join(known)}"
+    what = f"{argument}= is not an argument of {call}"
+    answer, all_of_them = ANSWERS.get(argument), f"its arguments are {', '.join(known)}"
     if answer is not None and (not answer.use or answer.use in known):
         return SettingsError(what, answer.why, answer.fix)
-    near = difflib.get_close_matches(given.lower(), known, n=1)
+    near = difflib.get_close_matches(argument.lower(), known, n=1)
     if near:
         return SettingsError(what, all_of_them, f"Did you mean {near[0]}=?")
-    loading = answer.use if answer is not None else given
+    loading = answer.use if answer is not None else argument
     if loading in LOAD_MODEL_ARGUMENTS:
         return SettingsError(what, all_of_them, f"Use load_model, which has {loading}=")
     return SettingsError(what, all_of_them, "Leave it out")

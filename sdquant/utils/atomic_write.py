@@ -158,7 +158,7 @@ def _one_writer(place: Path) -> Iterator[Path]:
     """
     name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
     beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
-    made = _make_folder(place.parent)
+    new_folders = _make_folder(place.parent)
     file = None
     try:
         with undisturbed():  # Ctrl-C comes when it is known that the lock is ours
@@ -173,7 +173,7 @@ def _one_writer(place: Path) -> Iterator[Path]:
                 _remove_shared(beside)
                 lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
                 os.close(file)
-            _unmake(made)
+            _unmake(new_folders)
 
 
 @contextmanager

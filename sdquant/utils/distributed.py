@@ -268,11 +268,11 @@ def _collective(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
-        late = "timed out" in said.lower() or "timeout" in said.lower()
+        message = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        late = "timed out" in message.lower() or "timeout" in message.lower()
         ended = "another process did not reach this point in time" if late else "another process has ended"
         fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
-        raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({said:.200})", fix) from error
+        raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({message:.200})", fix) from error
 
 
 def _ordered(tensor: Tensor) -> Tensor:
@@ -281,8 +281,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 
     bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
     plain = torch.where(tensor == 0, 0.0, tensor)  # without the sign of a zero
-    found = _flipped(plain.contiguous().view(bits))
-    return torch.where(tensor.isnan(), torch.iinfo(bits).max, found).to(carried)
+    ordered = _flipped(plain.contiguous().view(bits))
+    return torch.where(tensor.isnan(), torch.iinfo(bits).max, ordered).to(carried)
 
 
 def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:

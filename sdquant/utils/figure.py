@@ -53,15 +53,15 @@ class Sheet:
 
     def wrapped(self, text: str, font: str, room: float, lines: int) -> list[str]:
         """The text in at most so many lines of at most `room` pixels; what is left over is cut off."""
-        made: list[str] = []
+        rows: list[str] = []
         for word in text.split():
-            if made and self.width_of(f"{made[-1]} {word}", font) <= room:
-                made[-1] += f" {word}"
+            if rows and self.width_of(f"{rows[-1]} {word}", font) <= room:
+                rows[-1] += f" {word}"
             else:
-                made.append(word)
-        if len(made) > lines:
-            made[lines - 1 :] = [" ".join(made[lines - 1 :])]
-        return [self.cut(line, font, room) for line in made]
+                rows.append(word)
+        if len(rows) > lines:
+            rows[lines - 1 :] = [" ".join(rows[lines - 1 :])]
+        return [self.cut(line, font, room) for line in rows]
 
     def bar(self, left: float, top: float, width: float, share: float) -> None:
         """A bar, `share` of it filled."""

@@ -43,8 +43,8 @@ def make_ordinary(*modules: nn.Module) -> None:
 
     copies: dict[int, Tensor] = {}
     for path, part in (pair for module in modules for pair in module.named_modules()):
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is None or not tensor.is_inference():
                     continue
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -57,4 +57,4 @@ def make_ordinary(*modules: nn.Module) -> None:
                     copy = tensor.detach().clone()
                     is_weight = isinstance(tensor, torch.nn.Parameter)
                     copies[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_weight else copy
-                held[name] = copies[id(tensor)]
+                tensors[name] = copies[id(tensor)]

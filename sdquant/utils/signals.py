@@ -76,10 +76,10 @@ class Stop:
         # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
         # by the signal instead of with our code. The next exec() makes it forget.
         exec("")
-        said = "terminated" if self.signal == signal.SIGTERM else "interrupted"
+        message = "terminated" if self.signal == signal.SIGTERM else "interrupted"
         if label() and self.signal == signal.SIGTERM:
-            said += ", as torchrun does when another process has ended: look at the message of that one"
-        print(f"sdquant{label()}: {said}", file=sys.stderr)
+            message += ", as torchrun does when another process has ended: look at the message of that one"
+        print(f"sdquant{label()}: {message}", file=sys.stderr)
         return 128 + int(self.signal or 0)
 
 

@@ -122,9 +122,9 @@ class _Reader:
         event = self._first()
         if event is None:
             return None
-        made = self._value(event, 1)
+        parsed = self._value(event, 1)
         self._end()
-        return made
+        return parsed
 
     def _first(self) -> Any:
         """The event that the document begins with; None if there is no document."""
@@ -154,25 +154,25 @@ class _Reader:
         return resolved(event.value) if event.implicit[0] else event.value
 
     def _list(self, depth: int) -> list[Any]:
-        made = []
+        items = []
         while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
-            made.append(self._value(event, depth + 1))
-        return made
+            items.append(self._value(event, depth + 1))
+        return items
 
     def _mapping(self, start: Any, depth: int, lines: dict[str, int]) -> dict[str, Any]:
         if start.anchor is not None or start.tag is not None:
             self._refuse(start, "anchors, aliases and tags are not supported", "Write the value alone")
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
             if not isinstance(event, self._yaml.ScalarEvent):
                 self._refuse(event, "a key there is not a plain name", "Write `key: value`")
             self._value(event, depth)  # which refuses tags and anchors
             name = event.value
-            if name in made:
+            if name in values:
                 self._refuse(event, f"{name!r:.80} appears twice, first in line {lines[name]}", "Keep one of them")
             lines[name] = event.start_mark.line + 1
-            made[name] = self._value(next(self._events), depth + 1)
-        return made
+            values[name] = self._value(next(self._events), depth + 1)
+        return values
 
     def _refuse(self, event: Any, why: str, fix: str) -> None:
         raise BadFileError(_at(self._what, event.start_mark), why, fix)
