@@ -80,17 +80,17 @@ class Source:
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
-        """The tensors that belong to no quantized weight, by key."""
+        """Return the tensors that belong to no quantized weight, by key."""
         used = {key for weight in self.found.values() for key in (*weight.keys.values(), *weight.extra)}
         return {key: info for key, info in self.tensors.items() if key not in used}
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
+        """Return the bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
         return safetensors.total(self.plain.values()) + sum(self.found_bytes(name) for name in self.found)
 
     def found_bytes(self, name: str) -> int:
-        """Bytes of a quantized weight's parts, as they are in memory."""
+        """Return the bytes of a quantized weight's parts in memory."""
         weight = self.found[name]
         if weight.cut is None and weight.nbytes is not None:
             return weight.nbytes
@@ -100,18 +100,18 @@ class Source:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names as the model knows them: plain keys and the names of quantized weights."""
+        """Return the names that the model uses: plain keys and the names of quantized weights."""
         return frozenset(self.plain) | frozenset(self.found)
 
     @property
     def named_quant(self) -> str | None:
-        """The scheme that a GGUF file of ours is named after: a mix cannot be told from its types alone."""
+        """Return the scheme recorded in a GGUF file that sdquant wrote: types alone do not identify a mix."""
         name = self.metadata.get(f"{METADATA_KEY}.quant")
         return name if name in {row.name for row in registry.get("gguf").schemes} else None
 
     @property
     def named_dtype(self) -> str | None:
-        """The dtype that a GGUF file of ours was made from: its small tensors are in F32, whatever they were."""
+        """Return the source dtype recorded in a GGUF file that sdquant wrote: its small tensors are always in F32."""
         name = self.metadata.get(f"{METADATA_KEY}.dtype")
         return name if name in ("float32", "float16", "bfloat16") else None
 
@@ -126,23 +126,23 @@ class Source:
         return not self.tensors
 
     def open(self) -> dict[Path, TensorFile]:
-        """All files, opened; close them when done."""
+        """Open all files; the caller closes them."""
         return {path: open_file(path) for path in self.files}
 
     def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """A tensor out of the opened files: a plain one, or a part of a quantized weight."""
+        """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
         make = self.made.get(key)
         if make is not None:
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """A tensor of a file, by the file's own name for it."""
+        """Read a tensor by the file's own name for it."""
         return next(file for file in files.values() if key in file.tensors).get(key)
 
 
 def open_file(path: Path) -> TensorFile:
-    """The weights file as a TensorFile, by its first bytes."""
+    """Open a weights file as the TensorFile of its format."""
     if is_gguf(path):
         from .gguf.file import GGUFFile
 
@@ -169,7 +169,7 @@ def is_pickle(path: Path) -> bool:
 def component_folder(
     folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Source:
-    """The component in a folder with a config.json and weights; `variant`: see `folder.weights`.
+    """Return the component in a folder with a config.json and weights; `variant`: see `folder.weights`.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
@@ -181,15 +181,15 @@ def component_folder(
 
 
 def as_named(src: Source, row: Sequence[str]) -> Source:
-    """The component with the class that a pipeline's model_index.json gives it, [library, class], which diffusers goes
-    by: the config.json of a text encoder may name the larger model that it was taken out of."""
+    """Return the component with the class from a pipeline's model_index.json, [library, class], as diffusers does: the
+    config.json of a text encoder may name the larger model that it was extracted from."""
     library, class_name = row
     config = {key: value for key, value in src.config.items() if key != "_class_name" or isinstance(value, str)}
     return replace(src, library=str(library), class_name=str(class_name), config=config) if src.config else src
 
 
 def without_weights(folder: Path) -> Source:
-    """The component that a folder's config.json describes, without any weights: they are to come from elsewhere."""
+    """Return the component that a folder's config.json describes, without its weights, which come from elsewhere."""
     config, _ = _configs(folder)
     library, class_name = _class(config)
     return Source(
@@ -198,7 +198,7 @@ def without_weights(folder: Path) -> Source:
 
 
 def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
-    """The component in one `.safetensors` or `.gguf` file, with the config beside it if no other weights are there."""
+    """Return the component in one weights file, with the config.json in its folder if no other weights are there."""
     if is_pickle(path) and not allow_pickle:
         raise refused(path)
     beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
@@ -210,7 +210,7 @@ def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False
 
 
 def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A folder's config.json, and what it and files beside it say about quantization; "files" are these, by name."""
+    """Return a folder's config.json, and the quantization settings in its JSON files ("files": all of these by name)."""
     config = _json_in(folder, "config") or {}
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):

@@ -97,7 +97,7 @@ def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict
 
 
 def _kind(row: Any) -> str:
-    """A layer's format, with what changes its meaning. Some tools write the name alone instead of a table."""
+    """Return a layer's format, with options that change its meaning. Some tools write only the name, not a table."""
     kind = row if isinstance(row, str) else row["format"]
     if not isinstance(kind, str):
         raise TypeError(f"format {kind!r} is not a text")

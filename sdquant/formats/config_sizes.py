@@ -46,7 +46,7 @@ def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
 
 
 def numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """All whole numbers above zero in a config, each with its key: "text_config.vocab_size"."""
+    """Yield all positive integers in a config, each with its key: "text_config.vocab_size"."""
     for key, value in _entries(config):
         for number in value if isinstance(value, list | tuple) else (value,):
             if isinstance(number, int) and not isinstance(number, bool) and number > 0:

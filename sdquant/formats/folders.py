@@ -31,7 +31,7 @@ Named = Mapping[str, list[re.Match[str]]]  # the files of each variant
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
         BadFileError: it is no regular file, too large, not JSON, or not an object.
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """`path`, which a file in `folder` names or which lies there.
+    """Return `path`, which a file in `folder` names or which lies in it.
 
     Raises:
         BadFileError: it is a link that leads out of the folder, other than the hub cache's own.
@@ -115,7 +115,7 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
 
 
 def _pickled(folder: Path, pickles: list[Path]) -> Weights:
-    """The weights of a folder that has only torch's own files: an index, a usual name, or the only one."""
+    """Return the weights of a folder that has only torch's own files: an index, a usual name, or the only file."""
     for base in PICKLE_BASES:
         index, file = folder / f"{base}.bin.index.json", folder / f"{base}.bin"
         if index.exists():
@@ -133,7 +133,7 @@ def _pickled(folder: Path, pickles: list[Path]) -> Weights:
 
 
 def usual(names: Iterable[str]) -> Named:
-    """The file names that are diffusers' and transformers' usual ones, by variant."""
+    """Return the file names that are usual in diffusers and transformers, by variant."""
     by_variant: dict[str, list[re.Match[str]]] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
@@ -197,7 +197,7 @@ def is_usual(path: Path) -> bool:
 
 
 def visible_weights(folder: Path, suffixes: tuple[str, ...] = WEIGHTS) -> list[Path]:
-    """The files in a folder with such a suffix, sorted by name; hidden ones do not count."""
+    """Return the files in a folder with such a suffix, sorted by name, without hidden ones."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith("."))
 
 
@@ -221,7 +221,7 @@ def _weight_map(folder: Path, index: Path) -> dict[str, Path]:
 
 
 def named_parts(index: Mapping[str, Any]) -> dict[str, str]:
-    """The components that a model_index.json names, weights or not: name -> class."""
+    """Return the components that a model_index.json names, weights or not: name -> class."""
     return {name: str(row[1]) for name, row in index.items() if not name.startswith("_") and is_named(row)}
 
 
@@ -241,7 +241,7 @@ def no_folder(folder: Path, name: str, class_name: Any) -> MissingComponentError
 
 
 def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
-    """The components of a pipeline folder that have weights: name -> subfolder.
+    """Return the components of a pipeline folder that have weights: name -> subfolder.
 
     Raises:
         BadFileError: a name in the index cannot be a folder's, or the folder, or a file in a folder without weights (a

@@ -12,7 +12,7 @@ NAMES = r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w
 
 
 def sign(names: Iterable[str]) -> str | None:
-    """The first tensor name that only such files have; None if there is none."""
+    """Return the first tensor name that only LoRA files have; None if there is none."""
     return min((name for name in names if re.search(NAMES, name)), default=None)
 
 

@@ -34,7 +34,7 @@ def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
 
 
 def _weight_of(key: str) -> str | None:
-    """The weight that a key is a part of by its name alone; None for all others."""
+    """Return the weight that a key is a part of, by its name alone; None for all others."""
     if match := _OF_WEIGHT.fullmatch(key):
         return match[1] if match[1].rpartition(".")[2] == "weight" else None
     match = _OF_MODULE.fullmatch(key)

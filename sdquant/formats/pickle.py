@@ -75,7 +75,7 @@ def _opened(path: Path) -> dict[str, Tensor]:
 
 
 def _storages(loaded: Any) -> dict[int, int]:
-    """The bytes of each piece of memory that a tensor lies in, by its address."""
+    """Return the size in bytes of each storage that a tensor uses, by its address."""
     import torch
 
     nbytes: dict[int, int] = {}
@@ -120,7 +120,7 @@ def _check_archive(path: Path) -> Counter[int]:
 
 
 def _weights(path: Path, loaded: Any) -> dict[str, Tensor]:
-    """The tensors by name; what a training program keeps beside them is left out."""
+    """Return the tensors by name, without the other state that training programs save."""
     import torch
 
     for name in _INSIDE:

@@ -193,7 +193,7 @@ def _said(
 def _everywhere(
     configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables about quantization, and where each stands."""
+    """Yield where each table about quantization stands ("its config.json"), and the table."""
     for name, values in configs.items():
         yield from ((f"its {name}.json", table) for table in ((values,) if name in _TABLES else _tables(values)))
     table = _of_metadata(metadata)
@@ -211,7 +211,7 @@ def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
+    """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
     for key, value in config.items():
         if key in _TABLES and isinstance(value, Mapping) and value:
             yield value
@@ -220,7 +220,7 @@ def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, 
 
 
 def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
-    """The method that a table names; None for one that is only about a method that tensors show.
+    """Return the method that a table names; None if it names none.
 
     Raises:
         BadFileError: the name is not a string.

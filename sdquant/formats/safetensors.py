@@ -53,7 +53,7 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 
 def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Tensor infos by key, and the metadata, of a safetensors file. Reads the header only.
+    """Read the tensor infos by key, and the metadata, from the header of a safetensors file.
 
     Args:
         complete: also check the header against the size of the file; the matrix is consulted before that.
@@ -102,7 +102,7 @@ def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
 
 
 def _raw_header(path: Path) -> tuple[int, int, str]:
-    """The size of the file, and its JSON header: bytes and text."""
+    """Return the size of the file, and the size (both in bytes) and text of its JSON header."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
@@ -147,7 +147,7 @@ def _place(path: Path, key: str, row: Any) -> tuple[int, int]:
 
 
 def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[TensorInfo, int]:
-    """The tensor's info and its end; tensors must follow each other without gap or overlap, as the format wants."""
+    """Return the tensor's info and its end. The format requires tensors without gaps or overlaps."""
     begin, end = row["data_offsets"]
     name, shape = row.get("dtype"), row.get("shape")
     if not isinstance(name, str) or name not in DTYPES:
@@ -202,5 +202,5 @@ def _opened(path: Path) -> Any:
 
 
 def total(infos: Iterable[TensorInfo]) -> int:
-    """Bytes of the given tensors."""
+    """Return the bytes of the given tensors."""
     return sum(info.nbytes for info in infos)

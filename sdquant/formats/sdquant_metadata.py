@@ -142,7 +142,7 @@ def found_in(
 
 
 def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:
-    """The file key of each part."""
+    """Return the file key of each part of a weight."""
     try:
         backend = registry.of_scheme(spec.scheme)
     except UnknownQuantError as error:

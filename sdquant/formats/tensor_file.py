@@ -29,8 +29,8 @@ class TensorFile(ABC):
 
     @abstractmethod
     def get(self, key: str) -> Tensor:
-        """The tensor, mapped from the file where that is possible (do not write to it). Block-quantized tensors come
-        as their raw bytes: uint8 [blocks, bytes per block].
+        """Return the tensor, mapped from the file if possible (do not write to it). Block-quantized tensors come
+        as raw bytes: uint8 [blocks, bytes per block].
 
         Raises:
             BadFileError: the file does not hold what its header says.

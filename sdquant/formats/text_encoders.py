@@ -31,14 +31,14 @@ _WIDTH, _DEPTH = ("hidden_size", "d_model"), ("num_hidden_layers", "num_layers")
 
 
 def sizes(tensors: Mapping[str, TensorInfo]) -> Sizes:
-    """The width and number of layers by a file's tensors."""
+    """Return the width and number of layers by a file's tensors."""
     width = next((info.shape[0] for name, info in tensors.items() if _NORM.search(name) and info.shape), None)
     layers = {match[1] for name in tensors if (match := _LAYER.search(name))}
     return width, len(layers) or None
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    """The width and number of layers by a config."""
+    """Return the width and number of layers by a config."""
     return _first(config, _WIDTH), _first(config, _DEPTH)
 
 

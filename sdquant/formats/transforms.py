@@ -27,7 +27,7 @@ def left_to_do(table: Mapping[str, Any]) -> str | None:
 
 
 def _applied(transforms: Any) -> Iterator[tuple[str, str]]:
-    """The kind and location of each; "unknown" for what does not look as compressed-tensors writes it."""
+    """Yield the kind and location of each transform; "unknown" if it is not as compressed-tensors writes it."""
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
     if not isinstance(groups, Mapping):
         yield "one", "an unknown place"

@@ -59,7 +59,7 @@ def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
 
 
 def high_precision(src: Source) -> list[str]:
-    """The weights of layers that are not quantized while others are, largest first; numbers in names are `*`."""
+    """Return the unquantized weights of a partly quantized model, largest first; numbers in names become `*`."""
     if not src.found:
         return []
     sizes: dict[str, int] = {}

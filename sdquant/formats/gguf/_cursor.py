@@ -31,12 +31,12 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        """Offset in the file of the next byte."""
+        """Return the offset in the file of the next byte."""
         return self._start + self._at
 
     @property
     def left(self) -> int:
-        """Bytes of the file after the position."""
+        """Return the number of bytes after the position."""
         return self.size - self.position
 
     def bad(self, why: str, fix: str = AGAIN) -> BadFileError:
@@ -56,12 +56,12 @@ class Cursor:
             )
 
     def peek(self, count: int) -> bytes:
-        """Up to `count` of the next bytes, fewer at the end of the file; the position stays."""
+        """Return up to `count` of the next bytes (fewer at the end of the file) without moving the position."""
         self._fill(count)
         return self._window[:count]
 
     def take(self, count: int, of: str) -> bytes:
-        """The next `count` bytes; `of` names them in errors."""
+        """Read the next `count` bytes; `of` names them in errors."""
         self.need(count, of)
         if self._at + count > len(self._window):
             self._fill(count)
@@ -95,17 +95,17 @@ class Cursor:
             self.need(0, of)
 
     def number(self, form: str, of: str) -> int | float:
-        """One value of the `struct` format character `form`."""
+        """Read one value of the `struct` format character `form`."""
         value: int | float = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))[0]
         return value
 
     def uints(self, form: str, of: str) -> tuple[int, ...]:
-        """Several whole numbers, by a `struct` format."""
+        """Read several integers, by a `struct` format."""
         numbers: tuple[int, ...] = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))
         return numbers
 
     def uint(self, form: str, of: str) -> int:
-        """One whole number."""
+        """Read one integer."""
         return int(self.number(form, of))
 
     def _fill(self, count: int) -> None:

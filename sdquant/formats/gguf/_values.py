@@ -57,7 +57,7 @@ class Value:
 
 
 def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
-    """`count` key-value pairs, in file order."""
+    """Read `count` key-value pairs, in file order."""
     values: dict[str, Value] = {}
     items = 0
     for index in range(count):
@@ -75,7 +75,7 @@ def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def read_name(cursor: Cursor, of: str, limit: int) -> str:
-    """A key or tensor name: 1 to `limit` bytes of UTF-8 without control characters."""
+    """Read a key or tensor name: 1 to `limit` bytes of UTF-8 without control characters."""
     length = cursor.uint("Q", f"the length of {of}")
     if not 1 <= length <= limit:
         raise cursor.bad(

@@ -36,7 +36,7 @@ class GGUFFile(TensorFile):
         self._map: mmap.mmap | None = None
 
     def get(self, key: str) -> Tensor:
-        """The tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
+        """Return the tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
 
         Writing to it changes this process's memory only, never the file.
         """
@@ -63,7 +63,7 @@ class GGUFFile(TensorFile):
         self._map = None
 
     def _mapped(self) -> mmap.mmap:
-        """The file in memory. Private: a page that is written to is copied, so tensors may be changed safely."""
+        """Return the private memory map of the file: pages are copied on write, so tensors may be changed safely."""
         if self._map is None:
             with self.path.open("rb") as file:
                 self._map = _private_map(file.fileno())

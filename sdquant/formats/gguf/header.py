@@ -85,7 +85,7 @@ class GGUFHeader:
 
 
 def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFHeader:
-    """The header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`.
 
     Args:
         complete: also check that the file is as long as its header says.

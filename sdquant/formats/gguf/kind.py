@@ -68,7 +68,7 @@ def _language_model(header: GGUFHeader) -> str | None:
 
 
 def _both_ends(header: GGUFHeader) -> str | None:
-    """An autoencoder's names next to anything else: encoder, decoder and quant_conv at the top level."""
+    """Return the evidence for an autoencoder beside other parts: encoder, decoder and quant_conv at the top level."""
     tops = {name.split(".", 1)[0] for name in header.tensors}
     return "tensors encoder.*, decoder.*, quant_conv.*" if {"encoder", "decoder", "quant_conv"} <= tops else None
 

@@ -86,7 +86,7 @@ def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    """The shape to store: as it is where blocks divide the rows, else flat rows of 256 (or of one block)."""
+    """Return the shape to store: unchanged if rows are whole blocks, else flat rows of 256 (or of one block)."""
     if not shape:
         return (1,)
     block = TYPES[kind].block
