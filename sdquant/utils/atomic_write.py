@@ -30,7 +30,7 @@ _HERE = -100  # AT_FDCWD
 
 @contextmanager
 def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that becomes `target`, or nothing if the block is left by an exception.
+    """Yield a new file that replaces `target` at the end of the block, unless that raises an exception.
 
     Where `target` is a link, the file that it names is replaced; an existing file's mode is kept.
 
@@ -59,7 +59,7 @@ def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[
 
 @contextmanager
 def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
-    """A new folder that becomes `target`; as `whole_file`. An existing one is gone only when the new one is there."""
+    """Yield a new folder that replaces `target`, as `whole_file`. An existing one is removed once the new one exists."""
     with _errors(target, nbytes):
         place = place_of(target)
         with _one_writer(place) as beside:
@@ -75,9 +75,9 @@ def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def part_file(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
-    """A new file inside a folder of `whole_folder`, which is on the disk when the block is left.
+    """Yield a new file inside a folder of `whole_folder`, synced to the disk at the end of the block.
 
-    For processes that have not made the folder: where that is gone, nothing is made in its place.
+    For processes that did not make the folder themselves: if it is gone, it is not made again.
 
     Raises:
         As `whole_file`.

@@ -55,8 +55,8 @@ class Processes:
 
     @property
     def group(self) -> Any:
-        """torch's process group; None where there is one process. Do not keep it: a process of torch 2.13 that holds
-        one at its exit, after the group's end, aborts now and then."""
+        """Return torch's process group; None if there is only one process. Do not keep it: with torch 2.13, a
+        process that still holds one at its exit, after the group's end, sometimes aborts."""
         if self.count == 1:
             return None
         from torch import distributed
@@ -69,7 +69,7 @@ class Processes:
         return self.rank == 0
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, by rank. A value can be anything that pickles."""
+        """Return the values of all processes, by rank. A value can be anything that pickles."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -84,7 +84,7 @@ class Processes:
         self.gathered(None)
 
     def largest(self, tensor: Tensor) -> Tensor:
-        """The largest number of all processes' tensors at each place, NaN where one is; all are of one shape and dtype.
+        """Return the elementwise maximum of all processes' tensors (of one shape and dtype), NaN where one is NaN.
 
         Exactly one of the numbers that went in: they are compared as whole numbers, so that neither the dtype nor a
         NaN depends on what gloo or nccl makes of it. Zeros of both signs are one number.
@@ -100,7 +100,7 @@ class Processes:
         return _numbers(carried.to(tensor.device), tensor.dtype)
 
     def least(self, tensor: Tensor) -> Tensor:
-        """The least number of all processes' tensors at each place; as `largest`."""
+        """Return the elementwise minimum of all processes' tensors, as `largest`."""
         return tensor if self.count == 1 else -self.largest(-tensor)
 
     @property
@@ -115,13 +115,13 @@ ALONE = Processes()
 
 @contextmanager
 def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Processes]:
-    """The processes that torchrun has started, able to talk to each other; without torchrun, this one.
+    """Yield the processes that torchrun has started, connected to each other; without torchrun, this one.
 
     What is started here ends here; a group that somebody else has started is used, and left as it is.
 
     Args:
-        device: that this process computes on. If that is "cuda", or the card of its LOCAL_RANK, nccl is started besides
-            gloo where there are cards for all, and "cuda" is from then on that card.
+        device: that this process computes on. If that is "cuda", or the GPU of its LOCAL_RANK, nccl is started besides
+            gloo if there are GPUs for all, and "cuda" is from then on that GPU.
         timeout: seconds that a process waits for the others; default the environment variable SDQUANT_PROCESS_TIMEOUT,
             else 30 minutes. One that has ended is noticed at once.
 
@@ -190,7 +190,7 @@ def local_rank() -> int:
 
 
 def _environment() -> tuple[int, int, int]:
-    """Rank, count and local rank. (0, 1, 0) without torchrun."""
+    """Return rank, count and local rank; (0, 1, 0) without torchrun."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return 0, 1, 0
     count, rank = _number("WORLD_SIZE"), _number("RANK")
@@ -250,7 +250,7 @@ def _torch_distributed() -> Any:
 
 
 def _backend(device: str, local: int) -> str:
-    """gloo; and nccl where each process of this node has a card of its own."""
+    """Return gloo; with nccl if each process of this node has a GPU of its own."""
     import torch
 
     if device not in ("cuda", f"cuda:{local}") or not torch.distributed.is_nccl_available():
@@ -276,7 +276,7 @@ def _collective(doing: str) -> Iterator[None]:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Whole numbers in the order of a float tensor's numbers; NaN is above all. Undone by `_numbers`."""
+    """Return integers in the same order as a float tensor's values, NaN the largest. `_numbers` is the inverse."""
     import torch
 
     bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
@@ -293,7 +293,7 @@ def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flipped(bits: Tensor) -> Tensor:
-    """Sign and magnitude to two's complement, and back: the bits under the sign are flipped where it is set."""
+    """Convert sign and magnitude to two's complement, and back: flip the bits below the sign if it is set."""
     import torch
 
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)

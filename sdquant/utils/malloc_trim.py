@@ -133,7 +133,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function of that name; None where there is none (musl, other systems)."""
+    """Return glibc's function of that name; None if there is none (musl, other systems)."""
     if not sys.platform.startswith("linux"):
         return None
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

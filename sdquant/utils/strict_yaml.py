@@ -34,7 +34,7 @@ class Document:
 
 
 def read(path: str | os.PathLike[str]) -> Document:
-    """The mapping in a file; an empty file has no keys.
+    """Read the mapping in a file; an empty file has no keys.
 
     Raises:
         SettingsError: there is no such file, or it cannot be read. BadFileError: it is not such YAML.
@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> Document:
 
 
 def text_of(path: str | os.PathLike[str], what: str) -> str:
-    """The text of a file; `what` begins the errors, which are those of `read`."""
+    """Read the text of a file; `what` begins the errors, which are those of `read`."""
     try:
         place = Path(os.path.realpath(path))
         if not place.is_file():
@@ -73,7 +73,7 @@ def text_of(path: str | os.PathLike[str], what: str) -> str:
 
 
 def loads(text: str, what: str = "Cannot read the config") -> Document:
-    """As `read`, of a text; `what` begins the errors."""
+    """Parse a text, as `read`; `what` begins the errors."""
     return _parsed(text, what, _Reader.document)
 
 
@@ -103,7 +103,7 @@ class _Reader:
         self._yaml, self._events, self._what = yaml, events, what
 
     def document(self) -> Document:
-        """The whole of the stream, a mapping."""
+        """Return the mapping that the stream consists of."""
         yaml = self._yaml
         event = self._first()
         if event is None:
@@ -118,7 +118,7 @@ class _Reader:
         return Document(values, lines)
 
     def value(self) -> Any:
-        """The whole of the stream, of any kind; None if it is empty."""
+        """Return the value that the stream consists of; None if it is empty."""
         event = self._first()
         if event is None:
             return None
@@ -127,7 +127,7 @@ class _Reader:
         return parsed
 
     def _first(self) -> Any:
-        """The event that the document begins with; None if there is no document."""
+        """Return the event that the document begins with; None if there is no document."""
         next(self._events)  # the start of the stream
         return None if isinstance(next(self._events), self._yaml.StreamEndEvent) else next(self._events)
 

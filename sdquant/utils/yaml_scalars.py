@@ -14,7 +14,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.A
 
 
 def resolved(text: str) -> bool | int | float | str | None:
-    """The value of a plain scalar."""
+    """Return the value of a plain scalar."""
     if text in _NULL:
         return None
     if text in _TRUTH:
