@@ -210,7 +210,7 @@ def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False
 
 
 def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a folder's config.json, and the quantization settings in its JSON files ("files": all of these by name)."""
+    """Return a folder's config.json, and the quantization settings in its JSON files ("files": all these by name)."""
     config = _json_in(folder, "config") or {}
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):

@@ -161,7 +161,7 @@ def _refuse_missing_parts(quantized: Mapping[str, Found], home: Mapping[str, Pat
         if key is not None:
             raise BadFileError(
                 f"Cannot load {home[next(iter(row.keys.values()))]}",
-                f"it lacks {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
+                f"it has no {key!r}, which belongs to its quantized weight {row.name!r} ({row.evidence})",
                 "Download the file again, or quantize the model again",
             )
 

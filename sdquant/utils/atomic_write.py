@@ -59,7 +59,7 @@ def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[
 
 @contextmanager
 def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
-    """Yield a new folder that replaces `target`, as `whole_file`. An existing one is removed once the new one exists."""
+    """Yield a new folder that replaces `target`, as `whole_file`. An old one is removed after the new one exists."""
     with _errors(target, nbytes):
         place = place_of(target)
         with _one_writer(place) as beside:
