@@ -27,7 +27,7 @@ def test_no_call_ends_in_a_type_error(name: str) -> None:
     for argument in {*ANSWERS, "offlod", "colour", "QUANT"} - mine.keys():
         with pytest.raises(SettingsError) as error:
             CALLS[name]("nf4", **{argument: None})
-        assert f"{argument}= is no argument of" in error.value.what and error.value.why and error.value.fix
+        assert f"{argument}= is not an argument of" in error.value.what and error.value.why and error.value.fix
 
 
 def test_answers_name_what_there_is() -> None:

@@ -308,7 +308,7 @@ class TestShards:
     @pytest.mark.parametrize(
         ("old", "new", "why"),
         [
-            ('"cross_attention_dim": ', '"cross_attention_dim":1', "another config"),
+            ('"cross_attention_dim": ', '"cross_attention_dim":1', "config differs"),
             ('"format": 1', '"format": 9', "format 9"),
         ],
     )

@@ -41,7 +41,7 @@ class Source:
         files: the weight files.
         tensors: infos by file key, over all files.
         home: the file of each key.
-        found: the quantized weights, by weight name. Their own names are those that their file gives them.
+        found: the quantized weights, by weight name. Their `name` attributes are the names in the file.
         specs: full descriptions of quantized weights, where sdquant wrote the file.
         config: the component's config.json (or what sdquant put into the file), {} if there is none.
         library, class_name: "diffusers" or "transformers" and the class, if known.
@@ -53,8 +53,8 @@ class Source:
         keys: what the file calls tensors and quantized weights that the model calls otherwise; see `models.fitting`,
             which the fields below are of, too.
         strays: keys of tensors that the model has no place for. They are not among `tensors`.
-        layers: what the model says of its weights: the kind of their layer, or None and why it cannot run them
-            quantized. {} where it was not asked.
+        layers: by weight name, the type of the model's layer, or None and the reason why that layer cannot run it
+            quantized; {} if this was not determined.
         conversions: with which transformers has renamed the tensors.
     """
 
@@ -80,67 +80,69 @@ class Source:
 
     @property
     def plain(self) -> dict[str, TensorInfo]:
-        """The tensors that belong to no quantized weight, by key."""
-        used = {key for found in self.found.values() for key in (*found.keys.values(), *found.extra)}
+        """Return the tensors that belong to no quantized weight, by key."""
+        used = {key for weight in self.found.values() for key in (*weight.keys.values(), *weight.extra)}
         return {key: info for key, info in self.tensors.items() if key not in used}
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
+        """Return the bytes of the weights: plain tensors and packed parts, without code tables and descriptions."""
         return safetensors.total(self.plain.values()) + sum(self.found_bytes(name) for name in self.found)
 
     def found_bytes(self, name: str) -> int:
-        """Bytes of a quantized weight's parts, as they are in memory."""
-        found = self.found[name]
-        if found.cut is None and found.nbytes is not None:
-            return found.nbytes
-        return sum(self.tensors[key].nbytes for key in found.keys.values()) if found.cut is None else found.cut.nbytes
+        """Return the bytes of a quantized weight's parts in memory."""
+        weight = self.found[name]
+        if weight.cut is None and weight.nbytes is not None:
+            return weight.nbytes
+        return (
+            sum(self.tensors[key].nbytes for key in weight.keys.values()) if weight.cut is None else weight.cut.nbytes
+        )
 
     @property
     def names(self) -> frozenset[str]:
-        """Names as the model knows them: plain keys and the names of quantized weights."""
+        """Return the names that the model uses: plain keys and the names of quantized weights."""
         return frozenset(self.plain) | frozenset(self.found)
 
     @property
     def named_quant(self) -> str | None:
-        """The scheme that a GGUF file of ours is named after: a mix cannot be told from its types alone."""
+        """Return the scheme recorded in a GGUF file that sdquant wrote: types alone do not identify a mix."""
         name = self.metadata.get(f"{METADATA_KEY}.quant")
         return name if name in {row.name for row in registry.get("gguf").schemes} else None
 
     @property
     def named_dtype(self) -> str | None:
-        """The dtype that a GGUF file of ours was made from: its small tensors are in F32, whatever they were."""
+        """Return the source dtype recorded in a GGUF file that sdquant wrote: its small tensors are always in F32."""
         name = self.metadata.get(f"{METADATA_KEY}.dtype")
         return name if name in ("float32", "float16", "bfloat16") else None
 
     @property
     def plain_only(self) -> bool:
-        """Whether it has quantized weights that only plain layers run."""
-        return any(found.plain_only for found in self.found.values())
+        """Return whether some quantized weights can run only in sdquant's own (plain) layers."""
+        return any(weight.plain_only for weight in self.found.values())
 
     @property
     def empty(self) -> bool:
-        """Whether there is only a config, and no weights."""
+        """Return whether there is a config but no weights."""
         return not self.tensors
 
     def open(self) -> dict[Path, TensorFile]:
-        """All files, opened; close them when done."""
+        """Open all files; the caller closes them."""
         return {path: open_file(path) for path in self.files}
 
     def read(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """A tensor out of the opened files: a plain one, or a part of a quantized weight."""
+        """Read a tensor from the opened files: a plain one, or a part of a quantized weight."""
         make = self.made.get(key)
         if make is not None:
             return make(lambda source: self._find(files, source))
         return files[self.home[key]].get(self.keys.get(key, key))
 
     def _find(self, files: Mapping[Path, TensorFile], key: str) -> Tensor:
-        """A tensor of a file, by the file's own name for it."""
+        """Read a tensor by the file's own name for it."""
         return next(file for file in files.values() if key in file.tensors).get(key)
 
 
 def open_file(path: Path) -> TensorFile:
-    """The weights file as a TensorFile, by its first bytes."""
+    """Open a weights file as the TensorFile of its format."""
     if is_gguf(path):
         from .gguf.file import GGUFFile
 
@@ -151,7 +153,7 @@ def open_file(path: Path) -> TensorFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file does; an empty or missing one does not."""
+    """Return whether the file starts with GGUF's magic bytes; False if it is empty or missing."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -160,34 +162,34 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether the file is one of torch's own, by its name."""
+    """Return whether the file's suffix is that of a torch checkpoint (a pickle)."""
     return path.suffix.lower() in folders.PICKLES
 
 
 def component_folder(
     folder: Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Source:
-    """The component in a folder with a config.json and weights; `variant`: see `folder.weights`.
+    """Return the component in a folder with a config.json and weights; `variant`: see `folder.weights`.
 
     Raises:
         MissingComponentError: no weights there. BadFileError: they are damaged. UnsupportedFileError: pickles only.
     """
     config, side = _configs(folder)
-    found = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
-    src = _source(folder, found.files, config=config, side=side, complete=complete, index=found.index)
-    return replace(src, variant=found.variant, variants=found.others)
+    weight_files = folders.weights(folder, allow_pickle=allow_pickle, variant=variant)
+    src = _source(folder, weight_files.files, config=config, side=side, complete=complete, index=weight_files.index)
+    return replace(src, variant=weight_files.variant, variants=weight_files.others)
 
 
 def as_named(src: Source, row: Sequence[str]) -> Source:
-    """The component with the class that a pipeline's model_index.json gives it, [library, class], which diffusers goes
-    by: the config.json of a text encoder may name the larger model that it was taken out of."""
+    """Return the component with the class from a pipeline's model_index.json, [library, class], as diffusers does: the
+    config.json of a text encoder may name the larger model that it was extracted from."""
     library, class_name = row
     config = {key: value for key, value in src.config.items() if key != "_class_name" or isinstance(value, str)}
     return replace(src, library=str(library), class_name=str(class_name), config=config) if src.config else src
 
 
 def without_weights(folder: Path) -> Source:
-    """The component that a folder's config.json describes, without any weights: they are to come from elsewhere."""
+    """Return the component that a folder's config.json describes, without its weights, which come from elsewhere."""
     config, _ = _configs(folder)
     library, class_name = _class(config)
     return Source(
@@ -196,7 +198,7 @@ def without_weights(folder: Path) -> Source:
 
 
 def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False) -> Source:
-    """The component in one `.safetensors` or `.gguf` file, with the config beside it if no other weights are there."""
+    """Return the component in one weights file, with the config.json in its folder if no other weights are there."""
     if is_pickle(path) and not allow_pickle:
         raise refused(path)
     beside = folders.visible_weights(path.parent, folders.WEIGHTS + (folders.PICKLES if is_pickle(path) else ()))
@@ -208,17 +210,17 @@ def single_file(path: Path, *, complete: bool = True, allow_pickle: bool = False
 
 
 def _configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A folder's config.json, and what it and files beside it say about quantization; "files" are these, by name."""
+    """Return a folder's config.json, and the quantization settings in its JSON files ("files": all these by name)."""
     config = _json_in(folder, "config") or {}
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise BadFileError(
-            f"{folder / 'config.json'} was to be read", "its quantization_config is not a table", "Check the file"
+            f"Cannot read {folder / 'config.json'}", "its quantization_config is not a table", "Check the file"
         )
     beside = {name: _json_in(folder, name) for name in (*_SIDE, *quantization_methods.SIDE_FILES)}
-    files = {"config": config} | {name: found for name, found in beside.items() if found is not None}
+    files = {"config": config} | {name: table for name, table in beside.items() if table is not None}
     side = {"quantization_config": quantization}
-    side |= {_SIDE[name]: found for name, found in files.items() if name in _SIDE}
+    side |= {_SIDE[name]: table for name, table in files.items() if name in _SIDE}
     return config, {**side, "files": files}
 
 
@@ -238,28 +240,28 @@ def _source(
 ) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    said: dict[Path, Mapping[str, Any]] = {}
+    metadata_of: dict[Path, Mapping[str, Any]] = {}
     for file in files:
-        infos, said[file] = _header(file, complete=complete)
+        infos, metadata_of[file] = _header(file, complete=complete)
         for key, info in infos.items():
             if key in home:
                 raise BadFileError(
-                    f"{path} was to be loaded",
+                    f"Cannot load {path}",
                     f"tensor {key!r} is both in {home[key].name} and {file.name}",
-                    "Check which of the two belongs to the model, and remove the other",
+                    "Check which of the two files belongs to the model, and remove the other",
                 )
             tensors[key], home[key] = info, file
-    metadata = next((meta for meta in said.values() if meta), {})
+    metadata = next((meta for meta in metadata_of.values() if meta), {})
     if not tensors and metadata.get("split.count", 0) < 2:  # the first part of a split file: refused as what it is
-        raise BadFileError(f"{path} was to be loaded", "it holds no tensors", "Get the file from its source")
+        raise BadFileError(f"Cannot load {path}", "it contains no tensors", "Download the file again from its source")
     _check_index(path, index or {}, home)
-    own = merged_own(said)
+    own = merged_own(metadata_of)
     specs = {name: PackedSpec.from_dict(row) for name, row in own.get("weights", {}).items()}
     if specs:
-        found = found_in(files[0], own, specs, tensors)
+        quantized = found_in(files[0], own, specs, tensors)
     else:
-        found = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
-    quantization_methods.refuse_unread(path, tensors, found, side.get("files", {}), metadata, home)
+        quantized = _foreign(path, tensors, {**side, "comfy": comfy_metadata.formats(tensors, home, metadata)})
+    quantization_methods.refuse_unread(path, tensors, quantized, side.get("files", {}), metadata, home)
     config = config or own.get("config", {})
     library, class_name = _class(config)
     return Source(
@@ -267,7 +269,7 @@ def _source(
         files=files,
         tensors=tensors,
         home=home,
-        found=found,
+        found=quantized,
         specs=specs,
         config=config,
         library=library,
@@ -279,27 +281,27 @@ def _source(
 
 
 def _check_index(path: Path, index: Mapping[str, Path], home: Mapping[str, Path]) -> None:
-    """Every tensor is where the index says, if there is one, and it says it of all."""
+    """Raise BadFileError unless the index, if there is one, lists every tensor, each in the file that has it."""
     for key, file in index.items():
         if home.get(key) != file:
             raise BadFileError(
-                f"{path} was to be loaded",
-                f"its index has tensor {key!r} in {file.name}, and that tensor is "
+                f"Cannot load {path}",
+                f"its index lists tensor {key!r} in {file.name}, but that tensor is "
                 + (f"in {home[key].name}" if key in home else "in no shard"),
                 "Download the index and the shards again",
             )
     left = sorted(home.keys() - index.keys()) if index else []
     if left:
         raise BadFileError(
-            f"{path} was to be loaded",
-            f"tensor {left[0]!r} is in {home[left[0]].name}, and not in the index",
+            f"Cannot load {path}",
+            f"tensor {left[0]!r} is in {home[left[0]].name}, but not in the index",
             "Download the index and the shards again",
         )
 
 
 def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Mapping[str, Any]]:
     if not file.is_file():
-        raise BadFileError(f"{file} was to be read", "it is not a regular file", "Check the path")
+        raise BadFileError(f"Cannot read {file}", "it is not a regular file", "Check the path")
     if is_gguf(file):
         from .gguf.file import read_header
 
@@ -309,34 +311,32 @@ def _header(file: Path, *, complete: bool) -> tuple[Mapping[str, TensorInfo], Ma
         with PickleFile(file) as opened:
             return opened.tensors, {}
     if file.suffix.lower() == ".gguf":
-        raise BadFileError(
-            f"{file} was to be read as GGUF", "it does not begin with the letters GGUF", "Check the file"
-        )
+        raise BadFileError(f"Cannot read {file} as GGUF", "it does not start with the letters GGUF", "Check the file")
     return safetensors.read_header(file, complete=complete)
 
 
 def _foreign(path: Path, tensors: Mapping[str, TensorInfo], side: Mapping[str, Any]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+    quantized: dict[str, Found] = {}
     for name in registry.names():
         try:
             rows = registry.get(name).find(tensors, side)
         except (UnsupportedFileError, BadFileError) as error:
-            raise type(error)(f"{path} was to be read: {error.what}", error.why, error.fix) from error
+            raise type(error)(f"{error.what} (in {path})", error.why, error.fix) from error
         except (AttributeError, TypeError, ValueError, KeyError, re.error) as error:
             raise BadFileError(
-                f"{path} was to be read",
-                f"what its config says about its quantization makes no sense ({name}): {error!r}",
+                f"Cannot read {path}",
+                f"the quantization settings in its config are invalid ({name}): {error!r}",
                 "Get the config.json that belongs to the weights",
             ) from error
         for row in rows:
-            if row.name in found:
+            if row.name in quantized:
                 raise BadFileError(
-                    f"{path} was to be read",
-                    f"weight {row.name!r} is both {found[row.name].scheme} and {row.scheme} by the keys beside it",
-                    "Get the file from its source",
+                    f"Cannot read {path}",
+                    f"the tensors of weight {row.name!r} match both {quantized[row.name].scheme} and {row.scheme}",
+                    "Download the file again from its source",
                 )
-            found[row.name] = row
-    return found
+            quantized[row.name] = row
+    return quantized
 
 
 def _class(config: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""What ComfyUI's files say about the format of each layer, before any weight is read. No torch.
+"""Per-layer quantization formats declared in ComfyUI's files, read before any weight. No torch.
 
 A quantized layer X has a tensor `X.comfy_quant` (a line of JSON, in bytes), or is listed in the metadata, which ComfyUI
 turns into such tensors: `_quantization_metadata` is {"layers": {X: {"format": ...}}}, with or without the prefix that
@@ -30,38 +30,38 @@ _MOST = 4096  # bytes of a line; ComfyUI writes some tens
 
 
 def formats(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path], metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The format of each quantized layer that has one of ComfyUI's, by the name of its weight.
+    """Return the format of each layer that is quantized in one of ComfyUI's, by the name of its weight.
 
     Args:
         home: the file of each tensor. metadata: of the first file.
 
     Raises:
-        BadFileError: what is said makes no sense, or not with these tensors.
+        BadFileError: the declarations are malformed, or contradict the tensors.
         UnsupportedFileError: layers are in a format that is not read here.
     """
     if not tensors or (metadata.get(METADATA) is None and not any(map(_is_marker, tensors))):
         return {}
     path = next(iter(home.values()))
-    said = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
+    declared = {_weight(path, layer, tensors): kind for layer, kind in _listed(path, metadata).items()}
     for key, kind in _marked(tensors, home).items():
         name = key.removesuffix(MARKER) + "weight"
         if name not in tensors:
-            raise _bad(home[key], key, f"it is about {name!r}, which is not in the file")
-        if said.setdefault(name, kind) != kind:
-            raise _bad(home[key], key, f"it says {kind!r}, and the file's metadata says {said[name]!r}")
-    strange = {name: kind for name, kind in said.items() if kind not in READ}
+            raise _bad(home[key], key, f"it describes {name!r}, which is not in the file")
+        if declared.setdefault(name, kind) != kind:
+            raise _bad(home[key], key, f"it says {kind!r}, but the file's metadata says {declared[name]!r}")
+    strange = {name: kind for name, kind in declared.items() if kind not in READ}
     if strange:
         kinds = ", ".join(f"{kind} ({count} layers)" for kind, count in Counter(strange.values()).items())
         raise UnsupportedFileError(
-            f"{path} was to be loaded",
-            f"it has layers in formats of ComfyUI's that this version does not read: {kinds}, the first of them "
+            f"Cannot load {path}",
+            f"it has layers in ComfyUI formats that this version cannot read: {kinds}, first at "
             f"{next(iter(strange))!r}",
-            f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized one",
+            f"Use a file of the same model in {', '.join(READ)}, nf4 or GGUF, or quantize the unquantized model",
         )
-    for name, kind in said.items():
+    for name, kind in declared.items():
         if tensors[name].dtype != READ[kind]:
-            raise _bad(home[name], name, f"it is said to be in {kind}, and is {tensors[name].dtype}")
-    return said
+            raise _bad(home[name], name, f"its format is declared as {kind}, but its dtype is {tensors[name].dtype}")
+    return declared
 
 
 def _is_marker(key: str) -> bool:
@@ -76,28 +76,28 @@ def _listed(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
         rows = strict_json.parse(text)["layers"].items()
         return {layer: _kind(row) for layer, row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad(path, METADATA, f"it is no table of layers: {error!r}") from error
+        raise _bad(path, METADATA, f"it is not a table of layers: {error!r}") from error
 
 
 def _marked(tensors: Mapping[str, TensorInfo], home: Mapping[str, Path]) -> dict[str, str]:
-    """What the tensors beside the weights say. Of a file that ends too early, what is there."""
+    """Return the format in each marker tensor, by its key; of a truncated file, those that are there."""
     keys = [key for key in tensors if _is_marker(key)]
-    said = {}
+    declared = {}
     for path in dict.fromkeys(home[key] for key in keys):
         here = [key for key in keys if home[key] == path]
         long = next((key for key in here if tensors[key].nbytes > _MOST), None)
         if long is not None:
-            raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, and it is one line of JSON")
+            raise _bad(path, long, f"it has {tensors[long].nbytes} bytes, too many for one line of JSON")
         for key, line in safetensors.peek(path, here).items():
             try:
-                said[key] = _kind(strict_json.parse(strict_json.text(line)))
+                declared[key] = _kind(strict_json.parse(strict_json.text(line)))
             except (ValueError, KeyError, TypeError) as error:
-                raise _bad(path, key, f"its JSON says no format: {error!r}") from error
-    return said
+                raise _bad(path, key, f"its JSON names no format: {error!r}") from error
+    return declared
 
 
 def _kind(row: Any) -> str:
-    """A layer's format, with what changes its meaning. Some tools write the name alone instead of a table."""
+    """Return a layer's format, with options that change its meaning. Some tools write only the name, not a table."""
     kind = row if isinstance(row, str) else row["format"]
     if not isinstance(kind, str):
         raise TypeError(f"format {kind!r} is not a text")
@@ -110,8 +110,8 @@ def _weight(path: Path, layer: str, tensors: Mapping[str, TensorInfo]) -> str:
     for prefix in _PREFIXES:
         if f"{prefix}{layer}.weight" in tensors:
             return f"{prefix}{layer}.weight"
-    raise _bad(path, METADATA, f"it has a format for layer {layer!r}, which has no weight in the file")
+    raise _bad(path, METADATA, f"it names a format for layer {layer!r}, which has no weight in the file")
 
 
 def _bad(path: Path, key: str, why: str) -> BadFileError:
-    return BadFileError(f"{key!r} of {path} was read", why, "Get the file from its source again")
+    return BadFileError(f"Cannot read {key!r} of {path}", why, "Download the file again from its source")

@@ -1,4 +1,4 @@
-"""Numbers in configs that no model has. JSON values only, no torch."""
+"""Limits on the numbers in configs, against endless models. JSON values only, no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
     more steps.
 
     Args:
-        name: of what is made of it.
+        name: the class that is built from it, for the error.
     """
     for key, value in _entries(config):
         counts = value if isinstance(value, list | tuple) else (value,)
@@ -33,20 +33,20 @@ def refuse_endless(name: str, config: Mapping[str, Any]) -> None:
         large = [n for n in counts if isinstance(n, int | float) and (n > most or (isinstance(n, int) and n > _INT))]
         if _COUNT.search(key) and isinstance(value, int) and value < 0:
             raise BadFileError(
-                f"Cannot make a {name}",
-                f"its config has {key} = {value}, and a model cannot have fewer than none",
+                f"Cannot build {name}",
+                f"its config has {key} = {value}, which cannot be negative",
                 "Get the config.json that belongs to the weights",
             )
         if large or len(counts) > _ITEMS:
             raise BadFileError(
-                f"Cannot make a {name}",
-                f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, and no model has so many",
+                f"Cannot build {name}",
+                f"its config has {key} = {large[0] if large else f'a list of {len(counts)}'}, more than any model has",
                 "Get the config.json that belongs to the weights",
             )
 
 
 def numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """All whole numbers above zero in a config, each with its key: "text_config.vocab_size"."""
+    """Yield all positive integers in a config, each with its key: "text_config.vocab_size"."""
     for key, value in _entries(config):
         for number in value if isinstance(value, list | tuple) else (value,):
             if isinstance(number, int) and not isinstance(number, bool) and number > 0:

@@ -1,4 +1,4 @@
-"""What a file's name promises: the first hint, never trusted over the header. Nothing is opened."""
+"""Quantization schemes guessed from file names: a hint only, never trusted over the header. Nothing is opened."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..core import registry
 
-# What names promise: patterns, and the scheme or the group of the match that says it. A hint is never trusted over the
-# header. GGUF types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
+# Patterns in names, and the scheme that each suggests, or the "<rule>" that makes it from the match's groups. GGUF
+# types stand between separators; the others may be glued to a word, as in "fluxnf4.safetensors".
 _MARK, _END = r"(?:^|[-_. ])", r"(?=$|[-_. ])"
 _HINTS: tuple[tuple[str, str], ...] = (
     (_MARK + r"q(?P<bits>[2-6])_?k(?:_?(?P<mix>s|m|l|xl))?" + _END, "<mix>"),
@@ -37,9 +37,9 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def suffix_hint(name: str) -> str | None:
-    """The scheme that a file's name promises, None if it promises none. The name alone; nothing is opened.
+    """Return the scheme that a file's name suggests, or None. Only the name is looked at; nothing is opened.
 
-    The mark nearest to the end counts: "nf4-model-fp8.safetensors" promises fp8.
+    The mark nearest to the end counts: "nf4-model-fp8.safetensors" suggests fp8.
     """
     base = Path(name).name.lower()
     best: tuple[int, str] | None = None

@@ -31,27 +31,27 @@ Named = Mapping[str, list[re.Match[str]]]  # the files of each variant
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
         BadFileError: it is no regular file, too large, not JSON, or not an object.
     """
-    asked = f"{path} was to be read as JSON"
+    what = f"Cannot read {path} as JSON"
     try:
         if not path.is_file():  # opening a pipe would wait for its other end
-            raise BadFileError(asked, "it is not a regular file", "Check the path")
+            raise BadFileError(what, "it is not a regular file", "Check the path")
         if path.stat().st_size > MAX_JSON:
-            raise BadFileError(asked, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
+            raise BadFileError(what, f"it is larger than {MAX_JSON >> 20} MiB", "Check the file")
         value = strict_json.parse(strict_json.text(path.read_bytes()), duplicates=True)
     except (OSError, ValueError) as error:
-        raise BadFileError(asked, str(error), "Check the file") from error
+        raise BadFileError(what, str(error), "Check the file") from error
     if not isinstance(value, dict):
-        raise BadFileError(asked, "it does not hold a table", "Check the file")
+        raise BadFileError(what, "it does not contain a JSON object (a table)", "Check the file")
     return value
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """`path`, which a file in `folder` names or which lies there.
+    """Return `path`, which a file in `folder` names or which lies in it.
 
     Raises:
         BadFileError: it is a link that leads out of the folder, other than the hub cache's own.
@@ -62,7 +62,9 @@ def inside(path: Path, folder: Path) -> Path:
     if any(real.is_relative_to(place) for place in (home, *blobs)):
         return path
     raise BadFileError(
-        f"{path} was to be read", f"it is a link to {real}, outside its folder", "Put the file itself there"
+        f"Cannot read {path}",
+        f"it is a link to {real}, outside its folder",
+        "Replace the link with a copy of the file",
     )
 
 
@@ -83,11 +85,10 @@ class Weights:
 
 
 def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = None) -> Weights:
-    """The weights of a component folder: under the usual names, else the only file of a known kind.
+    """Return the weights of a component folder: those with the usual names, else the only file of a known type.
 
-    Of several variants the one asked for is taken; where that is none, or not there, the one without a name, as
-    diffusers does; then fp16, bf16, and the others by name.
-    Pickles are looked at only where there is nothing else, and where they are allowed.
+    Of several variants `variant` is taken; if it is None or not there, the variant without a name, as in diffusers,
+    then fp16, bf16, and the others by name. Pickles are used only if there is nothing else and they are allowed.
     """
     mine = usual(os.listdir(folder))
     if mine:
@@ -99,9 +100,9 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
         return Weights((inside(others[0], folder),), {})
     if others:
         raise UnsupportedFileError(
-            f"{folder} was to be loaded",
-            f"it has several weight files: {', '.join(p.name for p in others)}",
-            "Give the path of one of them",
+            f"Cannot load {folder}",
+            f"it contains several weight files: {', '.join(p.name for p in others)}",
+            "Pass the path of one of them",
         )
     pickles = visible_weights(folder, PICKLES)
     if pickles and allow_pickle:
@@ -109,12 +110,12 @@ def weights(folder: Path, *, allow_pickle: bool = False, variant: str | None = N
     if pickles:
         raise refused(pickles[0])
     raise MissingComponentError(
-        f"{folder} was to be loaded", "there are no weights in it", "Give a folder with .safetensors or .gguf weights"
+        f"Cannot load {folder}", "it contains no weights", "Pass a folder with .safetensors or .gguf weights"
     )
 
 
 def _pickled(folder: Path, pickles: list[Path]) -> Weights:
-    """The weights of a folder that has only torch's own files: an index, a usual name, or the only one."""
+    """Return the weights of a folder that has only torch's own files: an index, a usual name, or the only file."""
     for base in PICKLE_BASES:
         index, file = folder / f"{base}.bin.index.json", folder / f"{base}.bin"
         if index.exists():
@@ -124,41 +125,41 @@ def _pickled(folder: Path, pickles: list[Path]) -> Weights:
             pickles = [file]
     if len(pickles) > 1:
         raise UnsupportedFileError(
-            f"{folder} was to be loaded",
-            f"it has several files: {', '.join(path.name for path in pickles)}",
-            "Give the path of one of them",
+            f"Cannot load {folder}",
+            f"it contains several files: {', '.join(path.name for path in pickles)}",
+            "Pass the path of one of them",
         )
     return Weights((inside(pickles[0], folder),), {})
 
 
 def usual(names: Iterable[str]) -> Named:
-    """The file names that are diffusers' and transformers' usual ones, by variant."""
-    found: dict[str, list[re.Match[str]]] = {}
+    """Return the file names that are usual in diffusers and transformers, by variant."""
+    by_variant: dict[str, list[re.Match[str]]] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
         if match:
-            found.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
-    return found
+            by_variant.setdefault(match["variant"] or match["late"] or match["late_index"] or "", []).append(match)
+    return by_variant
 
 
-def order(variants: Iterable[str], asked: str | None = None) -> list[str]:
-    """Variants, those to be preferred first."""
-    return sorted(variants, key=lambda name: (name != asked, (*VARIANTS, name).index(name), name))
+def order(variants: Iterable[str], preferred: str | None = None) -> list[str]:
+    """Return the variants in order of preference."""
+    return sorted(variants, key=lambda name: (name != preferred, (*VARIANTS, name).index(name), name))
 
 
-def no_variant(place: str, asked: str, there: Iterable[str]) -> MissingComponentError:
-    """The error for a model none of whose components has weights of the variant that was asked for."""
+def no_variant(place: str, variant: str, there: Iterable[str]) -> MissingComponentError:
+    """Return the error for a model none of whose components has weights of the requested variant."""
     names = [name or "no variant" for name in order(there)]
     return MissingComponentError(
-        f"variant={asked!r} of {place} was asked for",
-        f"it has weights of {' and '.join(names)}" if names else "its weights have no names of variants",
-        "Use one that is there, or leave it out",
+        f"Cannot load variant={variant!r} of {place}",
+        f"it only has weights of {' and '.join(names)}" if names else "its weight files have no variant names",
+        "Use a variant that exists, or leave variant= out",
     )
 
 
 def of_variant(names: list[re.Match[str]]) -> list[str]:
-    """Of the files of one variant those that make up the weights: an index and its shards, the one file, or all shards
-    where there is no index."""
+    """Return the names of the files that make up one variant's weights: an index and its shards, the only file, or all
+    shards if there is no index."""
     base = min((match["base"] for match in names), key=BASES.index)
     mine = [match for match in names if match["base"] == base]
     shards = [match.string for match in mine if match["total"]]
@@ -168,7 +169,8 @@ def of_variant(names: list[re.Match[str]]) -> list[str]:
 
 
 def _files(folder: Path, names: list[re.Match[str]]) -> tuple[tuple[Path, ...], Mapping[str, Path]]:
-    """Of the files of one variant: the shards of an index, the one file, or all shards where the index is lost."""
+    """Return one variant's weight files (the shards of its index, the only file, or all shards if the index is missing)
+    and the file of each tensor ({} without an index)."""
     first, *more = of_variant(names)
     match = next(match for match in names if match.string == first)
     if match["index"]:
@@ -180,69 +182,69 @@ def _files(folder: Path, names: list[re.Match[str]]) -> tuple[tuple[Path, ...], 
     total, there = int(match["total"]), sorted(int(one["shard"]) for one in shards)
     if there != list(range(1, total + 1)):
         raise BadFileError(
-            f"{folder} was to be loaded",
-            f"it has no index, and of {total} shards {len(shards)}, the first of which is {first}",
+            f"Cannot load {folder}",
+            f"it has no index, and only {len(shards)} of {total} shards, the first of which is {first}",
             "Download the missing files into the folder",
         )
     return tuple(inside(folder / one.string, folder) for one in shards), {}
 
 
 def is_usual(path: Path) -> bool:
-    """Whether a file is a whole set of weights under a usual name, and all others beside it are its variants."""
+    """Return whether a file has a usual name and is a complete set of weights, and all beside it are its variants."""
     match = _NAME.fullmatch(path.name)
     beside = [_NAME.fullmatch(other.name) for other in visible_weights(path.parent)]
     return match is not None and not match["total"] and all(m and m["base"] == match["base"] for m in beside)
 
 
 def visible_weights(folder: Path, suffixes: tuple[str, ...] = WEIGHTS) -> list[Path]:
-    """The files in a folder with such a suffix, sorted by name; hidden ones do not count."""
+    """Return the files in a folder with such a suffix, sorted by name, without hidden ones."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and not p.name.startswith("."))
 
 
 def _weight_map(folder: Path, index: Path) -> dict[str, Path]:
-    """The shard of each tensor by an index. Only plain names of files in the folder count: none may lead outside."""
+    """Return the shard of each tensor by an index, which may only name files in its own folder."""
     rows = read_json(inside(index, folder)).get("weight_map")
     if not isinstance(rows, dict) or not rows:
-        raise BadFileError(f"{index} was to be read", "it has no weight_map", "Check the file")
+        raise BadFileError(f"Cannot read {index}", "it has no weight_map", "Check the file")
     places: dict[Any, Path] = {}
     for name in rows.values():
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
             raise BadFileError(
-                f"{index} was to be read", f"shard {name!r} is not the name of a file in its folder", "Check the file"
+                f"Cannot read {index}", f"shard {name!r} is not the name of a file in its folder", "Check the file"
             )
         if name not in places and not (folder / name).is_file():
             raise BadFileError(
-                f"{folder} was to be loaded", f"shard {name} is missing", "Download the missing file into the folder"
+                f"Cannot load {folder}", f"shard {name} is missing", "Download the missing file into the folder"
             )
         places.setdefault(name, inside(folder / name, folder))
     return {key: places[name] for key, name in rows.items()}
 
 
 def named_parts(index: Mapping[str, Any]) -> dict[str, str]:
-    """The components that a model_index.json names, weights or not: name -> class."""
+    """Return the components that a model_index.json names, weights or not: name -> class."""
     return {name: str(row[1]) for name, row in index.items() if not name.startswith("_") and is_named(row)}
 
 
 def is_named(row: Any) -> bool:
-    """Whether a row of a model_index.json is that of a component, [library, class]; others are values of the pipeline's
-    own config, lists of numbers among them, or say that there is no such component."""
+    """Return whether an entry of a model_index.json names a component, [library, class]. Others are values of the
+    pipeline's own config (such as lists of numbers) or mark a component as absent."""
     return isinstance(row, list) and len(row) == 2 and all(isinstance(word, str) for word in row)
 
 
 def no_folder(folder: Path, name: str, class_name: Any) -> MissingComponentError:
-    """The error for a component that a pipeline's index names, and that is not there."""
+    """Return the error for a component that a pipeline's index names but whose folder is missing."""
     return MissingComponentError(
-        f"{folder} was to be loaded",
-        f"its model_index.json names a {name}, and there is no folder of that name",
+        f"Cannot load {folder}",
+        f"its model_index.json names a {name}, but there is no folder of that name",
         f"Put the {name} ({class_name}) into {folder / name}",
     )
 
 
 def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
-    """The components of a pipeline folder that have weights: name -> subfolder.
+    """Return the components of a pipeline folder that have weights: name -> subfolder.
 
     Raises:
-        BadFileError: a name in the index is that of no folder, or the folder, or a file of one without weights (a
+        BadFileError: a name in the index cannot be a folder's, or the folder, or a file in a folder without weights (a
             tokenizer), is a link that leads out.
         MissingComponentError: the index names a component whose folder, or whose config, is not there.
     """
@@ -250,7 +252,9 @@ def pipeline_parts(folder: Path, index: Mapping[str, Any]) -> dict[str, Path]:
     for name, class_name in named_parts(index).items():
         if not name or set(name) & set("./\\:\0"):
             raise BadFileError(
-                f"{folder / 'model_index.json'} was to be read", f"{name!r} is no component", "Check the file"
+                f"Cannot read {folder / 'model_index.json'}",
+                f"{name!r} is not the name of a component",
+                "Check the file",
             )
         sub = folder / name
         if not sub.is_dir() and class_name.endswith("Scheduler"):

@@ -74,7 +74,7 @@ _SURE: Mapping[str, tuple[str, int]] = {
 
 
 def known(family: str | None, shapes: Shapes) -> dict[str, Any]:
-    """The config of a UNet or transformer in its first authors' layout; {} if it is not a model that is known here.
+    """Return the config of a UNet or transformer in its original layout; {} if the model is not known here.
 
     Args:
         shapes: by name, without a prefix. Those of quantized weights are of the float weight.

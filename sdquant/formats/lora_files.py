@@ -12,16 +12,16 @@ NAMES = r"\.(lora_(A|B|up|down|mid)|lora\.(up|down))\.|\.(hada_w[12]_[ab]|lokr_w
 
 
 def sign(names: Iterable[str]) -> str | None:
-    """The first tensor name that only such files have; None if there is none."""
+    """Return the first tensor name that only LoRA files have; None if there is none."""
     return min((name for name in names if re.search(NAMES, name)), default=None)
 
 
 def refuse(path: object, names: Iterable[str]) -> None:
     """Raise UnsupportedFileError for a LoRA's file, by its tensor names."""
-    found = sign(names)
-    if found is not None:
+    name = sign(names)
+    if name is not None:
         raise UnsupportedFileError(
-            f"{path} was to be loaded",
-            f"it is a LoRA (it has {found!r}), which changes a model and is none",
-            "Load the model that it is for, and give the file to pipe.load_lora_weights",
+            f"Cannot load {path}",
+            f"it contains LoRA weights ({name!r}), not a model",
+            "Load the base model, then call pipe.load_lora_weights on this file",
         )

@@ -18,12 +18,12 @@ class Family:
 
     @property
     def foreign(self) -> bool:
-        """Whether the names are not those of diffusers or transformers."""
+        """Return whether the tensor names are not those of diffusers or transformers."""
         return self.layout not in ("diffusers", "transformers")
 
     @property
     def draws(self) -> bool:
-        """Whether it is what draws, or a checkpoint with it: no text encoder and no VAE."""
+        """Return whether it is a denoiser, or a checkpoint that has one, rather than a text encoder or VAE."""
         return self.component not in ("text_encoder", "vae")
 
 
@@ -212,7 +212,7 @@ _SD_BY_TEXT_WIDTH: Mapping[int, str] = {768: "sd1", 1024: "sd2"}
 
 
 def recognise(names: Collection[str]) -> Family | None:
-    """The first row all of whose names are there."""
+    """Return the first row all of whose names are present; None if there is none."""
     for row in ROWS:
         if all(name in names for name in row.names):
             return row
@@ -220,7 +220,7 @@ def recognise(names: Collection[str]) -> Family | None:
 
 
 def sd_version(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """ "sd1" or "sd2" by the cross-attention's width, "sd" if it is neither."""
+    """Return "sd1" or "sd2" by the width of the cross-attention, "sd" if it is neither."""
     for name, shape in shapes.items():
         if name.endswith("attn2.to_k.weight") and len(shape) == 2:
             return _SD_BY_TEXT_WIDTH.get(shape[1], "sd")

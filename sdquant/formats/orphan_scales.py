@@ -1,6 +1,6 @@
-"""Parts of quantized weights that are left over: the scale of a weight that is not one, codes without their scale.
+"""Leftover tensors of quantized weights: the scale of an unquantized weight, codes without their scale.
 
-Who takes such a file for an unquantized one loads codes as weights, or leaves out a scale, and draws noise.
+Loaded as an unquantized model, such a file would use codes as weights or leave out a scale, and generate noise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OF_MODULE = re.compile(r"(.*\.|)(?:SCB|scale_weight|weight_scale|weight_scale_i
 
 
 def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """The first of the plain tensors (those of no weight that is known to be quantized) that should belong to a
-    quantized weight, and what is there of that one, in words; None if there is none."""
+    """Return the first plain tensor (one of no known quantized weight) whose name is that of a part of a quantized
+    weight, and a description of what is there in place of that weight; None if there is no such tensor."""
     for key in sorted(plain):
         weight = _weight_of(key)
         if weight is not None:
@@ -34,7 +34,7 @@ def stray_of(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
 
 
 def _weight_of(key: str) -> str | None:
-    """The weight that a key is a part of by its name alone; None for all others."""
+    """Return the weight that a key is a part of, by its name alone; None for all others."""
     if match := _OF_WEIGHT.fullmatch(key):
         return match[1] if match[1].rpartition(".")[2] == "weight" else None
     match = _OF_MODULE.fullmatch(key)

@@ -29,12 +29,12 @@ _DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOF
 
 
 def refused(path: Path) -> UnsupportedFileError:
-    """The error for a pickle that nobody has allowed."""
+    """Return the error for a pickle without `allow_pickle`."""
     return UnsupportedFileError(
-        f"{path} was to be loaded",
-        "it is a pickle, which can run any program when it is opened",
-        "Use a .safetensors file, or, if you trust where it is from, allow_pickle=True (--allow-pickle), "
-        "which opens it with torch's weights_only",
+        f"Cannot load {path}",
+        "it is a pickle, which can run arbitrary code when it is opened",
+        "Use a .safetensors file, or, if you trust its source, pass allow_pickle=True (--allow-pickle), "
+        "which opens it with torch's weights_only=True",
     )
 
 
@@ -59,91 +59,93 @@ def _opened(path: Path) -> dict[str, Tensor]:
     import torch
 
     sizes = _check_archive(path)
-    asked = f"{path} was to be loaded"
+    what = f"Cannot load {path}"
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        why = f"it holds more than weights, which torch's weights_only does not open: {_first_line(error)}"
-        raise UnsupportedFileError(asked, why, _CONVERT) from error
+        why = f"it contains more than weights, which torch's weights_only=True rejects: {_first_line(error)}"
+        raise UnsupportedFileError(what, why, _CONVERT) from error
     except _DAMAGE as error:
-        raise BadFileError(asked, f"torch cannot open it: {_first_line(error)}", _CONVERT) from error
+        raise BadFileError(what, f"torch cannot open it: {_first_line(error)}", _CONVERT) from error
     # torch maps as many bytes as the pickle says, whatever the archive has for them.
-    short = Counter(_storages(held).values()) - sizes
+    short = Counter(_storages(loaded).values()) - sizes
     if short:
-        raise BadFileError(asked, f"it has no part of the {max(short)} bytes that a tensor is said to have", _CONVERT)
-    return _weights(path, held)
+        raise BadFileError(what, f"it has no part of {max(short)} bytes, which one of its tensors needs", _CONVERT)
+    return _weights(path, loaded)
 
 
-def _storages(held: Any) -> dict[int, int]:
-    """The bytes of each piece of memory that a tensor lies in, by its address."""
+def _storages(loaded: Any) -> dict[int, int]:
+    """Return the size in bytes of each storage that a tensor uses, by its address."""
     import torch
 
-    found: dict[int, int] = {}
-    waiting: list[Any] = [held]
-    seen: set[int] = set()
+    nbytes: dict[int, int] = {}
+    waiting: list[Any] = [loaded]
+    visited: set[int] = set()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:  # a table may hold itself
+        if id(one) in visited:  # a table may hold itself
             continue
-        seen.add(id(one))
+        visited.add(id(one))
         if isinstance(one, torch.Tensor) and one.layout == torch.strided:
             storage = one.untyped_storage()
             if storage.nbytes():
-                found[storage.data_ptr()] = storage.nbytes()
+                nbytes[storage.data_ptr()] = storage.nbytes()
         elif isinstance(one, dict):
             waiting += one.values()
         elif isinstance(one, (list, tuple)):
             waiting += one
-    return found
+    return nbytes
 
 
 def _check_archive(path: Path) -> Counter[int]:
-    """The sizes of the archive's parts. Raises unless it is one as torch writes them since 1.6."""
+    """Return the sizes in bytes of the archive's parts. Raise unless it is an archive as torch writes since 1.6."""
     if not path.is_file():
-        raise BadFileError(f"{path} was to be loaded", "it is not a regular file", "Check the path")
-    asked = f"{path} was to be loaded"
+        raise BadFileError(f"Cannot load {path}", "it is not a regular file", "Check the path")
+    what = f"Cannot load {path}"
     try:
         with zipfile.ZipFile(path) as archive:
             rows = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
         raise BadFileError(
-            asked, f"it is no archive of torch's ({_first_line(error)}): damaged, or of before torch 1.6", _CONVERT
+            what, f"it is not a torch archive ({_first_line(error)}): damaged, or from before torch 1.6", _CONVERT
         ) from error
     if any(row.compress_type != zipfile.ZIP_STORED or row.file_size != row.compress_size for row in rows):
-        raise BadFileError(asked, "parts of it are compressed, which torch never does", _CONVERT)
+        raise BadFileError(what, "parts of it are compressed, which torch never does", _CONVERT)
     pickles = [row for row in rows if row.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1 or sum(row.file_size for row in rows) > path.stat().st_size:
-        raise BadFileError(asked, "its parts are not those of an archive of torch's", _CONVERT)
+        raise BadFileError(what, "its parts are not those of a torch archive", _CONVERT)
     if pickles[0].file_size > MAX_PICKLE:
-        raise BadFileError(asked, f"its pickle has {pickles[0].file_size} bytes; {MAX_PICKLE} is the limit", _CONVERT)
+        raise BadFileError(what, f"its pickle has {pickles[0].file_size} bytes; {MAX_PICKLE} is the limit", _CONVERT)
     return Counter(row.file_size for row in rows)
 
 
-def _weights(path: Path, held: Any) -> dict[str, Tensor]:
-    """The tensors by name; what a training program keeps beside them is left out."""
+def _weights(path: Path, loaded: Any) -> dict[str, Tensor]:
+    """Return the tensors by name, without the other state that training programs save."""
     import torch
 
     for name in _INSIDE:
-        inner = held.get(name) if isinstance(held, dict) else None
+        inner = loaded.get(name) if isinstance(loaded, dict) else None
         if isinstance(inner, dict) and any(isinstance(value, torch.Tensor) for value in inner.values()):
-            held = inner
+            loaded = inner
             break
-    rows = held.items() if isinstance(held, dict) else ()
+    rows = loaded.items() if isinstance(loaded, dict) else ()
     tensors = {key: value for key, value in rows if isinstance(key, str) and isinstance(value, torch.Tensor)}
     if not tensors:
-        raise UnsupportedFileError(f"{path} was to be loaded", "it holds no table of tensors by name", _CONVERT)
+        raise UnsupportedFileError(f"Cannot load {path}", "it contains no dictionary of tensors by name", _CONVERT)
     return tensors
 
 
 def _info(path: Path, key: str, tensor: Tensor) -> TensorInfo:
     import torch
 
-    asked, dtype = f"{path} was to be loaded", str(tensor.dtype).removeprefix("torch.")
+    what, dtype = f"Cannot load {path}", str(tensor.dtype).removeprefix("torch.")
     nbytes = tensor.numel() * tensor.itemsize
     if dtype not in DTYPE_BITS or tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise UnsupportedFileError(asked, f"its tensor {key!r} is {tensor.layout} {dtype}", _CONVERT)
+        raise UnsupportedFileError(
+            what, f"its tensor {key!r} is {tensor.layout} {dtype}, which is not supported", _CONVERT
+        )
     if nbytes > tensor.untyped_storage().nbytes():  # the same numbers over and over
-        raise BadFileError(asked, f"its tensor {key!r} has fewer numbers than its shape", _CONVERT)
+        raise BadFileError(what, f"its tensor {key!r} stores fewer values than its shape needs", _CONVERT)
     return TensorInfo(dtype=dtype, shape=tuple(tensor.shape), nbytes=nbytes)
 
 

@@ -1,8 +1,8 @@
-"""Which method a file or folder was quantized by, and that nobody takes what is not read here for floats. No torch.
+"""The method that a file or folder was quantized with; refuses methods that sdquant cannot read. No torch.
 
 A method is named by a config (`quantization_config` and its like), by a file's metadata, or by tensor names that only
-it has. What the backends find is read whatever it is called; what is left of a quantization after that is refused by
-name, because whoever loads it as floats loads codes as weights, or leaves out a scale, and draws noise.
+it has. Weights that a backend recognises are read whatever their method is called. What is left of a quantization after
+that is refused by name: loaded as floats, codes would be used as weights or a scale left out, and generate noise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _HOOKS = "__nncf_hooks."  # what NNCF's own state dicts begin with
 def refuse_unread(
     path: Path,
     tensors: Mapping[str, TensorInfo],
-    found: Mapping[str, Found],
+    quantized: Mapping[str, Found],
     configs: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
     home: Mapping[str, Path],
@@ -97,7 +97,7 @@ def refuse_unread(
     """Raise if a component is quantized in a way that is not read here, in whole or in part.
 
     Args:
-        path: of the component. found: the quantized weights that are read.
+        path: of the component. quantized: the quantized weights that are read.
         configs: the JSON files that may name a method, by name without suffix. metadata: of the file.
         home: the file of each tensor.
 
@@ -109,39 +109,39 @@ def refuse_unread(
         rest = left_to_do(table)
         if rest is not None:
             raise _unread(path, f"{where} says {rest}")
-    said = tuple(_said(path, configs, metadata))
-    for where, word in said:
-        if word.lower() not in READ | (FLOAT8 if found else frozenset()):
+    methods = tuple(_said(path, configs, metadata))
+    for where, word in methods:
+        if word.lower() not in READ | (FLOAT8 if quantized else frozenset()):
             raise _unread(path, f"{where} says that it is quantized by {_title(word)}")
-    used = {key for row in found.values() for key in (*row.keys.values(), *row.extra)}
+    used = {key for row in quantized.values() for key in (*row.keys.values(), *row.extra)}
     plain = {key: info for key, info in tensors.items() if key not in used}
     sign = _signed(plain)
     if sign is not None:
-        title = f"{_title(said[0][1])} ({said[0][0]} says so)" if said else sign[0]
+        title = f"{_title(methods[0][1])} ({methods[0][0]} says so)" if methods else sign[0]
         raise _unread(path, f"it has weights of {title}, as {sign[1]!r} shows")
-    _refuse_missing_parts(found, home)  # sdquant's own files are held against their metadata
+    _refuse_missing_parts(quantized, home)  # sdquant's own files are held against their metadata
     stray = stray_of(plain)
     if stray is not None:
         raise BadFileError(
             f"Cannot load {path}",
-            f"it has {stray[0]!r}, which is part of a quantized weight, and the rest does not fit: {stray[1]}",
+            f"it has {stray[0]!r}, which is part of a quantized weight, but the rest does not match: {stray[1]}",
             "If it is damaged, download it again; if another tool wrote it, use a file in a format that "
             "`sdquant matrix` lists",
         )
     codes = next((key for key, info in plain.items() if _is_weight(key) and info.dtype in _CODES), None)
     if codes is not None:
-        by = f"{_title(said[0][1])}, as {said[0][0]} says" if said else "a quantization that nothing in it names"
+        by = f"{_title(methods[0][1])}, as {methods[0][0]} says" if methods else "an unknown quantization"
         raise UnsupportedFileError(
             f"Cannot load {path}",
-            f"its {codes!r} is {plain[codes].dtype}, codes of {by}, and their scales are not beside them",
-            f"If a config.json belongs to it, as to SDNQ's files, give the folder that has both. Else: {_USE}",
+            f"its {codes!r} is {plain[codes].dtype}: codes of {by}, without their scales",
+            f"If a config.json belongs to it, as with SDNQ's files, pass the folder that has both. Otherwise: {_USE}",
         )
-    if said and not found and tensors and not _of_products(configs):
+    if methods and not quantized and tensors and not _of_products(configs):
         raise BadFileError(
             f"Cannot load {path}",
-            f"{said[0][0]} says that it is quantized by {_title(said[0][1])}, and none of its {len(tensors)} tensors "
-            "is",
-            "Get the weights that belong to the config, or, if they are meant to be floats, remove quantization_config "
+            f"{methods[0][0]} says that it is quantized by {_title(methods[0][1])}, but none of its {len(tensors)} "
+            "tensors is",
+            "Get the weights that belong to the config, or, if they should be floats, remove quantization_config "
             "from it",
         )
 
@@ -151,12 +151,12 @@ def _unread(path: Path, why: str) -> UnsupportedFileError:
 
 
 def _title(word: str) -> str:
-    """How people know the method that a config calls `word`."""
+    """Return the usual name of the method that a config calls `word`."""
     return TITLES.get(word.lower(), repr(word[:80]) if word.lower() not in READ else word)
 
 
-def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) -> None:
-    for row in found.values():
+def _refuse_missing_parts(quantized: Mapping[str, Found], home: Mapping[str, Path]) -> None:
+    for row in quantized.values():
         key = registry.of_scheme(row.scheme).missing(row)
         if key is not None:
             raise BadFileError(
@@ -169,10 +169,10 @@ def _refuse_missing_parts(found: Mapping[str, Found], home: Mapping[str, Path]) 
 def _said(
     path: Path, configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Where a method is named, and its name.
+    """Yield each place that names a method ("its config.json"), and the name.
 
     Raises:
-        BadFileError: the name is no text.
+        BadFileError: the name is not a string.
     """
     for name, values in configs.items():
         place = f"its {name}.json"
@@ -184,8 +184,8 @@ def _said(
                 yield place, word
     if "tensor_names" in metadata and any("_weight" in str(key) for key in metadata):
         yield "its metadata", "torchao"
-    said = _of_metadata(metadata)
-    word = None if said is None else said.get("quant_method", said.get("method"))
+    settings = _of_metadata(metadata)
+    word = None if settings is None else settings.get("quant_method", settings.get("method"))
     if isinstance(word, str):
         yield "its metadata", word
 
@@ -193,7 +193,7 @@ def _said(
 def _everywhere(
     configs: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables about quantization, and where each stands."""
+    """Yield where each table about quantization stands ("its config.json"), and the table."""
     for name, values in configs.items():
         yield from ((f"its {name}.json", table) for table in ((values,) if name in _TABLES else _tables(values)))
     table = _of_metadata(metadata)
@@ -211,7 +211,7 @@ def _of_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
+    """Yield the tables that say how a model, or the model of a part of it (`text_config`), is quantized."""
     for key, value in config.items():
         if key in _TABLES and isinstance(value, Mapping) and value:
             yield value
@@ -220,10 +220,10 @@ def _tables(config: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, 
 
 
 def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
-    """The method that a table names; None for one that is only about a method that tensors show.
+    """Return the method that a table names; None if it names none.
 
     Raises:
-        BadFileError: the name is no text.
+        BadFileError: the name is not a string.
     """
     word = table.get("quant_method")
     if word is None:
@@ -234,14 +234,14 @@ def _word(path: Path, place: str, table: Mapping[str, Any]) -> str | None:
     if not isinstance(word, str):
         raise BadFileError(
             f"Cannot load {path}",
-            f"{place} has {word!r:.80} for a quant_method, which is no name",
+            f"{place} has {word!r:.80} as its quant_method, which is not a name",
             "Get the config.json that belongs to the weights",
         )
     return word
 
 
 def _signed(plain: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """The method whose tensor names are there, and the first of these."""
+    """Return the method whose tensor names are present, and one of these names; None if there is none."""
     beside: dict[str, dict[str, str]] = {}
     for key in plain:
         if _HOOKS in key:
@@ -270,5 +270,5 @@ def _is_weight(key: str) -> bool:
 
 
 def _of_products(configs: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it is quantized by rules, which may be for products of activations alone."""
+    """Return whether a config has quantization rules, which may apply only to products of activations."""
     return any(table.get("rules") for values in configs.values() for table in _tables(values))

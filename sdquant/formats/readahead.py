@@ -1,4 +1,4 @@
-"""Asks the system for the next part of the files while this one is worked on, so that reading and encoding overlap.
+"""Prefetch the next part of the files while this one is processed, so that reading and encoding overlap.
 
 Weights are read through the page cache (mapped files). Left to itself, the system reads a mapped file in small steps,
 each of which the encoder waits for.
@@ -15,7 +15,7 @@ STEP = 16 << 20
 
 
 class Readahead:
-    """Over some files, in the order in which they are used; `advance(n)` says that n more bytes have been."""
+    """Prefetches some files in the order in which they are used, `WINDOW` bytes ahead."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._left = list(paths)
@@ -24,7 +24,7 @@ class Readahead:
         self.advance(0)
 
     def advance(self, nbytes: int) -> None:
-        """`nbytes` more have been used."""
+        """Record that `nbytes` more bytes have been used, and prefetch accordingly."""
         self._used += nbytes
         while self._asked < self._used + WINDOW and self._next():
             os.posix_fadvise(self._file or 0, self._at, STEP, os.POSIX_FADV_WILLNEED)
@@ -32,7 +32,7 @@ class Readahead:
             self._asked += STEP
 
     def _next(self) -> bool:
-        """Whether there is a file open that has more to be asked for."""
+        """Return whether a file with bytes left to prefetch is open, opening the next one if needed."""
         if not hasattr(os, "posix_fadvise"):  # macOS and Windows read mapped files ahead in their own ways
             return False
         while self._file is None or self._at >= self._size:
@@ -44,7 +44,7 @@ class Readahead:
         return True
 
     def close(self) -> None:
-        """Ask for nothing more of the file that is open."""
+        """Close the open file and prefetch no more of it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""How a tensor that a file does not hold is made of those that it holds."""
+"""Recipes for tensors that a file does not contain, computed from those that it does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Get = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a tensor is made of others.
+    """A tensor computed from other tensors.
 
     Attributes:
         sources: the names of those.
-        rows: ranges of rows of the only source, if the tensor is nothing but these; else None.
+        rows: ranges of rows of the only source, if the tensor consists of these alone; else None.
         shape, dtype: of the result.
-        make: computes it; gets a function that gives a source by name.
+        make: computes it; is passed a function that returns a source by name.
     """
 
     sources: tuple[str, ...]
@@ -31,7 +31,7 @@ class Recipe:
     make: Callable[[Get], Tensor]
 
     def __call__(self, get: Get) -> Tensor:
-        """The tensor."""
+        """Return the tensor; `get` returns a source by name."""
         if self.rows is not None:
             return pieces(get(self.sources[0]), self.rows)
         return self.make(get)

@@ -53,10 +53,10 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 
 def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Tensor infos by key, and the metadata, of a safetensors file. Reads the header only.
+    """Read the tensor infos by key, and the metadata, from the header of a safetensors file.
 
     Args:
-        complete: also hold the header against the size of the file. The matrix is asked before that.
+        complete: also check the header against the size of the file; the matrix is consulted before that.
 
     Raises:
         BadFileError: it is not a sound safetensors file.
@@ -67,46 +67,46 @@ def read_header(path: Path, *, complete: bool = True) -> tuple[dict[str, TensorI
     except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     if not isinstance(header, dict):
-        raise _bad(path, "its header is not a table")
+        raise _bad(path, "its header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _bad(path, "its metadata is not a table of texts")
+        raise _bad(path, "its metadata is not a table of strings")
     if "\\u" in text and any(_HALF.search(word) for word in (*header, *metadata, *metadata.values())):
-        raise _bad(path, "it has a name with half a letter, which JSON can spell and the safetensors library refuses")
+        raise _bad(path, "a name in it has a lone surrogate, which JSON allows but the safetensors library does not")
     infos: dict[str, TensorInfo] = {}
     end = 0
     for key, row in sorted(header.items(), key=lambda item: _place(path, *item)):
         infos[key], end = _info(path, key, row, end)
     short = 8 + length + end - size
     if complete and short > 0:
-        raise _bad(path, f"it is {short} bytes short of what its header announces")
+        raise _bad(path, f"it is {short} bytes shorter than its header says")
     if complete and short < 0:
         raise _bad(path, f"{-short} bytes follow its last tensor")
     return infos, metadata
 
 
 def peek(path: Path, keys: Iterable[str]) -> dict[str, bytes]:
-    """The bytes of a few small tensors; of a file that `read_header` has found sound. What it is too short for is left
-    out."""
+    """Return the bytes of a few small tensors, by key, of a file that `read_header` accepts. Tensors beyond the end of
+    a truncated file are left out."""
     _, length, text = _raw_header(path)
     header, start = json.loads(text), 8 + length
-    found = {}
+    contents = {}
     with path.open("rb") as file:
         for key in keys:
             begin, end = header[key]["data_offsets"]
             file.seek(start + begin)
             data = file.read(end - begin)
             if len(data) == end - begin:
-                found[key] = data
-    return found
+                contents[key] = data
+    return contents
 
 
 def _raw_header(path: Path) -> tuple[int, int, str]:
-    """The size of the file, and its JSON header: bytes and text."""
+    """Return the size of the file, and the size (both in bytes) and text of its JSON header."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
-            raise BadFileError(f"{path} was to be read as safetensors", "it is not a regular file", "Check the path")
+            raise BadFileError(f"Cannot read {path} as safetensors", "it is not a regular file", "Check the path")
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
@@ -119,17 +119,17 @@ def _raw_header(path: Path) -> tuple[int, int, str]:
     except ValueError as error:
         raise _bad(path, f"its header is damaged: {error}") from error
     except OSError as error:
-        raise BadFileError(f"{path} was to be read", str(error.strerror or error), "Check the path") from error
+        raise BadFileError(f"Cannot read {path}", str(error.strerror or error), "Check the path") from error
     if len(start) < 8:
-        raise _bad(path, f"it has {status.st_size} bytes, and a safetensors file begins with 8 for its header's length")
+        raise _bad(path, f"it has {status.st_size} bytes, but a safetensors file starts with 8 for its header's length")
     if length > MAX_HEADER:
         known = (words for beginning, words in _OTHERS if head.startswith(beginning))
-        raise _bad(path, next(known, "it does not begin as a safetensors file does"))
+        raise _bad(path, next(known, "it does not start like a safetensors file"))
     raise _bad(path, f"it is {8 + length - status.st_size} bytes short of the end of its own header")
 
 
 def _bad(path: Path, why: str) -> BadFileError:
-    return BadFileError(f"{path} was to be read as safetensors", why, AGAIN)
+    return BadFileError(f"Cannot read {path} as safetensors", why, AGAIN)
 
 
 def _is_size(value: object) -> bool:
@@ -137,21 +137,21 @@ def _is_size(value: object) -> bool:
 
 
 def _place(path: Path, key: str, row: Any) -> tuple[int, int]:
-    """Where a tensor begins and ends in the data."""
+    """Return the offsets in the data, in bytes, at which a tensor begins and ends."""
     if len(key) > MAX_NAME:
-        raise _bad(path, f"tensor {key[:40]!r}... has a name of {len(key)} letters; {MAX_NAME} is the limit")
+        raise _bad(path, f"tensor {key[:40]!r}... has a name of {len(key)} characters; {MAX_NAME} is the limit")
     place = row.get("data_offsets") if isinstance(row, dict) else None
     if not isinstance(place, list) or len(place) != 2 or not all(_is_size(n) for n in place):
-        raise _bad(path, f"tensor {key!r} has no place in it: its data_offsets are not two sizes")
+        raise _bad(path, f"the data_offsets of tensor {key!r} are not two byte offsets")
     return place[0], place[1]
 
 
 def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[TensorInfo, int]:
-    """The tensor's info and its end; tensors must follow each other without gap or overlap, as the format wants."""
+    """Return the tensor's info and its end. The format requires tensors without gaps or overlaps."""
     begin, end = row["data_offsets"]
     name, shape = row.get("dtype"), row.get("shape")
     if not isinstance(name, str) or name not in DTYPES:
-        raise _bad(path, f"tensor {key!r} has the dtype {name!r:.40}, which is none of {', '.join(DTYPES)}")
+        raise _bad(path, f"tensor {key!r} has the dtype {name!r:.40}, which is not one of {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_size(n) for n in shape):
         raise _bad(path, f"tensor {key!r} has a shape that is not a list of at most {MAX_DIMS} sizes")
     if begin != previous:
@@ -160,7 +160,7 @@ def _info(path: Path, key: str, row: Mapping[str, Any], previous: int) -> tuple[
     dtype = DTYPES[name]
     nbytes = math.prod(shape) * DTYPE_BITS[dtype] // 8
     if end - begin != nbytes:
-        raise _bad(path, f"tensor {key!r} has {end - begin} bytes, and {name} {shape} takes {nbytes}")
+        raise _bad(path, f"tensor {key!r} has {end - begin} bytes, but {name} {shape} takes {nbytes}")
     return TensorInfo(dtype=dtype, shape=tuple(shape), nbytes=nbytes), end
 
 
@@ -172,7 +172,7 @@ class SafetensorsFile(TensorFile):
         self.tensors, self.metadata = read_header(path)
         self._file = _opened(path)
         if set(self._file.keys()) != set(self.tensors):  # the library opens it again, by its name
-            raise BadFileError(f"{path} was to be read", "it was replaced while it was opened", "Try again")
+            raise BadFileError(f"Cannot read {path}", "it was replaced while it was being opened", "Try again")
 
     def get(self, key: str) -> Tensor:
         """See `TensorFile.get`. The tensor is a view of the mapped file."""
@@ -181,10 +181,10 @@ class SafetensorsFile(TensorFile):
         try:
             tensor: Tensor = self._file.get_tensor(key)
         except SafetensorError as error:
-            raise BadFileError(f"Tensor {key!r} of {self.path} was to be read", str(error), AGAIN) from error
+            raise BadFileError(f"Cannot read tensor {key!r} of {self.path}", str(error), AGAIN) from error
         info = self.tensors[key]
         if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
-            raise BadFileError(f"{self.path} was to be read", "it was replaced while it was opened", "Try again")
+            raise BadFileError(f"Cannot read {self.path}", "it was replaced while it was being opened", "Try again")
         return tensor
 
     def close(self) -> None:
@@ -202,5 +202,5 @@ def _opened(path: Path) -> Any:
 
 
 def total(infos: Iterable[TensorInfo]) -> int:
-    """Bytes of the given tensors."""
+    """Return the bytes of the given tensors."""
     return sum(info.nbytes for info in infos)

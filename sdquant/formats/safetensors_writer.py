@@ -51,7 +51,7 @@ def write_parts(
         opened: makes the file.
 
     Raises:
-        ValueError: a tensor is not one of `parts`, or one of them has not come. Else as `write`.
+        ValueError: a tensor is not one of `parts`, or one of those was not provided. Else as `write`.
     """
     header, places, end = _header(parts, metadata)
     with opened(path, len(header) + end) as file:
@@ -59,21 +59,21 @@ def write_parts(
         for some in tensors:
             for key in sorted(some, key=lambda key: places.get(key, -1)):
                 if parts.get(key) != part_of(some[key]) or key not in places:
-                    raise ValueError(f"tensor {key!r} is {part_of(some[key])}, and was to be {parts.get(key)}")
+                    raise ValueError(f"tensor {key!r} is {part_of(some[key])}, expected {parts.get(key)}")
                 file.seek(len(header) + places.pop(key))
                 file.write(_data(some[key]))
             del some  # before the next are made
         if places:
-            raise ValueError(f"tensor {min(places)!r} was to be written and has not come")
+            raise ValueError(f"tensor {min(places)!r} was announced but not written")
 
 
 def part_of(tensor: Tensor) -> Part:
-    """What a header says of a tensor, which may be on the meta device."""
+    """Return a tensor's header entry (dtype and shape). The tensor may be on the meta device."""
     return Part(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
 
 
 def _header(parts: Mapping[str, Part], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
-    """The file's beginning, where each tensor's data begins behind it, and where the last ends."""
+    """Return the encoded header, each tensor's offset in the data after it, and the end of the data (bytes)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     places: dict[str, int] = {}
     end = 0
@@ -87,7 +87,7 @@ def _header(parts: Mapping[str, Part], metadata: Mapping[str, str]) -> tuple[byt
 
 
 def _order(key: str, part: Part) -> tuple[bool, int, str]:
-    """What is a multiple of the alignment first; of the rest, the dtypes with the largest numbers."""
+    """Sort key: sizes that are a multiple of the alignment first; then dtypes by descending item size."""
     return part.nbytes % ALIGN > 0, -_itemsize(part), key
 
 

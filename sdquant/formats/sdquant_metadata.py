@@ -1,4 +1,4 @@
-"""What sdquant writes into a file's metadata, read back with every field checked: see `saving`. No torch."""
+"""Strict reader of the metadata that sdquant writes into its files (see `saving`): every field is checked. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What sdquant wrote into a file's metadata, {} for files of others."""
+    """Return the metadata that sdquant wrote into a file; {} for a file of another program."""
     text = metadata.get(METADATA_KEY)
     if not isinstance(text, str):
         return {}
@@ -29,8 +29,8 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise damaged(file, repr(error)) from error
     if version != FORMAT_VERSION:
         raise UnsupportedFileError(
-            f"{file} was to be read",
-            f"it is of sdquant format {version!s:.40}, this is format {FORMAT_VERSION}",
+            f"Cannot read {file}",
+            f"it is in sdquant format {version!s:.40}, but this version reads format {FORMAT_VERSION}",
             "Update sdquant",
         )
     weights, config = own.get("weights"), own.get("config")
@@ -38,32 +38,32 @@ def read_own(file: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise damaged(file, "it has no tables of weights and config")
     for name, row in weights.items():
         if not _is_row(row):
-            raise damaged(file, f"what it says about weight {name!r} is not complete")
+            raise damaged(file, f"its entry for weight {name!r} is incomplete")
     return dict(own)
 
 
 def rule_rows(file: Path, own: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the rules that a model was quantized by, as the file says them; () if it says none.
+    """Return the rules that a model was quantized with, as the file has them; () if it has none.
 
     Raises:
-        BadFileError: they are no list of mappings.
+        BadFileError: they are not a list of mappings.
     """
     rows = own.get("rules", ())
     if "rules" in own and (not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows)):
-        raise damaged(file, "its rules are no list of rules")
+        raise damaged(file, "its rules are not a list of rules")
     return tuple(rows)
 
 
 def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
-    """What sdquant wrote into the metadata of a component's files, {} for files of others.
+    """Return the metadata that sdquant wrote into a component's files, merged; {} for files of another program.
 
-    A shard tells of its own weights, or of all, as where diffusers has written the shards.
+    A shard describes its own weights, or those of all shards (if diffusers wrote them).
 
     Args:
         files: metadata by file.
 
     Raises:
-        BadFileError: it is damaged, or files say different things of one model. UnsupportedFileError: a newer format.
+        BadFileError: it is damaged, or the files contradict each other. UnsupportedFileError: a newer format.
     """
     whole: dict[str, Any] = {}
     for file, metadata in files.items():
@@ -72,17 +72,17 @@ def merged_own(files: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
             continue
         whole = whole or {**own, "weights": {}}
         if own["config"] != whole["config"]:
-            raise damaged(file, "its model has another config than that of the files beside it")
+            raise damaged(file, "its config differs from that of the files beside it")
         if own.get("rules") != whole.get("rules"):
-            raise damaged(file, "its model has other rules than that of the files beside it")
+            raise damaged(file, "its rules differ from those of the files beside it")
         for name, row in own["weights"].items():
             if whole["weights"].setdefault(name, row) != row:
-                raise damaged(file, f"of weight {name!r} it says something else than the files beside it")
+                raise damaged(file, f"its entry for weight {name!r} differs from that in the files beside it")
     return whole
 
 
 def _is_row(row: Any) -> bool:
-    """Whether a weight's entry has all that a PackedSpec and its parts need, each of its kind."""
+    """Return whether a weight's entry has all fields that a PackedSpec and its parts need, with the right types."""
     if not isinstance(row, dict):
         return False
     shape = row.get("shape")
@@ -99,27 +99,33 @@ def _is_row(row: Any) -> bool:
 
 
 def damaged(file: Path, why: str) -> BadFileError:
-    return BadFileError(f"{file} was to be read", f"its sdquant metadata is damaged: {why}", "Quantize the model again")
+    """Return the error for damaged sdquant metadata."""
+    return BadFileError(f"Cannot read {file}", f"its sdquant metadata is damaged: {why}", "Quantize the model again")
 
 
 def found_in(
     file: Path, own: Mapping[str, Any], specs: Mapping[str, PackedSpec], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+    """Return the quantized weights that sdquant's metadata describes, by name.
+
+    Raises:
+        BadFileError: the tensors contradict it. UnsupportedFileError: a scheme that no backend provides.
+    """
+    weights: dict[str, Found] = {}
     owner: dict[str, str] = {}
     for name, spec in specs.items():
         row, keys = own["weights"][name], _keys(file, name, own["weights"][name]["parts"], spec)
         missing = [key for key in (*keys.values(), *row["extra"]) if key not in tensors]
         if missing:
             raise BadFileError(
-                f"{file} was to be read",
-                f"tensor {missing[0]!r} is missing, which belongs to weight {name!r}",
+                f"Cannot read {file}",
+                f"tensor {missing[0]!r}, which belongs to weight {name!r}, is missing",
                 "Quantize the model again",
             )
         for key in (*keys.values(), *row["extra"]):
             if owner.setdefault(key, name) != name:
-                raise damaged(file, f"tensor {key!r} is said to belong both to {owner[key]!r} and to {name!r}")
-        found[name] = Found(
+                raise damaged(file, f"tensor {key!r} is listed for both {owner[key]!r} and {name!r}")
+        weights[name] = Found(
             name=name,
             scheme=spec.scheme,
             keys=keys,
@@ -131,21 +137,21 @@ def found_in(
         size = sum(tensors[key].nbytes for key in keys.values())
         row = registry.scheme(spec.scheme)
         if size * 8 < math.prod(spec.shape) * (row.least_bits or row.bits):
-            raise damaged(file, f"weight {name!r} is said to be {list(spec.shape)}, and has {size} bytes")
-    return found
+            raise damaged(file, f"weight {name!r} has {size} bytes, too few for its shape {list(spec.shape)}")
+    return weights
 
 
 def _keys(file: Path, name: str, parts: list[str], spec: PackedSpec) -> dict[str, str]:
-    """The file key of each part."""
+    """Return the file key of each part of a weight."""
     try:
         backend = registry.of_scheme(spec.scheme)
     except UnknownQuantError as error:
         raise UnsupportedFileError(
-            f"{file} was to be read",
-            f"its weight {name!r} is quantized to {spec.scheme!r}, which no backend here has",
-            "Update sdquant, or install the package that has this scheme",
+            f"Cannot read {file}",
+            f"its weight {name!r} is quantized to {spec.scheme!r}, which no installed backend provides",
+            "Update sdquant, or install the package that provides this scheme",
         ) from error
     try:
         return {part: backend.key(name, part, spec) for part in parts}
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, f"what it says about weight {name!r} does not fit {spec.scheme}: {error!r}") from error
+        raise damaged(file, f"its entry for weight {name!r} does not match {spec.scheme}: {error!r}") from error

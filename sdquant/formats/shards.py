@@ -1,4 +1,4 @@
-"""Files that are one of several: known by their names where what they hold does not say it."""
+"""Files that are one of several shards: recognised by name if their contents do not say so."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MERGE = "Merge the parts with `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, 
 
 
 def refuse_shard(src: Source, *, is_known: bool) -> None:
-    """Raise UnsupportedFileError if a lone file is one of several.
+    """Raise UnsupportedFileError if a lone file is one of several shards.
 
-    A name alone is no proof: it counts where the others are beside the file, or where what it holds is not known.
+    A name alone is no proof: it counts if other shards are beside the file, or if its tensors are not recognised.
 
     Args:
-        is_known: whether its tensors are those of a family.
+        is_known: whether its tensors are those of a known model family.
     """
     name = _NAME.fullmatch(src.path.name)
     if name is None or int(name["total"]) < 2 or src.path.is_dir():
@@ -34,13 +34,13 @@ def refuse_shard(src: Source, *, is_known: bool) -> None:
     raise UnsupportedFileError(
         f"Cannot load {src.path} by itself",
         f"its name says that it is part {int(name['number'])} of {int(name['total'])}",
-        MERGE if gguf else f"Put all of them into one folder, with their index and config.json, and give the folder, "
-        f"as {src.path.parent}",
+        MERGE if gguf else f"Put all of them into one folder, with their index and config.json, and pass that folder, "
+        f"such as {src.path.parent}",
     )  # fmt: skip
 
 
 def _others(path: Path, name: re.Match[str]) -> bool:
-    """Whether any of the other files is beside this one."""
+    """Return whether any of the other shards is beside this one."""
     for number in range(1, min(int(name["total"]), 1000) + 1):
         other = path.with_name(f"{name['stem']}-{number:05}-of-{name['total']}{name['end']}")
         if other != path and other.exists():

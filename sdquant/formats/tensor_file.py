@@ -1,4 +1,4 @@
-"""What a container looks like to the loader: names and infos first, one tensor at a time after that."""
+"""The interface between containers and the loader: names and infos first, then one tensor at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TensorFile(ABC):
     Attributes:
         path: the file.
         tensors: by file key, in file order. A tensor in a block-quantized type (GGUF) has that type's name as dtype.
-        metadata: what the header says beside the tensors.
+        metadata: the other entries of the header.
     """
 
     path: Path
@@ -29,8 +29,8 @@ class TensorFile(ABC):
 
     @abstractmethod
     def get(self, key: str) -> Tensor:
-        """The tensor, mapped from the file where that is possible (do not write to it). Block-quantized tensors come
-        as their raw bytes: uint8 [blocks, bytes per block].
+        """Return the tensor, mapped from the file if possible (do not write to it). Block-quantized tensors come
+        as raw bytes: uint8 [blocks, bytes per block].
 
         Raises:
             BadFileError: the file does not hold what its header says.
@@ -38,7 +38,7 @@ class TensorFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the file back. Tensors already read stay valid."""
+        """Release the file. Tensors already read stay valid."""
 
     def __enter__(self) -> TensorFile:
         return self

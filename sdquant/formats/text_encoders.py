@@ -1,4 +1,4 @@
-"""Text encoders in files of their own: of which kind, and of which of a pipeline's several they are. No torch."""
+"""Text encoders in files of their own: their type, and which of a pipeline's text encoders they replace. No torch."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _WIDTH, _DEPTH = ("hidden_size", "d_model"), ("num_hidden_layers", "num_layers")
 
 
 def sizes(tensors: Mapping[str, TensorInfo]) -> Sizes:
-    """The width and number of layers by a file's tensors."""
+    """Return the width and number of layers by a file's tensors."""
     width = next((info.shape[0] for name, info in tensors.items() if _NORM.search(name) and info.shape), None)
     layers = {match[1] for name in tensors if (match := _LAYER.search(name))}
     return width, len(layers) or None
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    """The width and number of layers by a config."""
+    """Return the width and number of layers by a config."""
     return _first(config, _WIDTH), _first(config, _DEPTH)
 
 
 def told(sizes: Sizes) -> str:
-    """The sizes in words."""
+    """Return the sizes in words."""
     width, layers = sizes
     return f"width {width or 'unknown'} and {layers or 'an unknown number of'} layers"
 
 
 def tidied(src: Source) -> Source:
-    """The same without the tensors that a text encoder has no place for, or has twice. Others are as they were."""
+    """Return the source without tensors that a text encoder does not use, or has twice; other models unchanged."""
     kind = str(src.class_name)
     pattern = next((pattern for word, pattern in _SPARE.items() if word in kind), None)
     if pattern is None:
@@ -64,7 +64,7 @@ def tidied(src: Source) -> Source:
     return dataclasses.replace(
         src,
         tensors={key: info for key, info in src.tensors.items() if key not in gone},
-        found={name: found for name, found in src.found.items() if name not in spare},
+        found={name: weight for name, weight in src.found.items() if name not in spare},
     )
 
 

@@ -1,7 +1,7 @@
 """Transforms that compressed-tensors' configs describe beside the quantization (`transform_config`). No torch.
 
-Rotations that were multiplied into the weights are in them, and nothing is left to do. Those of activations, which the
-layers would have to do at each call, are not: weights alone would draw noise.
+Rotations fused into the weights need no further work. Those of activations, which the layers would have to apply at
+each call, are not in the weights: without them the model generates noise.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _IN_THE_WEIGHTS = ("weight_input", "weight_output")
 
 
 def left_to_do(table: Mapping[str, Any]) -> str | None:
-    """Return what a `quantization_config` wants of whoever computes with its weights beyond decoding them, as the end
-    of a sentence; None if nothing."""
+    """Return what a `quantization_config` requires beyond dequantizing its weights, as the end of a sentence; None if
+    nothing."""
     transforms = table.get("transform_config")
     for kind, location in _applied(transforms) if transforms else ():
         if location not in _IN_THE_WEIGHTS:
-            return f"that its layers transform what they compute with ({kind} at {location}, by transform_config)"
+            return f"that its layers transform activations as they run ({kind} at {location}, by transform_config)"
     sparse = table.get("sparsity_config")
     form = sparse.get("format") if isinstance(sparse, Mapping) else None
     if form not in (None, "dense"):
@@ -27,7 +27,7 @@ def left_to_do(table: Mapping[str, Any]) -> str | None:
 
 
 def _applied(transforms: Any) -> Iterator[tuple[str, str]]:
-    """The kind and location of each; "unknown" for what does not look as compressed-tensors writes it."""
+    """Yield the kind and location of each transform; "unknown" if it is not as compressed-tensors writes it."""
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
     if not isinstance(groups, Mapping):
         yield "one", "an unknown place"

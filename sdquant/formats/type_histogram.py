@@ -1,4 +1,4 @@
-"""What the weights of a component are made of: by type, with bits per weight, and what stays in high precision."""
+"""Histogram of a component's weights by type, with bits per weight, and the layers left in high precision."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class TypeRow:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and minimums counted."""
+        """Return the bits per weight, including scales and minimums."""
         return 8 * self.bytes / max(self.weights, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the row as JSON values."""
         return asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
 
 
 def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
-    """A row for each type, that with the most weights first."""
+    """Return a row for each type, the one with the most weights first."""
     rows: dict[str, TypeRow] = {}
 
     def add(kind: str, weights: int, nbytes: int) -> None:
@@ -51,15 +51,15 @@ def histogram(sources: Iterable[Source]) -> tuple[TypeRow, ...]:
         rows[kind] = TypeRow(kind, old.tensors + 1, old.weights + weights, old.bytes + nbytes)
 
     for src in sources:
-        for name, found in src.found.items():
-            add(found.scheme, weights_of(src, name), src.found_bytes(name))
+        for name, weight in src.found.items():
+            add(weight.scheme, weights_of(src, name), src.found_bytes(name))
         for info in src.plain.values():
             add(info.dtype, math.prod(info.shape), info.nbytes)
     return tuple(sorted(rows.values(), key=lambda row: -row.weights))
 
 
 def high_precision(src: Source) -> list[str]:
-    """The weights of layers that are not quantized while others are, largest first; numbers in names are `*`."""
+    """Return the unquantized weights of a partly quantized model, largest first; numbers in names become `*`."""
     if not src.found:
         return []
     sizes: dict[str, int] = {}
@@ -71,14 +71,14 @@ def high_precision(src: Source) -> list[str]:
 
 
 def weights_of(src: Source, name: str) -> int:
-    """How many numbers a quantized weight stands for: by its description, else by the bits of its scheme."""
+    """Return the number of values in a quantized weight, by its spec, else by the bits of its scheme."""
     if name in src.specs:
         return math.prod(src.specs[name].shape)
-    found = src.found[name]
-    if found.cut is not None:
-        return math.prod(found.cut.shape[1:]) * found.cut.count
-    codes = src.tensors[next(iter(found.keys.values()))]
+    weight = src.found[name]
+    if weight.cut is not None:
+        return math.prod(weight.cut.shape[1:]) * weight.cut.count
+    codes = src.tensors[next(iter(weight.keys.values()))]
     if codes.dtype not in DTYPE_BITS:  # a GGUF type: the header gives the float weight's shape
         return math.prod(codes.shape)
-    bits = found.details.get("bits", registry.scheme(found.scheme).bits)
+    bits = weight.details.get("bits", registry.scheme(weight.scheme).bits)
     return int(math.prod(codes.shape) * DTYPE_BITS[codes.dtype] / bits)

@@ -1,4 +1,4 @@
-"""Arguments by the names that people know from other loaders: an answer instead of a TypeError."""
+"""Hints for arguments named as in other loaders, instead of a TypeError."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Answer:
-    """What to do instead of giving an argument.
+    """The hint for an argument that does not exist here.
 
     Attributes:
-        why: a sentence about it here. fix: an imperative.
-        use: the argument here that says the same; "" if none does. Calls without that argument have `fix` alone.
+        why: a sentence about it. fix: an imperative.
+        use: the argument here with the same meaning; "" if there is none. Functions without it do not give the hint.
     """
 
     why: str
@@ -41,8 +41,8 @@ def _renamed(use: str, fix: str = "") -> Answer:
 
 
 _SCHEME = "sdquant takes the name of a scheme"
-_FILES = "which files are read is found out by their contents"
-_AFTER = "it belongs to the pipeline, which is loaded whole"
+_FILES = "the format of a file is detected from its contents"
+_AFTER = "it is part of the pipeline, which is loaded as a whole"
 
 ANSWERS: Mapping[str, Answer] = {
     # dtypes and devices
@@ -50,15 +50,15 @@ ANSWERS: Mapping[str, Answer] = {
     "precision": _renamed("dtype"),
     "weight_dtype": _renamed("dtype"),
     "device_map": Answer(
-        "where weights are is said by device= and offload=",
-        'Use device="cuda", and offload="balanced" for a model that is larger than the memory',
+        "device= and offload= decide where the weights are placed",
+        'Use device="cuda", and offload="balanced" if the model is larger than the memory',
         "device",
     ),
     "low_cpu_mem_usage": Answer("weights are always read one at a time", "Leave it out"),
     "max_memory": _renamed("budget", 'Use offload="balanced" with budget="6GB", say'),
     "offload_mode": _renamed("offload"),
     "offload_folder": Answer(
-        "sdquant chooses where weights wait: in RAM, or in temporary files", 'Use offload="balanced"', "offload"
+        "sdquant chooses where offloaded weights are: in RAM or temporary files", 'Use offload="balanced"', "offload"
     ),
     "offload_state_dict": Answer("weights are always read one at a time", "Leave it out"),
     "enable_model_cpu_offload": _renamed("offload", 'Use offload="model"'),
@@ -87,32 +87,32 @@ ANSWERS: Mapping[str, Answer] = {
     "weights_dtype": _renamed("quant"),
     "weights": _renamed("quant", 'Use quant="qint8", say'),
     # files and the hub
-    "pretrained_model_name_or_path": _renamed("path", "Give it as the first argument"),
-    "pretrained_model_link_or_path": _renamed("path", "Give it as the first argument"),
-    "model": _renamed("path", "Give it as the first argument"),
-    "model_id": _renamed("path", "Give it as the first argument"),
-    "repo_id": _renamed("path", "Give it as the first argument"),
+    "pretrained_model_name_or_path": _renamed("path", "Pass it as the first argument"),
+    "pretrained_model_link_or_path": _renamed("path", "Pass it as the first argument"),
+    "model": _renamed("path", "Pass it as the first argument"),
+    "model_id": _renamed("path", "Pass it as the first argument"),
+    "repo_id": _renamed("path", "Pass it as the first argument"),
     "filename": Answer("a file of a repository is part of the path", 'Use "owner/name/file.safetensors"', "path"),
     "gguf_file": Answer("a file of a repository is part of the path", 'Use "owner/name/file.gguf"', "path"),
     "use_auth_token": _renamed("token"),
     "local_files_only": Answer(
-        "what is in the hub's cache is taken from there without a connection", "Set HF_HUB_OFFLINE=1 in the environment"
+        "files in the hub's cache are used without a connection", "Set HF_HUB_OFFLINE=1 in the environment"
     ),
     "cache_dir": Answer(
-        "repositories are kept where huggingface_hub keeps them (cache= is about quantized weights)",
+        "repositories are in huggingface_hub's own cache (cache= is for quantized weights)",
         "Set HF_HUB_CACHE in the environment",
     ),
-    "force_download": Answer("huggingface_hub sees by itself what has changed", "Remove the file from its cache"),
-    "proxies": Answer("huggingface_hub takes them from the environment", "Set HTTPS_PROXY in the environment"),
-    "mirror": Answer("huggingface_hub takes it from the environment", "Set HF_ENDPOINT in the environment"),
-    "use_safetensors": Answer(f"{_FILES}, and pickles only with allow_pickle=True", "Leave it out"),
+    "force_download": Answer("huggingface_hub detects changed files itself", "Remove the file from its cache"),
+    "proxies": Answer("huggingface_hub reads them from the environment", "Set HTTPS_PROXY in the environment"),
+    "mirror": Answer("huggingface_hub reads it from the environment", "Set HF_ENDPOINT in the environment"),
+    "use_safetensors": Answer(f"{_FILES}, and pickles are read only with allow_pickle=True", "Leave it out"),
     "use_onnx": Answer(_FILES, "Leave it out"),
-    "from_flax": Answer("sdquant reads no Flax weights", "Leave it out"),
+    "from_flax": Answer("sdquant cannot read Flax weights", "Leave it out"),
     "ignore_mismatched_sizes": Answer("weights that do not fit are always refused", "Leave it out"),
-    "trust_remote_code": Answer("sdquant runs no code that comes with a model", "Leave it out"),
+    "trust_remote_code": Answer("sdquant never runs code that comes with a model", "Leave it out"),
     "custom_pipeline": Answer(
-        "sdquant runs no code that comes with a model",
-        "Load the model, and give its components to your pipeline: YourPipeline(**pipe.components)",
+        "sdquant never runs code that comes with a model",
+        "Load the model, and pass its components to your pipeline: YourPipeline(**pipe.components)",
     ),
     "config": _renamed("base", "Use base=<pipeline folder of the same model>"),
     "original_config": _renamed("base", "Use base=<pipeline folder of the same model>"),
@@ -123,17 +123,17 @@ ANSWERS: Mapping[str, Answer] = {
     "feature_extractor": Answer(_AFTER, "Set it after loading: pipe.feature_extractor = ..."),
     "scheduler": Answer(_AFTER, "Set it after loading: pipe.scheduler = ..."),
     "tokenizer": Answer(_AFTER, "Set it after loading: pipe.tokenizer = ..."),
-    "unet": Answer("components are given as files", 'Use parts={"unet": file}, or set it after loading', "parts"),
+    "unet": Answer("components are passed as files", 'Use parts={"unet": file}, or set it after loading', "parts"),
     "transformer": Answer(
-        "components are given as files", 'Use parts={"transformer": file}, or set it after loading', "parts"
+        "components are passed as files", 'Use parts={"transformer": file}, or set it after loading', "parts"
     ),
     "text_encoder": Answer(
-        "components are given as files", 'Use parts={"text_encoder": file}, or set it after loading', "parts"
+        "components are passed as files", 'Use parts={"text_encoder": file}, or set it after loading', "parts"
     ),
-    "vae": Answer("components are given as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
+    "vae": Answer("components are passed as files", 'Use parts={"vae": file}, or set it after loading', "parts"),
     "controlnet": Answer(
         "it is a model of its own",
-        "Load it with load_model, and then Pipeline.from_pipe(pipe, controlnet=...) of the class that takes it",
+        "Load it with load_model, then call Pipeline.from_pipe(pipe, controlnet=...) of a class that takes one",
     ),
     "lora": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
     "adapter": Answer("a LoRA is loaded onto the pipeline", "Use pipe.load_lora_weights(file) after loading"),
@@ -143,7 +143,7 @@ ANSWERS: Mapping[str, Answer] = {
     "push_to_hub": Answer("sdquant writes to disk", "Use `hf upload` afterwards"),
     "exist_ok": _renamed("overwrite"),
     "force": _renamed("overwrite"),
-    "save_directory": _renamed("path", "Give it as the second argument"),
+    "save_directory": _renamed("path", "Pass it as the second argument"),
     # others
     "verbose": _renamed("progress"),
     "show_progress": _renamed("progress"),
@@ -151,34 +151,34 @@ ANSWERS: Mapping[str, Answer] = {
 
 
 def answered(call: Callable[P, R]) -> Callable[P, R]:
-    """The same function, which answers arguments that it does not have with a SettingsError."""
+    """Decorator: raise a SettingsError with a hint for arguments that the function does not have."""
     known = [name for name, row in inspect.signature(call).parameters.items() if name != "self"]
     name = call.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(call)
     def answering(*args: P.args, **kwargs: P.kwargs) -> R:
-        for given in kwargs:
-            if given not in known:
-                raise unknown(given, known, name)
+        for argument in kwargs:
+            if argument not in known:
+                raise unknown(argument, known, name)
         return call(*args, **kwargs)
 
     return answering
 
 
-def unknown(given: str, known: Collection[str], call: str) -> SettingsError:
-    """The error for an argument that a function does not have.
+def unknown(argument: str, known: Collection[str], call: str) -> SettingsError:
+    """Return the error for an argument that a function does not have.
 
     Args:
-        known: those that it has. call: its name.
+        known: the arguments that it has. call: its name.
     """
-    what = f"{given}= is no argument of {call}"
-    answer, all_of_them = ANSWERS.get(given), f"its arguments are {', '.join(known)}"
+    what = f"{argument}= is not an argument of {call}"
+    answer, all_of_them = ANSWERS.get(argument), f"its arguments are {', '.join(known)}"
     if answer is not None and (not answer.use or answer.use in known):
         return SettingsError(what, answer.why, answer.fix)
-    near = difflib.get_close_matches(given.lower(), known, n=1)
+    near = difflib.get_close_matches(argument.lower(), known, n=1)
     if near:
         return SettingsError(what, all_of_them, f"Did you mean {near[0]}=?")
-    loading = answer.use if answer is not None else given
+    loading = answer.use if answer is not None else argument
     if loading in LOAD_MODEL_ARGUMENTS:
         return SettingsError(what, all_of_them, f"Use load_model, which has {loading}=")
     return SettingsError(what, all_of_them, "Leave it out")

@@ -1,7 +1,7 @@
-"""Files and folders that are written whole or not at all.
+"""Files and folders that are written completely or not at all.
 
-What is written stands beside its target under a name of its own, goes to the disk, and takes the target's place at the
-end. A process that is killed leaves the target as it was; what it had begun is removed by the next that writes there.
+Data is written beside the target under a temporary name, synced to the disk, and replaces the target at the end. A
+process that is killed leaves the target as it was; the next that writes there removes what it left behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HERE = -100  # AT_FDCWD
 
 @contextmanager
 def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that becomes `target`, or nothing if the block is left by an exception.
+    """Yield a new file that replaces `target` at the end of the block, unless that raises an exception.
 
     Where `target` is a link, the file that it names is replaced; an existing file's mode is kept.
 
@@ -45,7 +45,7 @@ def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[
     with _errors(target, nbytes):
         place = place_of(target)
         if place.is_dir():
-            raise SettingsError(f"{target} was to be written", "it is a folder", "Choose another path")
+            raise SettingsError(f"Cannot write {target}", "it is a folder", "Choose another path")
         with _one_writer(place) as beside:
             require_space(place, nbytes)
             with open(beside, "xb", opener=_private) as file:
@@ -59,7 +59,7 @@ def whole_file(target: Path, nbytes: int = 0, *, mode: int = 0o666) -> Iterator[
 
 @contextmanager
 def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
-    """A new folder that becomes `target`; as `whole_file`. An existing one is gone only when the new one is there."""
+    """Yield a new folder that replaces `target`, as `whole_file`. An old one is removed after the new one exists."""
     with _errors(target, nbytes):
         place = place_of(target)
         with _one_writer(place) as beside:
@@ -75,9 +75,9 @@ def whole_folder(target: Path, nbytes: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def part_file(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
-    """A new file inside a folder of `whole_folder`, which is on the disk when the block is left.
+    """Yield a new file inside a folder of `whole_folder`, synced to the disk at the end of the block.
 
-    For processes that have not made the folder: where that is gone, nothing is made in its place.
+    For processes that did not make the folder themselves: if it is gone, it is not made again.
 
     Raises:
         As `whole_file`.
@@ -91,28 +91,27 @@ def part_file(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens for the owner alone: what is being written has not got its permissions yet."""
+    """Open for the owner alone: a file that is being written does not have its permissions yet."""
     return os.open(path, flags, 0o600)
 
 
 def place_of(target: Path) -> Path:
-    """Where a target really is: what a link names.
+    """Return the real path of a target, with links resolved.
 
     Raises:
-        SettingsError: there is something that is neither a file nor a folder, and nothing to take the place of; or
-            there can be nothing.
+        SettingsError: something that is neither a file nor a folder is there, or the path is not possible.
     """
     with _errors(target, 0):
         place = Path(os.path.realpath(target))
         place.exists()  # which says so if its name is too long
     if place.is_symlink() or (place.exists() and not place.is_file() and not place.is_dir()):
-        what = "it is a link in a circle" if place.is_symlink() else "it is a device or a pipe"
-        raise SettingsError(f"{target} was to be written", what, "Choose another path")
+        what = "it is a circular link" if place.is_symlink() else "it is a device or a pipe"
+        raise SettingsError(f"Cannot write {target}", what, "Choose another path")
     return place
 
 
 def require_space(target: Path, nbytes: int) -> None:
-    """Raise DiskSpaceError if fewer than `nbytes` bytes are free where `target` is to be."""
+    """Raise DiskSpaceError if fewer than `nbytes` bytes are free where `target` is to be written."""
     with _errors(target, nbytes):
         free = _free(target)
     if nbytes > free:
@@ -120,18 +119,20 @@ def require_space(target: Path, nbytes: int) -> None:
 
 
 def _no_space(target: Path, nbytes: int, free: int) -> DiskSpaceError:
-    needed = f"it takes {nbytes} bytes, and {free} are free there" if nbytes else f"{free} bytes are free there"
-    return DiskSpaceError(f"{target} was to be written", needed, "Make room, or choose another path")
+    needed = (
+        f"it takes {nbytes} bytes, but only {free} are free there" if nbytes else f"only {free} bytes are free there"
+    )
+    return DiskSpaceError(f"Cannot write {target}", needed, "Make room, or choose another path")
 
 
 def _free(target: Path) -> int:
-    """Bytes that are free where `target` is to be."""
+    """Return the bytes that are free where `target` is to be written."""
     return shutil.disk_usage(next(home for home in Path(os.path.realpath(target)).parents if home.exists())).free
 
 
 @contextmanager
 def _errors(target: Path, nbytes: int) -> Iterator[None]:
-    """What the system says to a path, and while it is written to, as an error that names the target."""
+    """Turn the system's errors about a path, also while it is written to, into errors that name the target."""
     try:
         yield
     except OSError as error:
@@ -146,18 +147,18 @@ def _errors(target: Path, nbytes: int) -> Iterator[None]:
 
 
 def _unwritable(target: Path, why: str) -> SettingsError:
-    return SettingsError(f"{target} was to be written", why, "Check the path and its permissions, or choose another")
+    return SettingsError(f"Cannot write {target}", why, "Check the path and its permissions, or choose another")
 
 
 @contextmanager
 def _one_writer(place: Path) -> Iterator[Path]:
-    """A free name beside `place` that nobody else writes to. What an earlier writer left there goes first.
+    """Yield a free name beside `place` that no other process writes to; remove what an earlier writer left there.
 
-    The folder that it is in is made where there is none, and goes again if nothing is written into it.
+    The parent folder is made if it is missing, and removed again if nothing is written into it.
     """
     name = place.name if len(os.fsencode(place.name)) < _LONG else sha256(os.fsencode(place.name)).hexdigest()
     beside, lock = (place.with_name(f".sdquant-{name}.{end}") for end in ("tmp", "lock"))
-    made = _make_folder(place.parent)
+    new_folders = _make_folder(place.parent)
     file = None
     try:
         with undisturbed():  # Ctrl-C comes when it is known that the lock is ours
@@ -172,13 +173,13 @@ def _one_writer(place: Path) -> Iterator[Path]:
                 _remove_shared(beside)
                 lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone
                 os.close(file)
-            _unmake(made)
+            _unmake(new_folders)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block is done. The second of two comes while the first is being obeyed: people
-    are impatient, and torchrun ends a process that has just learned from its neighbour that all is over."""
+    """Defer Ctrl-C and SIGTERM until the block is done. A second signal often comes while the first is handled: people
+    press Ctrl-C twice, and torchrun terminates a process that is already ending because another one failed."""
     came: list[int] = []
     old: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # only that one may set handlers
@@ -195,21 +196,21 @@ def undisturbed() -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those that it is in; those that were not there, the innermost first."""
+    """Make a folder and its parents; return those that were missing, the innermost first."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return new
 
 
 def _unmake(folders: list[Path]) -> None:
-    """Remove those of the folders that are empty."""
+    """Remove the folders that are empty."""
     with contextlib.suppress(OSError):  # not empty
         for folder in folders:
             folder.rmdir()
 
 
 def _locked(place: Path, lock: Path) -> int:
-    """The lock file, open and held."""
+    """Return the open lock file (a descriptor), locked."""
     while True:
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -220,13 +221,13 @@ def _locked(place: Path, lock: Path) -> int:
         except BlockingIOError:
             os.close(file)
             raise ConflictError(
-                f"{place} was to be written", "another process is writing to it", "Wait until it is done"
+                f"Cannot write {place}", "another process is writing to it", "Wait until it is done"
             ) from None
         os.close(file)  # its holder has removed it meanwhile
 
 
 def _lock(file: int) -> None:
-    """Raises BlockingIOError if another process holds it. Some network file systems have no locks: then nobody does."""
+    """Lock a file; raise BlockingIOError if another process has. File systems without locks (network) are ignored."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -247,7 +248,7 @@ def _lock(file: int) -> None:
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """`new` becomes `target`; what was there is removed. In one step where the system can."""
+    """Rename `new` to `target` and remove what was there; atomically if the system can."""
     if target.exists() and not _swap(new, target):
         old = new.with_suffix(".old")
         remove(old)
@@ -259,7 +260,7 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def _swap(one: Path, other: Path) -> bool:
-    """Exchange two names at once; False where the system cannot."""
+    """Exchange two names atomically; return False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -275,7 +276,7 @@ def remove(path: Path) -> None:
 
 
 def _remove_shared(path: Path) -> None:
-    """Remove what other processes may be writing into: under another name first, so that they find it no more."""
+    """Remove a path that other processes may be writing into: rename it first, so that they cannot find it."""
     gone = path.with_suffix(".gone")
     remove(gone)
     if path.is_dir() and not path.is_symlink():
@@ -286,7 +287,7 @@ def _remove_shared(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
+    """Sync a file or a folder's entries to the disk."""
     if path.is_dir() and sys.platform == "win32":
         return  # folders cannot be opened there
     file = os.open(path, os.O_RDONLY)

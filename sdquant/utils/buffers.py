@@ -1,4 +1,4 @@
-"""Memory for weights: how much when the user does not say, buffers of their own, and giving it back to the system."""
+"""Memory for weights: buffers that return to the system when they are freed, and releasing freed memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGN = 64  # bytes; torch's own alignment on the CPU, so that kernels choose th
 
 @ordinary
 def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
-    """Uninitialised bytes, uint8 [nbytes], that go back to the system as soon as nothing refers to them.
+    """Return uninitialised bytes, uint8 [nbytes], whose memory returns to the system when they are freed.
 
     On the CPU they are mapped by hand: the C library keeps what is freed to it, which would leave a streamed model in
     memory that nobody uses.
@@ -35,7 +35,7 @@ def flat_buffer(nbytes: int, device: torch.device) -> Tensor:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised tensor whose memory, where it is much, is a `flat_buffer`."""
+    """Return an uninitialised tensor; a large one is a `flat_buffer`."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -43,7 +43,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous, with strides of which the last is 1; a copy only where it has others.
+    """Return the tensor, contiguous and with a last stride of 1; a copy only if it has other strides.
 
     torch calls a tensor contiguous whatever the stride of a dimension of size 1 is, and views its bytes as another
     dtype only where the last stride is 1.
@@ -54,7 +54,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def give_back() -> None:
-    """Collect garbage, and give freed memory back: the GPU's and the C library's."""
+    """Collect garbage, and release freed memory: the GPU allocator's cache and the C library's."""
     gc.collect()
     if torch.accelerator.is_available():
         card = torch.accelerator.current_accelerator()

@@ -13,7 +13,7 @@ _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_budget(text: str | int | None) -> int | None:
-    """`parse_size` of a budget. None stays None: the machine decides.
+    """Return a budget in bytes, see `parse_size`; None stays None: the machine decides.
 
     Raises:
         SettingsError: not a size, or not a positive one.
@@ -22,10 +22,10 @@ def parse_budget(text: str | int | None) -> int | None:
 
 
 def parse_size(text: str | int, what: str) -> int:
-    """ "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, bytes as they are.
+    """Return a size in bytes: "6GB" -> 6_000_000_000, "512MiB" -> 536_870_912, integers as they are.
 
     Raises:
-        SettingsError: `what` is not a size, or not a positive one.
+        SettingsError: the text is not a positive size; `what` ("A budget") begins the error.
     """
     size: int | None = None
     if isinstance(text, int) and not isinstance(text, bool):
@@ -36,7 +36,7 @@ def parse_size(text: str | int, what: str) -> int:
         size = int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
     if size is None or size <= 0:
         raise SettingsError(
-            f"{what} of {text!r} was given",
+            f"{what} cannot be {text!r}",
             "it is not a size in bytes above zero",
             "Write it like '6GB', '512MB', '4GiB', or as a whole number of bytes",
         )
@@ -44,7 +44,7 @@ def parse_size(text: str | int, what: str) -> int:
 
 
 def size(nbytes: float) -> str:
-    """Bytes as people read them: "3.8 MB"."""
+    """Return a size in bytes as text: "3.8 MB"."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"

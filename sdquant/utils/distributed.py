@@ -1,9 +1,9 @@
-"""Several processes at one piece of work: the one place that knows torch.distributed.
+"""Several processes that share the work: the only module that uses torch.distributed.
 
     torchrun --nproc-per-node 4 -m sdquant quantize MODEL OUT -q nf4
 
-torchrun starts the processes and tells each, in its environment, which it is. Between them gloo carries what is on the
-CPU, and nccl what is on graphics cards. Without torchrun there is one process, and nothing is started or imported.
+torchrun starts the processes and tells each its rank in the environment. gloo transfers tensors on the CPU, nccl those
+on GPUs. Without torchrun there is one process, and nothing is started or imported.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Processes:
 
     @property
     def group(self) -> Any:
-        """torch's process group; None where there is one process. Do not keep it: a process of torch 2.13 that holds
-        one at its exit, after the group's end, aborts now and then."""
+        """Return torch's process group; None if there is only one process. Do not keep it: with torch 2.13, a
+        process that still holds one at its exit, after the group's end, sometimes aborts."""
         if self.count == 1:
             return None
         from torch import distributed
@@ -65,11 +65,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that speaks and writes for all."""
+        """Return whether this is the process that prints and writes for all."""
         return self.rank == 0
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, by rank. A value can be anything that pickles."""
+        """Return the values of all processes, by rank. A value can be anything that pickles."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -84,7 +84,7 @@ class Processes:
         self.gathered(None)
 
     def largest(self, tensor: Tensor) -> Tensor:
-        """The largest number of all processes' tensors at each place, NaN where one is; all are of one shape and dtype.
+        """Return the elementwise maximum of all processes' tensors (of one shape and dtype), NaN where one is NaN.
 
         Exactly one of the numbers that went in: they are compared as whole numbers, so that neither the dtype nor a
         NaN depends on what gloo or nccl makes of it. Zeros of both signs are one number.
@@ -100,7 +100,7 @@ class Processes:
         return _numbers(carried.to(tensor.device), tensor.dtype)
 
     def least(self, tensor: Tensor) -> Tensor:
-        """The least number of all processes' tensors at each place; as `largest`."""
+        """Return the elementwise minimum of all processes' tensors, as `largest`."""
         return tensor if self.count == 1 else -self.largest(-tensor)
 
     @property
@@ -115,13 +115,13 @@ ALONE = Processes()
 
 @contextmanager
 def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Processes]:
-    """The processes that torchrun has started, able to talk to each other; without torchrun, this one.
+    """Yield the processes that torchrun has started, connected to each other; without torchrun, this one.
 
     What is started here ends here; a group that somebody else has started is used, and left as it is.
 
     Args:
-        device: that this process computes on. If that is "cuda", or the card of its LOCAL_RANK, nccl is started besides
-            gloo where there are cards for all, and "cuda" is from then on that card.
+        device: that this process computes on. If that is "cuda", or the GPU of its LOCAL_RANK, nccl is started besides
+            gloo if there are GPUs for all, and "cuda" is from then on that GPU.
         timeout: seconds that a process waits for the others; default the environment variable SDQUANT_PROCESS_TIMEOUT,
             else 30 minutes. One that has ended is noticed at once.
 
@@ -153,14 +153,14 @@ def processes(device: str = "cpu", timeout: float | None = None) -> Iterator[Pro
 
 @functools.cache
 def _store(seconds: float) -> Any:
-    """Where the processes tell each other their addresses; it stays, as others may still be reading it."""
+    """Return the store in which the processes exchange addresses; kept open, as others may still be reading it."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(iter(rendezvous("env://", timeout=timedelta(seconds=seconds))))[0]
 
 
 def launched() -> bool:
-    """Whether torchrun has started this process as one of several. Imports no torch.
+    """Return whether torchrun has started this process as one of several. Imports no torch.
 
     Raises:
         SettingsError: as `processes`.
@@ -169,7 +169,7 @@ def launched() -> bool:
 
 
 def rank() -> int:
-    """Which of torchrun's processes this is, 0 without torchrun. Imports no torch.
+    """Return which of torchrun's processes this is, 0 without torchrun. Imports no torch.
 
     Raises:
         SettingsError: as `processes`.
@@ -178,34 +178,34 @@ def rank() -> int:
 
 
 def label() -> str:
-    """What tells the lines of several processes apart: "[1]" for the second; "" without torchrun. Never raises."""
+    """Return a prefix for the output of this process: "[1]" for the second; "" without torchrun. Never raises."""
     rank, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return f"[{rank}]" if rank.isdigit() and count.isdigit() and int(count) > 1 else ""
 
 
 def local_rank() -> int:
-    """Which of torchrun's processes on its node this is, 0 without torchrun: the number of its card. Never raises."""
+    """Return this process's number on its node, 0 without torchrun: the index of its GPU. Never raises."""
     text = os.environ.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _environment() -> tuple[int, int, int]:
-    """Rank, count and local rank. (0, 1, 0) without torchrun."""
+    """Return rank, count and local rank; (0, 1, 0) without torchrun."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return 0, 1, 0
     count, rank = _number("WORLD_SIZE"), _number("RANK")
     local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
     if not rank < count or not local <= rank:
         raise SettingsError(
-            f"RANK={rank}, LOCAL_RANK={local} and WORLD_SIZE={count} are in the environment",
-            "there is no such process among so many",
+            f"Cannot use RANK={rank}, LOCAL_RANK={local} and WORLD_SIZE={count} from the environment",
+            "there is no such process: RANK must be below WORLD_SIZE, and LOCAL_RANK at most RANK",
             "Start with torchrun, or remove them from the environment",
         )
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if count > 1 and missing:
         raise SettingsError(
-            f"RANK and WORLD_SIZE are in the environment, for {count} processes",
-            f"{missing[0]} is not, where they would find each other",
+            f"Cannot connect the {count} processes of RANK and WORLD_SIZE in the environment",
+            f"{missing[0]} is not set, by which they would find each other",
             "Start with torchrun, which sets it",
         )
     return rank, count, local
@@ -215,8 +215,8 @@ def _number(name: str) -> int:
     text = os.environ[name]
     if not text.isascii() or not text.isdigit():
         raise SettingsError(
-            f"{name}={text!r:.40} is in the environment",
-            "it is a whole number, as torchrun sets it",
+            f"Cannot use {name}={text!r:.40} from the environment",
+            "it must be a whole number, as torchrun sets it",
             "Start with torchrun, or remove it from the environment",
         )
     return int(text)
@@ -230,8 +230,8 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise SettingsError(
-            f"{TIMEOUT}={text!r:.40} is in the environment",
-            "it is how many seconds a process waits for the others, above 0",
+            f"Cannot use {TIMEOUT}={text!r:.40} from the environment",
+            "it must be the number of seconds that a process waits for the others, above 0",
             f"Use a number, such as {TIMEOUT}=600",
         )
     return seconds
@@ -242,15 +242,15 @@ def _torch_distributed() -> Any:
 
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise SettingsError(
-            "torchrun has started several processes",
-            "the torch of this platform was built without torch.distributed and gloo",
+            "Cannot run in several processes",
+            "torchrun has started some, but torch on this platform is built without torch.distributed and gloo",
             "Start sdquant without torchrun",
         )
     return distributed
 
 
 def _backend(device: str, local: int) -> str:
-    """gloo; and nccl where each process of this node has a card of its own."""
+    """Return gloo; with nccl if each process of this node has a GPU of its own."""
     import torch
 
     if device not in ("cuda", f"cuda:{local}") or not torch.distributed.is_nccl_available():
@@ -264,25 +264,25 @@ def _backend(device: str, local: int) -> str:
 
 @contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """What gloo or nccl says when a process is gone, as an error that tells where to look."""
+    """Turn the errors of gloo and nccl when a process has ended into a DistributedError that says where to look."""
     try:
         yield
     except RuntimeError as error:
-        said = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
-        late = "timed out" in said.lower() or "timeout" in said.lower()
-        ended = "another process did not come to this point in time" if late else "another process has ended"
+        message = _AT.sub("", str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        late = "timed out" in message.lower() or "timeout" in message.lower()
+        ended = "another process did not reach this point in time" if late else "another process has ended"
         fix = f"{_LOOK}, or set {TIMEOUT} to more seconds" if late else _LOOK
-        raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({said:.200})", fix) from error
+        raise DistributedError(f"{doing[0].upper()}{doing[1:]} failed", f"{ended} ({message:.200})", fix) from error
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Whole numbers in the order of a float tensor's numbers; NaN is above all. Undone by `_numbers`."""
+    """Return integers in the same order as a float tensor's values, NaN the largest. `_numbers` is the inverse."""
     import torch
 
     bits, carried = (getattr(torch, name) for name in _BITS[tensor.element_size()])
     plain = torch.where(tensor == 0, 0.0, tensor)  # without the sign of a zero
-    found = _flipped(plain.contiguous().view(bits))
-    return torch.where(tensor.isnan(), torch.iinfo(bits).max, found).to(carried)
+    ordered = _flipped(plain.contiguous().view(bits))
+    return torch.where(tensor.isnan(), torch.iinfo(bits).max, ordered).to(carried)
 
 
 def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
@@ -293,7 +293,7 @@ def _numbers(ordered: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flipped(bits: Tensor) -> Tensor:
-    """Sign and magnitude to two's complement, and back: the bits under the sign are flipped where it is set."""
+    """Convert sign and magnitude to two's complement, and back: flip the bits below the sign if it is set."""
     import torch
 
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)

@@ -1,4 +1,4 @@
-"""What the package's pictures have in common: paper, colours, letters."""
+"""Shared drawing code of the package's pictures: canvas, colours, fonts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sheet:
 
     @cached_property
     def fonts(self) -> dict[str, Any]:
-        """The font of each of `SIZES`, which comes with Pillow."""
+        """Return Pillow's default font in each of `SIZES`."""
         from PIL import ImageFont
 
         return {name: ImageFont.load_default(size) for name, size in SIZES.items()}
@@ -36,15 +36,15 @@ class Sheet:
     def text(
         self, xy: tuple[float, float], text: str, font: str, fill: Any = INK, anchor: str = "lm", room: float = 0
     ) -> None:
-        """A line of text. `room`: pixels that it may take, the end is cut off where it takes more; 0 for any number."""
+        """Draw a line of text. `room`: its maximum width in pixels, cut off at the end if longer; 0 for no limit."""
         self.pen.text(xy, self.cut(text, font, room) if room else text, fill=fill, font=self.fonts[font], anchor=anchor)
 
     def width_of(self, text: str, font: str) -> float:
-        """Pixels that a line of text takes."""
+        """Return the width of a line of text in pixels."""
         return float(self.fonts[font].getlength(text))
 
     def cut(self, text: str, font: str, room: float) -> str:
-        """As much of the text as there is room for."""
+        """Return as much of the text as fits into `room` pixels."""
         if self.width_of(text, font) <= room:
             return text
         while text and self.width_of(text + ELLIPSIS, font) > room:
@@ -52,25 +52,25 @@ class Sheet:
         return text.rstrip() + ELLIPSIS
 
     def wrapped(self, text: str, font: str, room: float, lines: int) -> list[str]:
-        """The text in at most so many lines of at most `room` pixels; what is left over is cut off."""
-        made: list[str] = []
+        """Return the text in at most `lines` lines of at most `room` pixels; the rest is cut off."""
+        rows: list[str] = []
         for word in text.split():
-            if made and self.width_of(f"{made[-1]} {word}", font) <= room:
-                made[-1] += f" {word}"
+            if rows and self.width_of(f"{rows[-1]} {word}", font) <= room:
+                rows[-1] += f" {word}"
             else:
-                made.append(word)
-        if len(made) > lines:
-            made[lines - 1 :] = [" ".join(made[lines - 1 :])]
-        return [self.cut(line, font, room) for line in made]
+                rows.append(word)
+        if len(rows) > lines:
+            rows[lines - 1 :] = [" ".join(rows[lines - 1 :])]
+        return [self.cut(line, font, room) for line in rows]
 
     def bar(self, left: float, top: float, width: float, share: float) -> None:
-        """A bar, `share` of it filled."""
+        """Draw a bar, `share` of it filled."""
         self.pen.rounded_rectangle((left, top, left + width, top + 6), 3, fill=TRACK)
         self.pen.rounded_rectangle((left, top, left + width * min(share, 1), top + 6), 3, fill=BAR)
 
 
 def few_colours(image: Any) -> Any:
-    """A picture whose photographs are grey, with a palette of greys and the sheets' own colours.
+    """Return a palette image of greys and the sheets' own colours: photographs become grey.
 
     It takes a third of the bytes and looks the same.
     """

@@ -1,4 +1,4 @@
-"""Whether numbers are numbers."""
+"""Check of tensors for NaN and infinities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK = 1 << 22  # values of a byte that are widened together: torch finds no e
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no value of a tensor is NaN or infinite. `isfinite` takes twenty times as long, and as much memory."""
+    """Return whether no value is NaN or infinite. `isfinite` takes twenty times as long, and as much memory."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():

@@ -1,4 +1,4 @@
-"""PIL images: how far two are apart, and a file of one."""
+"""PIL images: the difference of two, and writing one to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """Peak signal-to-noise ratio of two lists of images, in dB, over all pixels of all images; infinite if equal."""
+    """Return the peak signal-to-noise ratio of two lists of images, in dB, over all their pixels; infinite if equal."""
     import numpy as np
 
     a, b = (np.stack([_levels(image) for image in images]) for images in (one, other))
@@ -20,14 +20,14 @@ def psnr(one: Sequence[Any], other: Sequence[Any]) -> float:
 
 
 def largest_difference(one: Any, other: Any) -> int:
-    """Of all channels of all pixels, the largest difference of two images, 0 to 255."""
+    """Return the largest difference of two images over all channels of all pixels, 0 to 255."""
     import numpy as np
 
     return int(np.abs(_levels(one) - _levels(other)).max())
 
 
 def difference(one: Any, other: Any, amplify: int) -> Any:
-    """An image of the absolute difference of two, `amplify` times as bright; black where they are the same."""
+    """Return an image of the absolute difference of two, `amplify` times as bright; black where they are equal."""
     import numpy as np
     from PIL import Image
 
@@ -54,7 +54,7 @@ def save(image: Any, path: Path, *, optimize: bool = False) -> None:
 
 
 def _levels(image: Any) -> Any:
-    """[height, width, 3] float64, 0 to 255."""
+    """Return the pixels, float64 [height, width, 3], 0 to 255."""
     import numpy as np
 
     return np.asarray(image.convert("RGB"), dtype=np.float64)

@@ -15,9 +15,10 @@ _T = TypeVar("_T")
 
 
 def ordinary(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function make ordinary tensors when it is called in inference mode, too, where programs may well load a
-    model. What is made in that mode can be written to, computed with and trained with only there, or not at all, while
-    weights and buffers outlive the call that made them."""
+    """Decorator: run outside `torch.inference_mode()`, so that the tensors created can be modified and trained later.
+
+    Programs may load a model inside that mode. Tensors created there are restricted outside of it, while weights and
+    buffers outlive the call that created them."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -30,11 +31,11 @@ def ordinary(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def make_ordinary(*modules: nn.Module) -> None:
-    """Exchange weights and buffers that were made in inference mode for ordinary copies, one tensor at a time; what is
-    tied, within a module or between them, stays so.
+    """Replace weights and buffers created in inference mode by ordinary copies, one tensor at a time. Tied tensors,
+    within a module or between modules, stay tied.
 
     Raises:
-        SettingsError: one of them is of a library's own class of tensors.
+        SettingsError: one of them is an instance of a library's own tensor class.
     """
     import torch
 
@@ -42,18 +43,18 @@ def make_ordinary(*modules: nn.Module) -> None:
 
     copies: dict[int, Tensor] = {}
     for path, part in (pair for module in modules for pair in module.named_modules()):
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is None or not tensor.is_inference():
                     continue
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                     raise SettingsError(
-                        f"Weight {f'{path}.{name}'.lstrip('.')} was to be moved",
-                        f"it is a {type(tensor).__name__} that was made in torch.inference_mode(), which cannot be",
-                        "Make the model outside of it; sdquant.load_model may be called inside",
+                        f"Cannot move weight {f'{path}.{name}'.lstrip('.')}",
+                        f"it is a {type(tensor).__name__} created in torch.inference_mode(), which cannot be copied",
+                        "Build the model outside inference mode; sdquant.load_model may be called inside it",
                     )
                 if id(tensor) not in copies:
                     copy = tensor.detach().clone()
                     is_weight = isinstance(tensor, torch.nn.Parameter)
                     copies[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_weight else copy
-                held[name] = copies[id(tensor)]
+                tensors[name] = copies[id(tensor)]

@@ -1,4 +1,4 @@
-"""What a process holds of freed memory, kept small while a model computes on the CPU.
+"""Limit on the freed memory that a process keeps while a model runs on the CPU.
 
 glibc keeps freed pieces below 32 MB for whoever asks next. It fills a request from the piece that fits best, wherever
 that lies, and before 2.38 often cannot use a freed piece again for torch, which asks for aligned memory (its bug
@@ -6,7 +6,7 @@ that lies, and before 2.38 often cannot use a freed piece again for torch, which
 its activations. `look` hands such pages back when they have become many. What is handed back costs a page fault when it
 is used again: doing it always (glibc.malloc.mmap_threshold) takes 20 to 33 % of a UNet's step; what it takes here is in
 docs/benchmarks.md (bench/plan_memory.py), up to 17 % where faults are slow. `SDQUANT_TRIM=0` in the environment leaves
-freed memory to the C library, for who has memory to spare.
+freed memory to the C library, if there is memory to spare.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def look_beside(x: Tensor) -> None:
 
 
 def watch(*models: nn.Module) -> Callable[[], None]:
-    """`look_beside` the inputs of every layer of the models; gives how to undo it.
+    """Call `look_beside` on the inputs of every layer of the models; return a function that undoes it.
 
-    Layers do not do so by themselves: one that is called alone would pay for what others have freed.
+    Layers do not do so by themselves: one that is called alone would pay for memory that others have freed.
     """
     hooks = [
         module.register_forward_pre_hook(_before)
@@ -72,7 +72,7 @@ def _before(_: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def look() -> None:
-    """Hand freed pages back to the system, if the process holds more than it was seen to need, and a little."""
+    """Return freed pages to the system if the process holds more than it needed so far plus `spare`."""
     global _limit
     if not _looks() or held() <= _limit:
         return
@@ -82,18 +82,18 @@ def look() -> None:
 
 
 def spare(nbytes: int) -> int:
-    """Bytes that a process which uses `nbytes` may hold beside them; 0 where nobody looks."""
+    """Return the freed bytes that a process that uses `nbytes` may keep; 0 if trimming is off."""
     return max(LEAST, int(SHARE * nbytes)) if _looks() else 0
 
 
 def forget() -> None:
-    """What was needed so far says nothing about what comes: a model has come or gone."""
+    """Reset the measurements: a model was loaded or released, so the memory needed so far is no guide."""
     global _limit, _since
     _limit = _since = 0
 
 
 def held() -> int:
-    """Bytes of memory that this process holds and no file backs; 0 where the system does not say."""
+    """Return the resident bytes of this process that no file backs; 0 if the system does not tell."""
     try:
         file = os.open(_STATM, os.O_RDONLY)
     except OSError:  # no /proc, or no more files may be open: nothing that a computing model should end for
@@ -111,13 +111,13 @@ def _looks() -> bool:
 
 
 class Trimmer:
-    """Calls `trim` whenever `step` bytes have been worked on: what was freed in between does not pile up."""
+    """Calls `trim` whenever `step` bytes have been processed, so that freed memory does not pile up."""
 
     def __init__(self, step: int = 8 << 20) -> None:
         self._step, self._since = step, 0
 
     def add(self, nbytes: int) -> None:
-        """`nbytes` more were worked on."""
+        """Record that `nbytes` more bytes were processed."""
         self._since += nbytes
         if self._since >= self._step:
             self._since = 0
@@ -133,7 +133,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function of that name; None where there is none (musl, other systems)."""
+    """Return glibc's function of that name; None if there is none (musl, other systems)."""
     if not sys.platform.startswith("linux"):
         return None
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,7 +1,7 @@
-"""Importing NNCF and OpenVINO without what they tell their makers.
+"""Importing NNCF and OpenVINO without their telemetry.
 
-Both report their use over the network by `openvino_telemetry`, which pip installs with them; OpenVINO does it as soon
-as it is imported (and NNCF imports it where it is installed). Both go on without it where it is missing.
+Both report their use over the network through `openvino_telemetry`, which pip installs with them; OpenVINO does so as
+soon as it is imported (and NNCF imports it if it is installed). Both work without that package.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _lock = threading.RLock()
 
 @contextmanager
 def no_telemetry() -> Iterator[None]:
-    """What is imported in here finds no `openvino_telemetry`, and so never reports anything.
+    """Hide `openvino_telemetry` from imports in the block, so that they never report anything.
 
-    Where someone else has imported that package already, nothing is hidden: then it has been reported by them.
+    If other code has already imported that package, nothing is hidden: that code has reported by then.
     """
     with _lock:
         if _NAME in sys.modules:

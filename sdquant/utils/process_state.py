@@ -1,7 +1,7 @@
-"""What belongs to the whole process, changed while threads are in a block: by the first one in, until the last is out.
+"""Process-wide state changed while threads are in a block: by the first thread to enter, until the last one leaves.
 
-Saved and restored by each thread for itself, what one saves is what another has changed, and it stays: loggers
-that say nothing any more, warnings that nobody sees. Importing this module imports no torch.
+If each thread saved and restored the state by itself, one would save and later restore what another had changed:
+loggers would stay silent and warnings ignored. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Shared:
     """A context manager that any number of threads, and blocks inside blocks, can be in at once."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        """`make` gives what the first one enters and the last one leaves."""
+        """`make` returns the context that the first thread enters and the last one leaves."""
         self._make = make
         self._lock = threading.Lock()
         self._inside = 0
@@ -50,7 +50,7 @@ no_warnings = Shared(_warnings_ignored)
 
 
 class _Quieted:
-    """A context manager that keeps all but the errors of one logger down, for any number of threads."""
+    """A context manager that suppresses all but the errors of one logger, for any number of threads."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -82,7 +82,7 @@ _loggers: dict[str, _Quieted] = {}
 
 @contextmanager
 def errors_only(*names: str) -> Iterator[None]:
-    """Keep all but errors of these loggers down; their levels are as before afterwards."""
+    """Suppress all but errors of these loggers; restore their levels afterwards."""
     with _lock:
         shared = [_loggers.setdefault(name, _Quieted(name)) for name in names]
     with ExitStack() as stack:

@@ -72,19 +72,19 @@ class Stop:
             signal.pthread_kill(threading.main_thread().ident or 0, self.signal or 0)
 
     def say(self) -> int:
-        """What is said at the end, and the exit code."""
+        """Print the final message, and return the exit code."""
         # CPython takes an interrupt inside an exec() of text for unhandled, however it is handled later, and would end
         # by the signal instead of with our code. The next exec() makes it forget.
         exec("")
-        said = "terminated" if self.signal == signal.SIGTERM else "interrupted"
+        message = "terminated" if self.signal == signal.SIGTERM else "interrupted"
         if label() and self.signal == signal.SIGTERM:
-            said += ", as torchrun does when another process has ended: look at what that one says"
-        print(f"sdquant{label()}: {said}", file=sys.stderr)
+            message += ", as torchrun does when another process has ended: look at the message of that one"
+        print(f"sdquant{label()}: {message}", file=sys.stderr)
         return 128 + int(self.signal or 0)
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether the frame runs for an import."""
+    """Return whether the frame runs inside an import."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:
             return True

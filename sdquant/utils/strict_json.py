@@ -1,7 +1,7 @@
-"""JSON out of files that may be anybody's: one reading or none, in little more memory than the text itself.
+"""Strict JSON parsing of untrusted files: unambiguous, in little more memory than the text itself.
 
-Python makes some sixty bytes of an empty list, which takes three in a file, and four bytes of every letter of a text
-with a single one from outside the first 65536. So how much there is gets counted before anything is made of it.
+Python takes some sixty bytes for an empty list, which is three bytes in a file, and four bytes for every character of a
+text with a single one beyond the first 65536. So values and characters are counted before anything is parsed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDE = 8 << 20  # bytes of text that has letters outside ASCII
 
 
 def text(raw: bytes) -> str:
-    """The text of a file's bytes.
+    """Return a file's bytes decoded as UTF-8.
 
     Raises:
         ValueError: not UTF-8, or large and not ASCII.
@@ -26,7 +26,7 @@ def text(raw: bytes) -> str:
 
 
 def parse(line: str, *, constants: bool = True, duplicates: bool = False) -> Any:
-    """The value.
+    """Return the parsed value.
 
     Args:
         constants: whether NaN and infinities may stand for numbers, which JSON does not have and Python writes.
@@ -36,7 +36,7 @@ def parse(line: str, *, constants: bool = True, duplicates: bool = False) -> Any
         ValueError: not JSON, nested too deep, or more than a header or config has.
     """
     if len(line) > WIDE and ("\\u" in line or not line.isascii()):
-        raise ValueError(f"it has {len(line)} letters that are not all ASCII; {WIDE} is the limit")
+        raise ValueError(f"it has {len(line)} characters that are not all ASCII; {WIDE} is the limit")
     if sum(line.count(mark) for mark in ",:[{") > MOST:
         raise ValueError(f"it has more than {MOST} values")
     try:
@@ -53,9 +53,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{name!r:.200} stands there twice")
+        raise ValueError(f"{name!r:.200} appears twice")
     return table
 
 
 def _no_constants(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not valid JSON")

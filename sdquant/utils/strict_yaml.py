@@ -1,4 +1,4 @@
-"""A YAML file that may be anybody's, as plain values. The one file that imports yaml.
+"""Strict YAML parsing of untrusted files to plain values. The only module that imports yaml.
 
 One document of mappings, lists and scalars; no tags, no anchors, no key twice. The values are made here from the
 parser's events, so nothing can be constructed that is not plain, and every error names its line.
@@ -34,45 +34,51 @@ class Document:
 
 
 def read(path: str | os.PathLike[str]) -> Document:
-    """The mapping in a file; an empty file has no keys.
+    """Read the mapping in a file; an empty file has no keys.
 
     Raises:
-        SettingsError: there is no such file, or it cannot be read. BadFileError: it is no such YAML.
-        BackendUnavailableError: PyYAML is missing.
+        SettingsError: there is no such file, or it cannot be read. BadFileError: it is not such YAML.
+        BackendUnavailableError: PyYAML is not installed.
     """
-    what = f"The config {os.fspath(path)} was to be read"
+    what = f"Cannot read the config {os.fspath(path)}"
     return loads(text_of(path, what), what)
 
 
 def text_of(path: str | os.PathLike[str], what: str) -> str:
-    """The text of a file; `what` begins the errors, which are those of `read`."""
+    """Read the text of a file; `what` begins the errors, which are those of `read`."""
     try:
         place = Path(os.path.realpath(path))
         if not place.is_file():
-            why = "it is a folder" if place.is_dir() else "it is no file" if place.exists() else "there is no such file"
-            raise SettingsError(what, why, "Give the path of a .yml file")
+            why = (
+                "it is a folder"
+                if place.is_dir()
+                else "it is not a file"
+                if place.exists()
+                else "there is no such file"
+            )
+            raise SettingsError(what, why, "Pass the path of a .yml file")
         with place.open("rb") as file:
             raw = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise SettingsError(what, why, "Check the path and its permissions") from error
     if len(raw) > LARGEST:
-        raise BadFileError(what, f"it has more than {LARGEST} bytes, and a config has a few thousand", "Give a config")
+        raise BadFileError(what, f"it has more than {LARGEST} bytes, too many for a config", "Pass a config file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise BadFileError(f"{what}, line {line}", "it is no text in UTF-8", "Save it as UTF-8") from error
+        raise BadFileError(f"{what}, line {line}", "it is not UTF-8 text", "Save it as UTF-8") from error
     return text
 
 
-def loads(text: str, what: str = "A config was to be read") -> Document:
-    """As `read`, of a text; `what` begins the errors."""
+def loads(text: str, what: str = "Cannot read the config") -> Document:
+    """Parse a text, as `read`; `what` begins the errors."""
     return _parsed(text, what, _Reader.document)
 
 
 def value(text: str, what: str) -> Any:
-    """The value of a text that need be no mapping: what a config has after a key. Errors are those of `read`."""
+    """Return the value of a text that need not be a mapping, such as a config's value for a key. Errors: see `read`."""
     return _parsed(text, what, _Reader.value)
 
 
@@ -82,7 +88,7 @@ def _parsed(text: str, what: str, read: Callable[[_Reader], T]) -> T:
         return read(_Reader(yaml, iter(yaml.parse(text, Loader=yaml.SafeLoader)), what))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        why = f"it is no YAML: {error.problem or error.context}"
+        why = f"it is not valid YAML: {error.problem or error.context}"
         raise BadFileError(_at(what, mark), why, "Correct that line") from error
     except yaml.YAMLError as error:  # a character that YAML does not allow
         line = text[: getattr(error, "position", 0)].count("\n") + 1
@@ -97,7 +103,7 @@ class _Reader:
         self._yaml, self._events, self._what = yaml, events, what
 
     def document(self) -> Document:
-        """The whole of the stream, a mapping."""
+        """Return the mapping that the stream consists of."""
         yaml = self._yaml
         event = self._first()
         if event is None:
@@ -105,23 +111,23 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent) and not event.value and event.implicit[0]:
             return Document()  # "---" alone
         if not isinstance(event, yaml.MappingStartEvent):
-            self._refuse(event, "it is no mapping", "Write one `key: value` in each line")
+            self._refuse(event, "it is not a mapping", "Write one `key: value` in each line")
         lines: dict[str, int] = {}
         values = self._mapping(event, 1, lines)
         self._end()
         return Document(values, lines)
 
     def value(self) -> Any:
-        """The whole of the stream, of any kind; None if it is empty."""
+        """Return the value that the stream consists of; None if it is empty."""
         event = self._first()
         if event is None:
             return None
-        made = self._value(event, 1)
+        parsed = self._value(event, 1)
         self._end()
-        return made
+        return parsed
 
     def _first(self) -> Any:
-        """The event that the document begins with; None if there is no document."""
+        """Return the event that the document begins with; None if there is no document."""
         next(self._events)  # the start of the stream
         return None if isinstance(next(self._events), self._yaml.StreamEndEvent) else next(self._events)
 
@@ -134,11 +140,13 @@ class _Reader:
     def _value(self, event: Any, depth: int) -> Any:
         yaml = self._yaml
         if depth > DEEPEST:
-            self._refuse(event, f"it is nested deeper than {DEEPEST} levels", "Give a config")
+            self._refuse(event, f"it is nested deeper than {DEEPEST} levels", "Pass a config file")
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            self._refuse(event, "anchors (&) and aliases (*) are not read", "Write the value out, or put it in quotes")
+            self._refuse(
+                event, "anchors (&) and aliases (*) are not supported", "Write the value out, or put it in quotes"
+            )
         if event.tag is not None:
-            self._refuse(event, f"tags are not read, and {event.tag!r} is one", "Write the value alone, or in quotes")
+            self._refuse(event, f"tags such as {event.tag!r} are not supported", "Write the value alone, or in quotes")
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(event, depth, {})
         if isinstance(event, yaml.SequenceStartEvent):
@@ -146,25 +154,25 @@ class _Reader:
         return resolved(event.value) if event.implicit[0] else event.value
 
     def _list(self, depth: int) -> list[Any]:
-        made = []
+        items = []
         while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
-            made.append(self._value(event, depth + 1))
-        return made
+            items.append(self._value(event, depth + 1))
+        return items
 
     def _mapping(self, start: Any, depth: int, lines: dict[str, int]) -> dict[str, Any]:
         if start.anchor is not None or start.tag is not None:
-            self._refuse(start, "anchors, aliases and tags are not read", "Write the value alone")
-        made: dict[str, Any] = {}
+            self._refuse(start, "anchors, aliases and tags are not supported", "Write the value alone")
+        values: dict[str, Any] = {}
         while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
             if not isinstance(event, self._yaml.ScalarEvent):
-                self._refuse(event, "a key is no name there", "Write `key: value`")
+                self._refuse(event, "a key there is not a plain name", "Write `key: value`")
             self._value(event, depth)  # which refuses tags and anchors
             name = event.value
-            if name in made:
-                self._refuse(event, f"{name!r:.80} stands there twice, first in line {lines[name]}", "Keep one of them")
+            if name in values:
+                self._refuse(event, f"{name!r:.80} appears twice, first in line {lines[name]}", "Keep one of them")
             lines[name] = event.start_mark.line + 1
-            made[name] = self._value(next(self._events), depth + 1)
-        return made
+            values[name] = self._value(next(self._events), depth + 1)
+        return values
 
     def _refuse(self, event: Any, why: str, fix: str) -> None:
         raise BadFileError(_at(self._what, event.start_mark), why, fix)

@@ -1,4 +1,4 @@
-"""Temporary folders that are gone when they are done with, whenever Ctrl-C comes."""
+"""Temporary folders that are always removed after use, even on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .atomic_write import undisturbed
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder that only this user can read, under its real path; gone at the end of the block."""
+    """Yield a folder (its real path) that only this user can read, removed at the end of the block."""
     folder: Path | None = None
     try:
         with undisturbed():  # between the folder and its name nobody could remove it

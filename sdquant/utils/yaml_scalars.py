@@ -1,4 +1,4 @@
-"""What a word of YAML stands for when it has no quotes: YAML 1.2's core schema in decimal.
+"""Values of unquoted YAML scalars: YAML 1.2's core schema, decimal numbers only.
 
 PyYAML reads YAML 1.1, where `on` and `no` are truth values, 1e-5 is a text, 010 is eight and 1:30 is ninety.
 """
@@ -14,7 +14,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.A
 
 
 def resolved(text: str) -> bool | int | float | str | None:
-    """The value of a plain scalar."""
+    """Return the value of a plain scalar."""
     if text in _NULL:
         return None
     if text in _TRUTH:

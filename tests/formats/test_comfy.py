@@ -54,8 +54,8 @@ def test_a_line_beside_the_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "word"),
     [
-        ("{", "no table"), ("[]", "no table"), ('{"layers": 3}', "no table"), ("[" * 9000, "no table"),
-        ({"proj": {}}, "no table"), ({"proj": 3}, "no table"), ({"proj": {"format": 3}}, "not a text"),
+        ("{", "not a table"), ("[]", "not a table"), ('{"layers": 3}', "not a table"), ("[" * 9000, "not a table"),
+        ({"proj": {}}, "not a table"), ({"proj": 3}, "not a table"), ({"proj": {"format": 3}}, "not a text"),
         ({"other": {"format": "mxfp8"}}, "no weight"), ({"proj": {"format": "float8_e5m2"}}, "float8_e4m3fn"),
         ({"proj": {"format": "int8_tensorwise"}}, "float8_e4m3fn"),
     ],

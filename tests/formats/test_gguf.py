@@ -438,7 +438,7 @@ class TestWriter:
         ("tensors", "words"),
         [
             ([("a", (2,), "f32", bytes(4))], "takes 8"),
-            ([("a", (2,), "f32", torch.zeros(2).half())], "not how f32 is stored"),
+            ([("a", (2,), "f32", torch.zeros(2).half())], "f32 is not stored in that dtype"),
             ([("a", (33,), "q8_0", bytes(34))], "not a whole number of q8_0 blocks"),
             ([("a", (1,), "f32", bytes(4)), ("a", (1,), "f32", bytes(4))], "two tensors are called"),
         ],

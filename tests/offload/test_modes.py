@@ -114,7 +114,7 @@ def test_a_library_s_tensors_made_in_inference_mode_are_refused(tmp_path: Path) 
     with torch.inference_mode():
         net = torch.nn.Sequential(torch.nn.Linear(16, 16))
         net[0].weight = Own(net[0].weight.data)
-    with pytest.raises(SettingsError, match=r"^Weight 0\.weight was to be moved: it is a Own"):
+    with pytest.raises(SettingsError, match=r"^Cannot move weight 0\.weight: it is a Own"):
         offload.apply(net, "model", device="cpu", folder=tmp_path)
 
 

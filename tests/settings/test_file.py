@@ -58,7 +58,7 @@ class TestText:
         [
             ("", "not JSON"),
             ("{", "not JSON"),
-            ("NaN", "NaN is no JSON"),
+            ("NaN", "NaN is not valid JSON"),
             ("[" * 10_000, "not JSON"),
             ("9" * 5000, "not JSON"),
             (" " * (LARGEST + 1), f"has {LARGEST + 1} bytes"),

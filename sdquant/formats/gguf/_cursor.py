@@ -26,25 +26,25 @@ class Cursor:
         self.path, self._file = path, file
         self.size = os.fstat(file.fileno()).st_size
         self._window, self._start, self._at = b"", 0, 0
-        # What whoever reads the header has taken from it: bytes kept as text; strings in arrays, all and kept.
+        # Counted by the reader of the header: bytes of text kept; strings in arrays, in all and kept.
         self.kept = self.texts = self.kept_texts = 0
 
     @property
     def position(self) -> int:
-        """Offset in the file of the next byte."""
+        """Return the offset in the file of the next byte."""
         return self._start + self._at
 
     @property
     def left(self) -> int:
-        """Bytes of the file after the position."""
+        """Return the number of bytes after the position."""
         return self.size - self.position
 
     def bad(self, why: str, fix: str = AGAIN) -> BadFileError:
-        """The error for a fault in this file."""
-        return BadFileError(f"GGUF file {self.path}", why, fix)
+        """Return the error for a fault in this file."""
+        return BadFileError(f"Cannot read GGUF file {self.path}", why, fix)
 
     def need(self, count: int, of: str) -> None:
-        """Raise unless `count` more bytes are in the file and within what a header may take."""
+        """Raise unless `count` more bytes are in the file and within the size limit of a header."""
         if count > self.left:
             raise self.bad(
                 f"it ends inside its header: {of} takes {count} bytes, {self.left} are left, "
@@ -52,22 +52,22 @@ class Cursor:
             )
         if self.position + count > HEADER_LIMIT:
             raise self.bad(
-                f"its header is longer than {HEADER_LIMIT >> 20} MiB at {of}", "Get the file from its source"
+                f"its header is longer than {HEADER_LIMIT >> 20} MiB at {of}", "Download the file again from its source"
             )
 
     def peek(self, count: int) -> bytes:
-        """Up to `count` of the next bytes, fewer at the end of the file; the position stays."""
+        """Return up to `count` of the next bytes (fewer at the end of the file) without moving the position."""
         self._fill(count)
         return self._window[:count]
 
     def take(self, count: int, of: str) -> bytes:
-        """The next `count` bytes; `of` names them in errors."""
+        """Read the next `count` bytes; `of` names them in errors."""
         self.need(count, of)
         if self._at + count > len(self._window):
             self._fill(count)
         got = self._window[self._at : self._at + count]
         if len(got) < count:
-            raise self.bad("it became shorter while it was read", "Wait until it is written, then try again")
+            raise self.bad("it became shorter while it was being read", "Wait until it is complete, then try again")
         self._at += count
         return got
 
@@ -85,7 +85,7 @@ class Cursor:
                 self._fill(8)
             window, at, inside = self._window, self._at, len(self._window) - 8
             if inside < at:
-                raise self.bad("it became shorter while it was read", "Wait until it is written, then try again")
+                raise self.bad("it became shorter while it was being read", "Wait until it is complete, then try again")
             while done < count and at <= inside:
                 at += 8 + unpack(window, at)[0]
                 done += 1
@@ -95,17 +95,17 @@ class Cursor:
             self.need(0, of)
 
     def number(self, form: str, of: str) -> int | float:
-        """One value of the `struct` format character `form`."""
+        """Read one value of the `struct` format character `form`."""
         value: int | float = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))[0]
         return value
 
     def uints(self, form: str, of: str) -> tuple[int, ...]:
-        """Several whole numbers, by a `struct` format."""
+        """Read several integers, by a `struct` format."""
         numbers: tuple[int, ...] = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), of))
         return numbers
 
     def uint(self, form: str, of: str) -> int:
-        """One whole number."""
+        """Read one integer."""
         return int(self.number(form, of))
 
     def _fill(self, count: int) -> None:

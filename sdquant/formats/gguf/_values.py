@@ -57,35 +57,40 @@ class Value:
 
 
 def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
-    """`count` key-value pairs, in file order."""
+    """Read `count` key-value pairs, in file order."""
     values: dict[str, Value] = {}
-    kept = 0
+    items = 0
     for index in range(count):
         name = read_name(cursor, f"key {index}", MAX_KEY)
         if name in values:
-            raise cursor.bad(f"its metadata has the key {name!r} twice", "Get the file from its source")
+            raise cursor.bad(f"its metadata has the key {name!r} twice", "Download the file again from its source")
         value = _value(cursor, name)
-        kept += len(value.value) if isinstance(value.value, list) else 0
-        if kept > KEPT_TOTAL:
-            raise cursor.bad(f"its metadata holds more than {KEPT_TOTAL} array items", "Get the file from its source")
+        items += len(value.value) if isinstance(value.value, list) else 0
+        if items > KEPT_TOTAL:
+            raise cursor.bad(
+                f"its metadata holds more than {KEPT_TOTAL} array items", "Download the file again from its source"
+            )
         values[name] = value
     return values
 
 
 def read_name(cursor: Cursor, of: str, limit: int) -> str:
-    """A key or tensor name: 1 to `limit` bytes of UTF-8 without control characters."""
+    """Read a key or tensor name: 1 to `limit` bytes of UTF-8 without control characters."""
     length = cursor.uint("Q", f"the length of {of}")
     if not 1 <= length <= limit:
         raise cursor.bad(
-            f"the name of {of} has {length} bytes, which must be 1 to {limit}", "Get the file from its source"
+            f"the name of {of} has {length} bytes, which must be 1 to {limit}",
+            "Download the file again from its source",
         )
     raw = cursor.take(length, f"the name of {of}")
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        raise cursor.bad(f"the name of {of} is not UTF-8: {raw!r}", "Get the file from its source") from None
+        raise cursor.bad(f"the name of {of} is not UTF-8: {raw!r}", "Download the file again from its source") from None
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
-        raise cursor.bad(f"the name of {of} has control characters: {name!r}", "Get the file from its source")
+        raise cursor.bad(
+            f"the name of {of} has control characters: {name!r}", "Download the file again from its source"
+        )
     return name
 
 
@@ -101,7 +106,7 @@ def _value(cursor: Cursor, name: str) -> Value:
 def _type_name(cursor: Cursor, name: str, kind: int) -> str:
     if kind not in FORMS and kind != STRING:
         why = "arrays inside arrays" if kind == ARRAY else f"type number {kind}, which GGUF does not have"
-        raise cursor.bad(f"the metadata value {name!r} has {why}", "Get the file from its source")
+        raise cursor.bad(f"the metadata value {name!r} has {why}", "Download the file again from its source")
     return NAMES[kind]
 
 
@@ -114,7 +119,9 @@ def _array(cursor: Cursor, name: str) -> Value:
         cursor.texts += count
         cursor.kept_texts += count if count <= KEPT_ITEMS else 0
         if cursor.texts > MAX_TEXTS or cursor.kept_texts > KEPT_TEXTS:
-            raise cursor.bad(f"its metadata has too many strings at {name!r}", "Get the file from its source")
+            raise cursor.bad(
+                f"its metadata has too many strings at {name!r}", "Download the file again from its source"
+            )
     value: Any
     if count > KEPT_ITEMS:
         value = Skipped(inner, count)
@@ -147,6 +154,6 @@ def _plain(cursor: Cursor, name: str, kind: int, count: int) -> list[Any]:
         return values
     if any(value > 1 for value in values):
         raise cursor.bad(
-            f"the metadata value {name!r} is a bool that is neither 0 nor 1", "Get the file from its source"
+            f"the metadata value {name!r} is a bool that is neither 0 nor 1", "Download the file again from its source"
         )
     return [bool(value) for value in values]

@@ -1,9 +1,8 @@
-"""What readers of GGUF files of diffusion models rely on, as rows: city96's ComfyUI-GGUF above all, and diffusers.
+"""Conventions that readers of diffusion GGUF files rely on, as rows: city96's ComfyUI-GGUF above all, and diffusers.
 
-`general.architecture` is one of the names that ComfyUI-GGUF lets in; models that it does not know have a name of their
-own. Some layers are never quantized: those at the two
-ends of a model, of which there are few and which matter much. The rows are those of city96's patch for llama-quantize,
-here for the authors' names and for diffusers'. No torch.
+`general.architecture` is one of the names that ComfyUI-GGUF accepts; models that it does not know have a name of their
+own. Some layers are never quantized: the few at the two ends of a model, which matter most for quality. The rows are
+those of city96's patch for llama-quantize, for the original layer names and for diffusers'. No torch.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ class Architecture:
         name: of `general.architecture`.
         families: of `families.ROWS` whose files are tagged so. Not all of them are the model that the name says.
         ends: pattern of the modules that stay floats.
-        folds: whether weights whose rows blocks do not divide are stored in other rows, with their shape beside them.
-            ComfyUI-GGUF reads that anywhere; diffusers nowhere, and city96's tools do it to UNets only.
+        folds: whether weights whose rows are not a multiple of the block size are stored reshaped, with the original
+            shape in the metadata. ComfyUI-GGUF reads that for all models, diffusers for none, and city96's tools write
+            it for UNets only.
     """
 
     name: str
@@ -78,7 +78,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "all_x_embedder all_final_layer control_all_x_embedder",
     ),
     ("qwen_image", ("qwen-image",), "img_in txt_in time_text_embed norm_out proj_out"),
-    # What ComfyUI-GGUF does not know, by the names that its forks have, if they have any.
+    # Unknown to ComfyUI-GGUF; by the names in its forks, if there are any.
     ("qwen_image21", ("qwen-image-2.1",), "img_in txt_in time_text_embed modulation norm_out proj_out"),
     (
         "flux3",
@@ -105,7 +105,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         f"{_UNET_ENDS} input_hint_block zero_convs middle_block_out controlnet_cond_embedding controlnet_down_blocks "
         "controlnet_mid_block",
     ),
-    # Names that ComfyUI-GGUF does not let in, only some that were made from it.
+    # Names that ComfyUI-GGUF rejects, but some of its forks accept.
     ("mochi", ("mochi",), "x_embedder t_embedder t5_y_embedder t5_yproj final_layer"),
     ("motif_video", ("motif-video",), "x_embedder context_embedder time_text_embed norm_out proj_out"),
     (
@@ -130,22 +130,22 @@ FOLDED = frozenset({
 
 
 def architecture(row: Family | None) -> Architecture | None:
-    """The row for the files of a family; None for text encoders, VAEs, and models that nobody else reads from GGUF."""
+    """Return the row of a family; None for text encoders, VAEs, and models that no other program reads from GGUF."""
     if row is None or not row.draws:
         return None
     return next((one for one in ARCHITECTURES if row.family in one.families), None)
 
 
-def stays_float(name: str, shape: tuple[int, ...], found: Architecture | None) -> bool:
-    """Whether a layer's weight is not quantized. Modules at the ends of a model are named from the top."""
-    if found is None:
+def stays_float(name: str, shape: tuple[int, ...], row: Architecture | None) -> bool:
+    """Return whether a layer's weight stays unquantized. `ends` lists modules by their full name from the top."""
+    if row is None:
         return False
-    ends = any(name.startswith(f"{module}.") for module in found.ends.split())
+    ends = any(name.startswith(f"{module}.") for module in row.ends.split())
     return ends or len(shape) > 4 or _FULL.search(name) is not None
 
 
 def stays_single(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor that is not quantized is written in F32: norms and biases, small tensors, convolutions of video,
+    """Return whether an unquantized tensor is written in F32: norms and biases, small tensors, 3-D convolutions, and
     parameters outside of layers."""
     return (
         len([n for n in shape if n > 1]) < 2

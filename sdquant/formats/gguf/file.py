@@ -36,7 +36,7 @@ class GGUFFile(TensorFile):
         self._map: mmap.mmap | None = None
 
     def get(self, key: str) -> Tensor:
-        """The tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
+        """Return the tensor: plain numbers in their logical shape, block types as uint8 [blocks, bytes per block].
 
         Writing to it changes this process's memory only, never the file.
         """
@@ -44,7 +44,11 @@ class GGUFFile(TensorFile):
 
         row = self.header.tensors.get(key)
         if row is None:
-            raise BadFileError(f"GGUF file {self.path}", f"it has no tensor {key!r}", "Look with `sdquant inspect`")
+            raise BadFileError(
+                f"Cannot read GGUF file {self.path}",
+                f"it has no tensor {key!r}",
+                "List its tensors with `sdquant inspect`",
+            )
         dtype = getattr(torch, TYPES[row.type].dtype or "uint8")
         count = row.nbytes // dtype.itemsize
         flat = torch.frombuffer(self._mapped(), dtype=dtype, count=count, offset=row.offset)
@@ -55,20 +59,20 @@ class GGUFFile(TensorFile):
         return self
 
     def close(self) -> None:
-        """Give the file back; the mapping itself goes with the last tensor read from it."""
+        """Release the file; the mapping itself is freed with the last tensor read from it."""
         self._map = None
 
     def _mapped(self) -> mmap.mmap:
-        """The file in memory. Private: a page that is written to is copied, so tensors may be changed safely."""
+        """Return the private memory map of the file: pages are copied on write, so tensors may be changed safely."""
         if self._map is None:
             with self.path.open("rb") as file:
                 self._map = _private_map(file.fileno())
         # Touching a page that the file no longer has would kill the process.
         if os.stat(self.path).st_size < self.header.size:
             raise BadFileError(
-                f"GGUF file {self.path}",
+                f"Cannot read GGUF file {self.path}",
                 f"it had {self.header.size} bytes when it was opened and has fewer now",
-                "Open it again when nothing writes to it",
+                "Open it again once nothing is writing to it",
             )
         return self._map
 

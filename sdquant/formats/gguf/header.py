@@ -32,7 +32,7 @@ MAX_DIMS = 5  # ggml has 4; files of video models have 5-D convolutions, never q
 FIVE_DIMS = ("f32", "f16", "bf16")
 MAX_DIM, MAX_NUMEL = 1 << 40, 1 << 42
 MIN_PAIR, MIN_TENSOR = 13, 32  # bytes of the shortest key-value pair and tensor row
-SOURCE = "Get the file from its source"
+SOURCE = "Download the file again from its source"
 
 # What else has been found under the name of a GGUF file.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -61,7 +61,7 @@ class GGUFTensor(TensorInfo):
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFHeader:
-    """What the header says.
+    """The contents of a GGUF header.
 
     Attributes:
         path: the file.
@@ -85,14 +85,14 @@ class GGUFHeader:
 
 
 def read_header(path: str | os.PathLike[str], *, complete: bool = True) -> GGUFHeader:
-    """The header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`.
 
     Args:
         complete: also check that the file is as long as its header says.
 
     Raises:
         BadFileError: the file is damaged, cut off, or contradicts itself.
-        UnsupportedFileError: a version, byte order or tensor type that is not read.
+        UnsupportedFileError: an unsupported version, byte order or tensor type.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -132,8 +132,8 @@ def _version(cursor: Cursor) -> int:
     if version and version & 0xFFFF == 0:
         why, fix = "it is written for big-endian machines", "Use a little-endian file"
     else:
-        why, fix = f"it is of GGUF version {version}; 2 and 3 are read", "Convert it with a current gguf package"
-    raise UnsupportedFileError(f"GGUF file {cursor.path}", why, fix)
+        why, fix = f"it is GGUF version {version}; only 2 and 3 are supported", "Convert it with a current gguf package"
+    raise UnsupportedFileError(f"Cannot read GGUF file {cursor.path}", why, fix)
 
 
 def _counts(cursor: Cursor) -> tuple[int, int]:
@@ -158,7 +158,7 @@ _EXPECTED: Mapping[str, tuple[str, ...]] = {
 def _check_types(cursor: Cursor, values: Mapping[str, Value]) -> None:
     for name, types in _EXPECTED.items():
         if name in values and values[name].type not in types:
-            raise cursor.bad(f"{name!r} is of type {values[name].type}, which must be {' or '.join(types)}", SOURCE)
+            raise cursor.bad(f"{name!r} is of type {values[name].type}, but must be {' or '.join(types)}", SOURCE)
 
 
 def _number(values: Mapping[str, Value], name: str) -> Any:
@@ -173,7 +173,7 @@ def _alignment(cursor: Cursor, values: Mapping[str, Value]) -> int:
 
 
 def _tensors(cursor: Cursor, count: int, values: Mapping[str, Value]) -> dict[str, GGUFTensor]:
-    """The tensor rows; their offsets are still those in the data."""
+    """Return the tensor rows; their offsets are still relative to the start of the data."""
     tensors: dict[str, GGUFTensor] = {}
     for index in range(count):
         name = read_name(cursor, f"tensor {index}", MAX_NAME)
@@ -207,9 +207,9 @@ def _type(cursor: Cursor, name: str, stored: tuple[int, ...], number: int) -> GG
     kind = BY_ID.get(number)
     if kind is None:
         raise UnsupportedFileError(
-            f"Tensor {name!r} in GGUF file {cursor.path}",
-            REFUSED.get(number, f"type number {number} is not known to this version of sdquant"),
-            f"Use a file whose types are among {', '.join(TYPES)}",
+            f"Cannot read tensor {name!r} in GGUF file {cursor.path}",
+            REFUSED.get(number, f"this version of sdquant does not know type number {number}"),
+            f"Use a file that has only the types {', '.join(TYPES)}",
         )
     if stored[-1] % kind.block:
         why = f"tensor {name!r} has rows of {stored[-1]} weights, not a multiple of {kind.name}'s block of {kind.block}"
@@ -222,7 +222,7 @@ def _type(cursor: Cursor, name: str, stored: tuple[int, ...], number: int) -> GG
 
 
 def _logical(cursor: Cursor, name: str, stored: tuple[int, ...], values: Mapping[str, Value]) -> tuple[int, ...]:
-    """The shape before a writer folded the tensor into rows that blocks divide."""
+    """Return the shape before a writer reshaped the tensor into rows that are a multiple of the block."""
     key = ORIG_SHAPE + name
     if key not in values:
         return stored
@@ -238,7 +238,7 @@ def _logical(cursor: Cursor, name: str, stored: tuple[int, ...], values: Mapping
 def _check_places(
     cursor: Cursor, tensors: Mapping[str, GGUFTensor], alignment: int, data_offset: int, complete: bool
 ) -> tuple[str, ...]:
-    """Every tensor inside the file and beside the others. Returns what is odd but harmless."""
+    """Check that tensors lie inside the file and do not overlap. Return notes on what is odd but harmless."""
     notes = [f"the name {name!r} is longer than 63 bytes" for name in tensors if len(name.encode()) > 63]
     placed = sorted(tensors.items(), key=lambda item: item[1].offset)
     end = data_offset

@@ -1,4 +1,4 @@
-"""What a GGUF file is for: a diffusion model, or one of the other things that carry the same suffix.
+"""Classification of GGUF files: a diffusion model, or one of the other kinds of file with the same suffix.
 
 `general.architecture` is a hint and not an identity (Z-Image files say "lumina2", patched converters say "pig"), so
 names of tensors decide first. The rows come from files in the wild: those of city96's and llama.cpp's converters and of
@@ -68,7 +68,7 @@ def _language_model(header: GGUFHeader) -> str | None:
 
 
 def _both_ends(header: GGUFHeader) -> str | None:
-    """An autoencoder's names next to anything else: encoder, decoder and quant_conv at the top level."""
+    """Return the evidence for an autoencoder beside other parts: encoder, decoder and quant_conv at the top level."""
     tops = {name.split(".", 1)[0] for name in header.tensors}
     return "tensors encoder.*, decoder.*, quant_conv.*" if {"encoder", "decoder", "quant_conv"} <= tops else None
 
@@ -98,7 +98,7 @@ _ROWS = (
 
 
 def classify(header: GGUFHeader) -> Kind:
-    """What the file is; `.evidence` says by which key or tensor it was known."""
+    """Return the kind of file; its `.evidence` names the key or tensor that shows it."""
     for row in _ROWS:
         evidence = row.test(header)
         if evidence:

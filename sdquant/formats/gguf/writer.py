@@ -1,4 +1,4 @@
-"""Writing GGUF version 3: beside the target first, then renamed, so that nobody ever sees half a file."""
+"""Writing GGUF version 3: to a temporary file first, then renamed, so that no incomplete file is ever visible."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def write_gguf(
         metadata: str, bool, int, float and lists of them, by key.
         progress: called with the number of bytes after each tensor.
 
-    A block-quantized weight whose last dimension is no multiple of the block (a convolution) is stored folded into rows
-    that are, and its shape goes into `comfy.gguf.orig_shape.<name>`, as city96's tools do.
+    A block-quantized weight whose last dimension is not a multiple of the block (a convolution) is stored reshaped into
+    rows that are, with its original shape in `comfy.gguf.orig_shape.<name>`, as city96's tools do.
     """
     path = Path(path)
     values = dict(metadata)
@@ -69,7 +69,7 @@ def write_gguf(
             if progress:
                 progress(place.nbytes)
         file.flush()
-        read_header(Path(file.name))  # the strict reader is the judge of what leaves this place
+        read_header(Path(file.name))  # every file that is written must pass the strict reader
 
 
 def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:
@@ -86,7 +86,7 @@ def _place(tensors: Iterable[Row], values: dict[str, Any]) -> list[_Place]:
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    """The shape to store: as it is where blocks divide the rows, else flat rows of 256 (or of one block)."""
+    """Return the shape to store: unchanged if rows are whole blocks, else flat rows of 256 (or of one block)."""
     if not shape:
         return (1,)
     block = TYPES[kind].block
@@ -129,7 +129,7 @@ def _array_type(name: str, items: list[Any] | tuple[Any, ...]) -> int:
     if kinds <= _INTEGERS:
         return NAMES.index("int32" if all(-(2**31) <= item < 2**31 for item in items) else "int64")
     if len(kinds) > 1:
-        raise TypeError(f"the metadata value {name!r} mixes kinds of items: {items!r}")
+        raise TypeError(f"the metadata value {name!r} mixes types of items: {items!r}")
     return kinds.pop()
 
 
@@ -158,7 +158,7 @@ def _write(file: BinaryIO, place: _Place) -> None:
     raw = data if isinstance(data, (bytes, bytearray, memoryview)) else _raw(place, data)
     if len(raw) != place.nbytes:
         raise ValueError(
-            f"tensor {place.name!r} has {len(raw)} bytes; {place.type} {place.stored} takes {place.nbytes}"
+            f"tensor {place.name!r} has {len(raw)} bytes, but {place.type} {place.stored} takes {place.nbytes}"
         )
     file.write(raw)
     file.write(bytes(-place.nbytes % ALIGNMENT))
@@ -171,5 +171,5 @@ def _raw(place: _Place, tensor: Tensor) -> memoryview:
 
     dtype = TYPES[place.type].dtype
     if tensor.dtype not in (torch.uint8, getattr(torch, dtype or "uint8")):
-        raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, which is not how {place.type} is stored")
+        raise ValueError(f"tensor {place.name!r} is {tensor.dtype}, but {place.type} is not stored in that dtype")
     return dense(tensor.detach().cpu().reshape(-1)).view(torch.uint8).numpy().data
