@@ -257,7 +257,7 @@ def of_pipeline(
     try:
         draw(pipe, [prompt], seeds=[0], steps=1, width=width, height=height)
     except Exception as error:  # of a network or pipeline that nobody has written this for
-        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        log.debug("cannot estimate the activations from shapes: %s: %s", type(error).__name__, error)
         return dict.fromkeys(parts)
     finally:
         for back in reversed(undo):
@@ -289,7 +289,7 @@ def of_component(module: nn.Module, *, width: int | None = None, height: int | N
     except SettingsError:
         raise
     except Exception as error:  # of a network whose config is unlike those of its class
-        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        log.debug("cannot estimate the activations from shapes: %s: %s", type(error).__name__, error)
         return None
     return shapes.trace
 

@@ -68,10 +68,10 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
     except _TooLarge as error:
         shape, size = error.args
         key, value = _to_blame(config, shape)
-        said = f"its config has {key} = {value}, and " if key else "by its config "
+        said = f"its config has {key} = {value}, so " if key else "with its config, "
         raise BadFileError(
-            f"Cannot make a {name}",
-            f"{said}a table of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
+            f"Cannot build {name}",
+            f"{said}a tensor of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
             "Get the config.json that belongs to the weights",
         ) from None
     except Exception:  # a constructor that looks at its numbers, of which there are none: it is tried for real

@@ -49,7 +49,7 @@ def model_class(library: str | None, name: str) -> Any:
         if isinstance(cls, type) and issubclass(cls, bases):
             return cls
     raise UnsupportedFileError(
-        f"A component of class {name!r} was to be loaded",
+        f"Cannot load a component of class {name!r}",
         "neither diffusers nor transformers has such a model class",
         "Update diffusers and transformers, or check the component's config.json",
     )
@@ -120,9 +120,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
         with _parameters_on_meta():
             model = make()
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
-        raise BadFileError(
-            f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
-        ) from error
+        raise BadFileError(f"Cannot build {name}", f"its config is invalid: {error}", "Check config.json") from error
     assert isinstance(model, nn.Module)
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:

@@ -163,7 +163,7 @@ def _seen(path: str | Path, how: _How) -> Detected:
     try:
         seen = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
-        raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
+        raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
     folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
     there = {name for src in folders for name in (src.variant, *src.variants)}
     if how.variant is not None and how.variant not in there:
@@ -173,7 +173,7 @@ def _seen(path: str | Path, how: _How) -> Detected:
 
 def _look(place: Path, path: str, how: _How) -> Detected:
     if not place.exists():
-        raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", _check_path(path))
+        raise MissingComponentError(f"Cannot load {path}", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
         return _component(checkpoint.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
     index = place / "model_index.json"
@@ -186,7 +186,9 @@ def _look(place: Path, path: str, how: _How) -> Detected:
     }
     if not each:
         raise MissingComponentError(
-            f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
+            f"Cannot load {path}",
+            "its model_index.json names no component with weights",
+            "Check that the folder is complete",
         )
     if how.models:
         classes.check_pipeline(place, said, each)
@@ -202,7 +204,7 @@ def _check_path(path: str) -> str:
         return error.fix
     if there is None:
         return "Check the path"
-    return f"Check the path. To look at what is on the hub, download it first: `hf download {there.repository}`"
+    return f"Check the path, or download the repository from the hub first: `hf download {there.repository}`"
 
 
 def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
@@ -301,7 +303,7 @@ def _variant(src: Source) -> str:
     """Which variant of the weights is taken, and which are not."""
     taken = f"the weights are those of variant {src.variant}" if src.variant else "the weights are those of no variant"
     beside = ", ".join(src.variants)
-    return f"{taken}; beside them are those of {beside}" if beside else taken
+    return f"{taken}; other variants: {beside}" if beside else taken
 
 
 def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
@@ -339,7 +341,7 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
 def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
     if hint is None or _keeps_promise(hint, quant):
         return []
-    return [f"the name of {Path(path).name} promises {hint}, its header shows {quant or 'no quantization'}"]
+    return [f"the name of {Path(path).name} promises {hint}, but its header shows {quant or 'no quantization'}"]
 
 
 def _keeps_promise(hint: str, quant: str | None) -> bool:
@@ -363,16 +365,16 @@ def same_scheme(asked: str, found: str | None) -> bool:
     )
 
 
-_ALONE = "Give the model's own file, a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest"
-_PART = "Give the same component as .safetensors, or leave it out: then the pipeline folder's own is used"
+_ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
+_PART = "Use a .safetensors file of this component, or leave it out to use the one in the pipeline folder"
 # What a GGUF file may be besides a diffusion model: why it is refused, and the ways out for the model and for a part.
 _REFUSALS = {
     "text-encoder": ("it is a text encoder or language model", _ALONE, _PART),
     "projector": ("it is the vision projector of a language model", _ALONE, _PART),
     "adapter": (
-        "it is a LoRA, and LoRAs are not read from GGUF",
-        "Load the model, then the LoRA as safetensors",
-        "Leave it out, and give pipe.load_lora_weights the LoRA as safetensors",
+        "it is a LoRA, and LoRAs cannot be loaded from GGUF",
+        "Load the base model, then the LoRA as safetensors",
+        "Leave it out, and call pipe.load_lora_weights with the LoRA as safetensors",
     ),
     "split": ("it is one part of a split file", MERGE, MERGE),
 }
@@ -385,21 +387,21 @@ def _refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
     strange = undecodable(src.tensors)
     if strange:
         raise UnsupportedFileError(
-            f"{src.files[0]} was to be loaded",
-            "it has tensors in types that this version does not decode: "
+            f"Cannot load {src.files[0]}",
+            "it has tensors in types that this version cannot dequantize: "
             + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
-            "Use a file of the same model in one of "
+            "Use a file of the same model in one of these types: "
             + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
     if METADATA_KEY in src.metadata:
         return
     kind = classify(read_header(src.files[0], complete=False))
-    what = f"Cannot use {src.files[0]} as a part" if is_part else f"{src.files[0]} was to be loaded"
+    what = f"Cannot use {src.files[0]} as a component" if is_part else f"Cannot load {src.files[0]}"
     if kind == "all-in-one":
         raise RefusedFileError(
             what,
-            f"it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF ({kind.evidence})",
-            "Give files of single components, such as a GGUF of the UNet/transformer alone" if is_part else _ALONE,
+            f"it is an all-in-one checkpoint, but only the UNet/transformer is supported in GGUF ({kind.evidence})",
+            "Use one file per component, such as a GGUF of only the UNet/transformer" if is_part else _ALONE,
         )
     if kind in _REFUSALS:
         why, alone, part = _REFUSALS[kind]

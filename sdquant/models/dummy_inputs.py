@@ -89,8 +89,8 @@ def _made(
     step = kind.step
     if width % step or height % step:
         raise SettingsError(
-            f"An image of {width}x{height} was asked for",
-            f"{class_name} draws multiples of {step} pixels",
+            f"Cannot generate a {width}x{height} image",
+            f"the width and height of {class_name} must be multiples of {step} pixels",
             f"Use {max(step, width // step * step)}x{max(step, height // step * step)}",
         )
     return (), kind.make(config, height // PIXELS, width // PIXELS, rows, draw)
@@ -99,9 +99,9 @@ def _made(
 def _kind(class_name: str) -> _Kind:
     if class_name not in _KINDS:
         raise SettingsError(
-            f"A {class_name} was to be run without its pipeline",
-            f"what it takes is known here for {', '.join(_KINDS)}",
-            "Give the pipeline's folder, or base=<pipeline folder>",
+            f"Cannot run {class_name} without its pipeline",
+            f"random inputs can only be made for {', '.join(_KINDS)}",
+            "Use the pipeline's folder, or pass base=<pipeline folder>",
         )
     return _KINDS[class_name]
 

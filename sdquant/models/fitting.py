@@ -151,7 +151,7 @@ def named(src: Source, model: Shell) -> Source:
             keys[name] = key
     clash = next((name for name in keys if name in parts and name not in found), None)
     if clash is not None:
-        raise _together(src, clash, "its file has that name for a part of another weight")
+        raise _together(src, clash, "its file uses that name for a part of another weight")
     return replace(
         src,
         tensors=tensors,
@@ -179,10 +179,10 @@ def _refuse_packed(src: Source, mapped: Mapped) -> None:
         name = next((key for key in group.sources if key in src.found), None)
         if name is not None:
             raise UnsupportedFileError(
-                f"Weight {name!r} of {src.path} cannot be loaded as it is, quantized to {src.found[name].scheme}",
-                f"the model has no such weight: {src.class_name} makes its own of "
-                f"{len(group.sources)} of the file, or several of it",
-                "Quantize the model with this version of sdquant, or start from the unquantized model",
+                f"Cannot load weight {name!r} of {src.path}, which is quantized to {src.found[name].scheme}",
+                f"the model has no such weight: {src.class_name} combines "
+                f"{len(group.sources)} of the file into its own, or splits this one",
+                "Quantize the model again with this version of sdquant, or load the unquantized model",
             )
 
 
@@ -194,7 +194,7 @@ def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
     try:
         recipes = trace(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _together(src, group.sources[0], f"the model's tensor cannot be made of it: {error}") from error
+        raise _together(src, group.sources[0], f"it cannot be converted to the model's tensor: {error}") from error
     return {name: _of_file(src, recipe) for name, recipe in recipes.items()}
 
 
@@ -237,7 +237,7 @@ def refuse_misfits(src: Source, model: Shell) -> None:
     for name, spec in src.specs.items():
         wanted = tuple(model.tensor(name).shape)
         if spec.shape != wanted:
-            why = f"it is {list(spec.shape)}, and the model wants {list(wanted)}"
+            why = f"it has shape {list(spec.shape)}, but the model expects {list(wanted)}"
             home = src.home[next(iter(src.found[name].keys.values()))]
             raise _together(src, src.keys.get(name, name), why, home=home)
 
@@ -249,14 +249,14 @@ def refuse_missing(src: Source, model: Shell) -> None:
     missing = [name for name in missing if not may_lack(model.model, name)]
     if missing:
         raise BadFileError(
-            f"{src.path} was to be loaded",
-            f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+            f"Cannot load {src.path}",
+            f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}",
             TOGETHER,
         )
 
 
 def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileError:
-    return BadFileError(f"Tensor {key!r} of {home or src.path} was to be loaded", why, TOGETHER)
+    return BadFileError(f"Cannot load tensor {key!r} of {home or src.path}", why, TOGETHER)
 
 
 def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
@@ -276,7 +276,7 @@ def _why_not(model: Shell, names: tuple[str, ...]) -> str:
     owners = [type(model.model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
     if len(set(owners)) == 1:
         return f"its layer ({owners[0]}) cannot be quantized"
-    return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run one quantized weight"
+    return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run the same quantized weight"
 
 
 def _is_float(dtype: str) -> bool:

@@ -81,9 +81,9 @@ def draw(
                 if error is count.raised or not isinstance(error, ValueError) or "divisible" not in str(error):
                     raise
                 raise SettingsError(
-                    f"An image of {values['width']}x{values['height']} was asked for",
+                    f"Cannot generate a {values['width']}x{values['height']} image",
                     str(error).rstrip("."),
-                    f"Leave the size out, which gives {side}x{side}, or use multiples of what the reason names",
+                    f"Leave the size out to get {side}x{side}, or use multiples of the number named above",
                 ) from error
             images += made.images
             count.batch_done(number)
@@ -145,32 +145,36 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int)
 
     if not is_pipeline(pipe):
         raise SettingsError(
-            f"A prompt was given to a {type(pipe).__name__}",
-            "it is one component of a pipeline and cannot draw",
-            "Give the pipeline's folder, or base=<pipeline folder> together with the component",
+            f"Cannot generate an image with {type(pipe).__name__}",
+            "it is a single component, not a pipeline",
+            "Use the pipeline's folder, or pass base=<pipeline folder> together with the component",
         )
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise SettingsError("A prompt was given that is no text", "prompts are strings", 'Give it as "a text"')
+        raise SettingsError("Invalid prompt", "prompts must be strings", 'Pass it as "a text"')
     if len(seeds) != len(prompts):
         raise SettingsError(
-            f"{len(prompts)} prompts and {len(seeds)} seeds were given", "each image has its own", "Give as many"
+            f"Cannot use {len(prompts)} prompts with {len(seeds)} seeds",
+            "each image has its own prompt and seed",
+            "Pass one seed for each prompt",
         )
-    for name, value, least in (("steps", steps, 1), *(("a seed", seed, 0) for seed in seeds)):
+    for name, value, least in (("steps", steps, 1), *(("seed", seed, 0) for seed in seeds)):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise SettingsError(
-                f"{value!r} was given for {name}", f"it is a whole number from {least} to 2**63 - 1", "Use one"
+                f"Invalid {name} {value!r}", f"it must be a whole number from {least} to 2**63 - 1", "Use such a number"
             )
 
 
 def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None:
     """Refuse a negative prompt where it would have no effect."""
-    what = f"A negative prompt was given to a {type(pipe).__name__}"
+    what = f"Cannot use a negative prompt with {type(pipe).__name__}"
     # Pipelines that have `true_cfg_scale` use one with it alone, and are not given it here.
     if "negative_prompt" not in known or "true_cfg_scale" in known:
-        raise SettingsError(what, "it has no use for one", "Leave it out")
+        raise SettingsError(what, "it does not support one", "Leave it out")
     if guidance is not None and guidance <= 1:
         raise SettingsError(
-            what, f"with a guidance of {guidance:g} it has no effect", "Use more than 1, or leave it out"
+            what,
+            f"with a guidance of {guidance:g} it has no effect",
+            "Use a guidance of more than 1, or leave the negative prompt out",
         )
 
 
@@ -178,4 +182,4 @@ def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:
     """Some pipelines round a size that they cannot draw, and do not refuse it."""
     if images and images[0].size != asked:
         made = "x".join(map(str, images[0].size))
-        log.warning("the images are %s, as the model cannot draw %sx%s", made, *asked)
+        log.warning("the images are %s, because the model cannot generate %sx%s", made, *asked)

@@ -68,7 +68,7 @@ def fetch(
     place = folder / what.inside
     if not place.exists():
         raise MissingComponentError(
-            f"{what} was to be loaded", f"{what.inside} is not in the cache", "Check the path, or the connection"
+            f"Cannot load {what}", f"{what.inside} is not in the cache", "Check the path and the connection"
         )
     return place
 
@@ -88,9 +88,9 @@ def _wanted(
     if not mine:
         near = difflib.get_close_matches(home, files, n=1)
         raise MissingComponentError(
-            f"{what} was to be loaded",
+            f"Cannot load {what}",
             f"the repository {what.repository} has no {home}",
-            f"Did you mean {near[0]}?" if near else f"See its files on {page(what.repository)}/tree/main",
+            f"Did you mean {near[0]}?" if near else f"See the files on {page(what.repository)}/tree/main",
         )
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
@@ -99,21 +99,21 @@ def _wanted(
 
 
 def _not_to_be_had(what: Reference, error: Exception) -> MissingComponentError:
-    why, fix = f"as a hub id it could not be had: {error}", "Check the path, or the name and the connection"
+    why, fix = f"it cannot be fetched from the hub: {error}", "Check the path, or the name and the connection"
     place = page(what.repository)
     match type(error).__name__:  # one is derived from the other
         case "GatedRepoError":
-            why = f"the repository {what.repository} asks who you are"
-            fix = f"Accept its terms on {place}; then run `hf auth login`, set HF_TOKEN, or give token="
+            why = f"the repository {what.repository} is gated"
+            fix = f"Accept its terms on {place}; then run `hf auth login`, set HF_TOKEN, or pass token="
         case "RevisionNotFoundError":
             why = f"the repository {what.repository} has no revision {what.revision}"
-            fix = f"See its branches on {place}/tree/main"
+            fix = f"See the branches on {place}/tree/main"
         case "RepositoryNotFoundError":
             fix = (
-                "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or give token="
+                "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or pass token="
             )
     return MissingComponentError(
-        f"{what} was to be loaded", f"there is no such file or folder, and {why}".splitlines()[0], fix
+        f"Cannot load {what}", f"there is no such file or folder, and {why}".splitlines()[0], fix
     )
 
 
@@ -164,14 +164,14 @@ def _weights(place: str, inside: list[str], mine: folders.Named, variant: str | 
     if len(others) > 1:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         raise UnsupportedFileError(
-            f"{place} was to be loaded",
+            f"Cannot load {place}",
             f"it has several weight files: {', '.join(others[:_NAMED])}{more}",
-            "Download the one that you want, and give its path",
+            "Download the one that you want, and load it by its path",
         )
     pickles = [one for one in inside if one.lower().endswith(folders.PICKLES)]
     if not others and pickles and "config.json" in inside:
         raise MissingComponentError(
-            f"{place} was to be loaded",
+            f"Cannot load {place}",
             f"its weights are pickles ({pickles[0]}), which are not downloaded",
             "Use a repository that has .safetensors",
         )

@@ -13,7 +13,7 @@ _SHORT = "hf.co"  # what people call the hub's host besides its name
 _NAME = re.compile(r"\w[\w.-]*")
 _VIEWS = ("blob", "resolve", "tree", "raw", "blame", "edit")  # what stands before the revision in an address
 _OTHERS = ("datasets", "spaces", "collections", "papers", "docs", "api")
-_DOWNLOAD = "Download the file, and give its path"
+_DOWNLOAD = "Download the file, and load it by its path"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _of_address(text: str) -> Reference:
     words = [unquote(word) for word in address.path.strip("/").split("/")]
     if len(words) < 2 or words[0] in _OTHERS:
         raise MissingComponentError(
-            f"Cannot load {text}", "it is not the address of a model", f"Give one like {page('OWNER/NAME')}"
+            f"Cannot load {text}", "it is not the URL of a model", f"Use one like {page('OWNER/NAME')}"
         )
     owner, name, *more = words
     if not more:
@@ -86,8 +86,8 @@ def _of_address(text: str) -> Reference:
     if more[0] not in _VIEWS or len(more) < 2:
         raise MissingComponentError(
             f"Cannot load {text}",
-            f"it is not the address of a model or of a file in it: {more[0]!r} is in it",
-            f"Give {page(f'{owner}/{name}')}, or the address of a file",
+            f"it is not the URL of a model or of a file in one: it contains {more[0]!r}",
+            f"Use {page(f'{owner}/{name}')}, or the URL of a file",
         )
     cut = 4 if more[1] == "refs" and len(more) > 3 else 2  # "refs/pr/3" has signs of its own
     return Reference(f"{owner}/{name}", _sound(text, "/".join(more[cut:])), "/".join(more[1:cut]))
@@ -113,5 +113,5 @@ def _sound(text: str, inside: str) -> str:
     """A path in a repository, which stays in there."""
     inside = inside.strip("/")
     if any(word in (".", "..") for word in inside.split("/")) or "\\" in inside:
-        raise MissingComponentError(f"Cannot load {text}", "its path leads out of the repository", "Check the path")
+        raise MissingComponentError(f"Cannot load {text}", "its path leads outside the repository", "Check the path")
     return inside

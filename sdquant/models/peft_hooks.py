@@ -32,10 +32,10 @@ def refuse_adapted(name: str, model: nn.Module, what: str) -> None:
     paths = adapted(model)
     if paths:
         raise ConflictError(
-            f"The {name} was to be {what}",
-            f"a LoRA is on it, at {len(paths)} layers ({paths[0]!r} is the first)",
-            f"Take the LoRA off (unload_lora_weights), have it {what}, and load the LoRA again; "
-            "save_lora_weights or sdquant.lora.save_lora writes the LoRA itself",
+            f"The {name} cannot be {what}",
+            f"a LoRA is attached to {len(paths)} of its layers ({paths[0]!r} is the first)",
+            "Unload the LoRA first (unload_lora_weights), and load it again afterwards; "
+            "save_lora_weights or sdquant.lora.save_lora saves the LoRA itself",
         )
 
 
@@ -104,10 +104,10 @@ def _refuse_fusing(model: nn.Module) -> None:
         packed = packed_of(_base(model.get_submodule(path)))
         if packed is not None:
             raise IncompatibleError(
-                "fuse_lora was called",
-                f"the layer {path!r} is quantized to {packed.spec.scheme}: the sum would have to be quantized anew, "
+                "Cannot fuse the LoRA (fuse_lora)",
+                f"the layer {path!r} is quantized to {packed.spec.scheme}: the sum would have to be quantized again, "
                 "which loses most of what the LoRA changes",
-                "Leave the LoRA beside the weights, where it has its whole effect; its strength is set by set_adapters",
+                "Keep the LoRA unfused, where it has its full effect; set its strength with set_adapters",
             )
 
 

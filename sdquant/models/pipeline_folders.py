@@ -70,7 +70,7 @@ def check_pipeline(folder: Path) -> None:
     if absent:
         raise MissingComponentError(
             f"Cannot load {folder}",
-            f"its model_index.json does not name the {absent[0]}, which every {pipe.__name__} has",
+            f"its model_index.json does not name the {absent[0]}, which {pipe.__name__} requires",
             "Get the folder, or its model_index.json, from its source again",
         )
 
@@ -86,7 +86,7 @@ def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(
             f"Cannot load {path}",
-            f"what is in it does not fit {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
+            f"its values are invalid for {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
             "Get the scheduler from its source again",
         ) from error
 
@@ -123,22 +123,22 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
         # Its own way into folders: one for each model that it holds. None of them is bad.
         raise UnsupportedFileError(
             f"Cannot load {config.parent}",
-            f"it is the first of several {said}s in folders of their own, a {named.__name__}, which only diffusers "
-            "puts together",
+            f"it is the first of several {said}s in separate folders, which only diffusers combines into one "
+            f"{named.__name__}",
             "Load the pipeline with diffusers' from_pretrained, then call sdquant.quantize and sdquant.offload.apply "
             "on it; or load each folder alone with load_model",
         )
     raise BadFileError(
         f"Cannot load {config.parent}",
-        f"its config.json is of a {said}, and model_index.json says that it is a {named.__name__}",
-        "Put the component that belongs there into the folder",
+        f"its config.json is that of a {said}, but model_index.json names the class {named.__name__}",
+        "Put the matching component into the folder",
     )
 
 
 def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
     return UnsupportedFileError(
-        f"{place} was to be loaded",
-        f"the class of {what} is said to be {said or 'nothing'!r:.80}, which is not one of diffusers' or transformers'",
+        f"Cannot load {place}",
+        f"it names {said or 'nothing'!r:.80} as the class of {what}, which diffusers and transformers do not have",
         "Update diffusers and transformers, or check the file",
     )
 
@@ -157,20 +157,20 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
             made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
-            f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
+            f"Cannot assemble the pipeline {folder}", str(error), "Check that the folder is complete"
         ) from error
     except Exception as error:  # whatever a scheduler or tokenizer says to values that nobody has written it for
         raise BadFileError(
-            f"The pipeline {folder} was to be put together",
-            f"what is in it does not fit its classes: {error}",
+            f"Cannot assemble the pipeline {folder}",
+            f"a file in it does not fit its class: {error}",
             "Get the scheduler and the tokenizers from their source again",
         ) from error
     strange = [name for name, part in parts.items() if made.components.get(name, part) is not part]
     if strange:
         raise UnsupportedFileError(
-            f"The pipeline {folder} was to be put together",
-            f"diffusers' {type(made).__name__} did not take the {strange[0]} that was loaded for it",
-            "Load that component alone, and give it to the pipeline",
+            f"Cannot assemble the pipeline {folder}",
+            f"diffusers' {type(made).__name__} did not accept the {strange[0]} that was loaded for it",
+            "Load that component alone, and pass it to the pipeline",
         )
     return made
 

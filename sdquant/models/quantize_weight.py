@@ -41,9 +41,9 @@ def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
     """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
     if not finite(scales):
         raise BadFileError(
-            f"Weight {name!r} was to be quantized to {spec}",
-            "it has values that are not a number, infinite, or too large for the scheme's scales",
-            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+            f"Cannot quantize weight {name!r} to {spec}",
+            "it has values that are NaN, infinite, or too large for the scheme's scales",
+            f"Get the model from its source again, or leave the layer unquantized: skip={name.rpartition('.')[0]!r}",
         )
 
 
@@ -54,7 +54,7 @@ def refuse_not_finite(
     infinite: one in a norm breaks a picture as one in a weight does. What is skipped is not looked at."""
     if tensor.is_floating_point() and not skipped(name, skip, keys) and not finite(tensor):
         raise BadFileError(
-            f"{name!r} of a model that was to be quantized to {spec}",
-            "it has values that are not a number, or infinite",
-            f"Get the model from its source again, or take it as it is: skip={name.rpartition('.')[0]!r}",
+            f"Cannot use {name!r} in a model quantized to {spec}",
+            "it has values that are NaN or infinite",
+            f"Get the model from its source again, or load the tensor unchecked: skip={name.rpartition('.')[0]!r}",
         )

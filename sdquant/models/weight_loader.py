@@ -87,7 +87,7 @@ class Installer:
         if name is None or kind is None or (kind == "embedding" and not spec.embeddings):
             # Planned from the name and shape alone; the model says that it is another kind of layer.
             layer = type(self._module(name)).__name__ if name is not None else "none"
-            log.warning("%s stays as it is: its layer (%s) cannot be quantized", key, layer)
+            log.warning("%s is not quantized: its layer (%s) cannot be", key, layer)
             return None
         return name
 
@@ -120,10 +120,10 @@ class Installer:
             require_sound(found, packed)
         except BadFileError as error:
             file = src.home[next(iter(found.keys.values()))]
-            raise BadFileError(f"{file} was to be loaded: {error.what}", error.why, error.fix) from error
+            raise BadFileError(f"Cannot load {file}: {error.what}", error.why, error.fix) from error
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
-            log.info("%s is decoded: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
+            log.info("%s is dequantized: its layer (%s) cannot run it packed", name, type(self._module(name)).__name__)
             self.plain(name, backend.decode(packed, self._computes_in(name, "float32")))
             return
         self.packed(name, packed, spec)
@@ -158,15 +158,15 @@ class Installer:
         missing = [name for name in empty if not may_lack(self.model, name)]
         if missing:
             raise BadFileError(
-                f"{src.path} was to be loaded",
-                f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+                f"Cannot load {src.path}",
+                f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}",
                 "Check that the weights and the config belong together",
             )
         self.leave_out(empty)
         strays = [*src.strays, *self.unexpected]
         if strays:
             log.warning(
-                "%s holds %d tensors that the model has no place for, the first is %r", src.path, len(strays), strays[0]
+                "%s contains %d tensors that the model does not use, the first is %r", src.path, len(strays), strays[0]
             )
 
     def missing(self) -> list[str]:
@@ -186,15 +186,15 @@ def _common_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _asked(key: str, file: Path | None) -> str:
-    return f"Tensor {key!r}{f' of {file}' if file is not None else ''} was to be loaded"
+    return f"Cannot load tensor {key!r}{f' of {file}' if file is not None else ''}"
 
 
 def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:
     """Why a plain tensor cannot be the model's of that name; None if it can. Dimensions of 1 do not count."""
     if [n for n in shape if n != 1] != [n for n in wanted.shape if n != 1]:
-        return f"it has shape {list(shape)}, the model wants {list(wanted.shape)}"
+        return f"it has shape {list(shape)}, but the model expects {list(wanted.shape)}"
     if wanted.is_floating_point() and not floats:
-        return "it holds whole numbers, and the model wants floats: codes of a quantization that nothing here explains"
+        return "it holds integers, but the model expects floats; it is probably quantized in an unknown format"
     return None
 
 
@@ -220,8 +220,8 @@ def _read_cut(found: registry.Found, shape: tuple[int, ...], get: Callable[[str]
     packed = cut(backend.cuttable(read_weight(whole, None, found.cut.shape, get)), found.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
-            f"Weight {found.name!r} in {found.scheme}",
-            f"the file has {list(packed.spec.shape)} for it, and the model wants {list(shape)}",
+            f"Cannot load weight {found.name!r} in {found.scheme}",
+            f"it has shape {list(packed.spec.shape)} in the file, but the model expects {list(shape)}",
             "Check that base= is a pipeline of the same model",
         )
     return packed
@@ -274,7 +274,7 @@ def install_packed(
     row = registry.scheme(packed.spec.scheme)
     if kind is None:
         raise UnsupportedFileError(
-            f"Weight {names[0]!r} is quantized to {row.name}",
+            f"Cannot load weight {names[0]!r}, which is quantized to {row.name}",
             f"it belongs to a {' and a '.join(type(module).__name__ for module in modules)}, "
             "which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",

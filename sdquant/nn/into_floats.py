@@ -66,7 +66,9 @@ def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]
         count += 1
     if not count:
         return state
-    log.warning("%s takes %d quantized weights as floats: its layers are not quantized", type(module).__name__, count)
+    log.warning(
+        "%s loads %d quantized weights as floats, because its layers are not quantized", type(module).__name__, count
+    )
     if hasattr(state, "_metadata"):
         taken._metadata = state._metadata  # type: ignore[attr-defined]
     return taken
@@ -108,8 +110,8 @@ def _refuse_packed(module: nn.Module, state: Mapping[str, Any]) -> None:
         if leaf not in target._parameters and leaf not in target._buffers:
             raise IncompatibleError(
                 f"Cannot load the quantized weight {key!r} into a {type(target).__name__}",
-                "its layer is one of floats, and the state dict does not say how the bytes stand for numbers",
-                "Give what state_dict() of the quantized model returned, as it is, or quantize this model the same way "
+                "its layer is not quantized, and the state dict does not say how to dequantize the weight",
+                "Pass the unchanged state_dict() of the quantized model, or quantize this model the same way "
                 "first (sdquant.quantize)",
             )
 

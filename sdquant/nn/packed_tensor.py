@@ -35,8 +35,8 @@ _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # of whic
 @cache
 def _say_floats(func: Any) -> None:
     log.warning(
-        "Quantized weights were joined (%s, as fuse_qkv_projections does): the result is a float weight, which takes "
-        "the memory of one. Leave them apart to keep them quantized.",
+        "Quantized weights were joined (%s, as fuse_qkv_projections does): the result is a float weight and takes as "
+        "much memory as one. Do not join them to keep them quantized.",
         func,
     )
 
@@ -54,10 +54,10 @@ class PackedTensor(ReadOnly):
     packed: Packed
     path: str
     way_out: ClassVar[str] = (
-        "Load the model without quantizing this part of it (components=, skip=), change that, and call sdquant.quantize"
+        "Load the model without quantizing this layer (components=, skip=), change it, and call sdquant.quantize"
     )
     way_out_of_fusing: ClassVar[str] = (
-        "Leave the LoRA beside the weights (do not fuse or merge it), or load the model without quantization"
+        "Keep the LoRA separate (do not fuse or merge it), or load the model without quantization"
     )
 
     @staticmethod
@@ -98,7 +98,7 @@ class PackedTensor(ReadOnly):
         which = f"the weight of {self.path!r}," if self.path else "a weight"
         return IncompatibleError(
             f"Cannot write to {which} {list(self.packed.spec.shape)} in {self.packed.spec.scheme} ({how})",
-            "it stays packed, and what is written would be lost",
+            "it stays packed, and anything written to it would be lost",
             self.way_out_of_fusing if how.split("_.")[0] in _TO_FUSE else self.way_out,
         )
 

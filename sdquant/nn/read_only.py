@@ -90,8 +90,8 @@ class AsTensor(ReadOnly):
             refused = self.refusal("requires_grad = True")
             raise IncompatibleError(
                 refused.what.replace("Cannot write to", "Cannot train", 1),
-                "it stays packed, and codes have no gradient",
-                "Train a LoRA beside it (sdquant.lora.add_lora), or the float model by "
+                "it stays packed, and packed weights have no gradient",
+                "Train a LoRA on it (sdquant.lora.add_lora), or the float model with "
                 "sdquant.rules.quantize_model(model, QtProvider(rules))",
             )
         return self
@@ -121,11 +121,11 @@ class AsTensor(ReadOnly):
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: who takes it has an address to write to, and cannot be told not to."""
-        raise self.refusal("DLPack; take a copy, weight.clone()")
+        raise self.refusal("DLPack; use a copy, weight.clone()")
 
     def share_memory_(self) -> Tensor:
         """Refused: it has no memory of its own, which torch does not look at."""
-        raise self.refusal("share_memory_; share the model's, model.share_memory()")
+        raise self.refusal("share_memory_; use the model's, model.share_memory()")
 
     def tolist(self) -> Any:
         """The values."""

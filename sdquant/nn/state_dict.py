@@ -59,26 +59,30 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
     what = f"Cannot set the weight of {which} in {layer.spec.scheme}"
     if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
         given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise SettingsError(what, f"it is of {list(layer.spec.shape)}, and this is {given}", "Give such a tensor")
+        raise SettingsError(
+            what, f"it has shape {list(layer.spec.shape)}, and the new value is {given}", "Use a tensor of that shape"
+        )
     mode = layer.__dict__.get("_sdquant_part_of")  # an offload mode that may have put the parts away: `offload.changes`
     if mode is not None:
         mode.rest()
     if any(layer._parameters[PREFIX + name].is_meta for name in layer.part_names):  # type: ignore[union-attr]
         raise IncompatibleError(
-            what, "it has no values here: it is offloaded, or a template", "Use the model's load_state_dict"
+            what, "it has no values now: it is offloaded, or a template", "Use the model's load_state_dict"
         )
     if isinstance(value, LayerWeight):
         packed = value.packed
     else:
         if value.requires_grad:
             raise IncompatibleError(
-                what, "the tensor requires a gradient, and codes have none",
+                what, "the tensor requires a gradient, but packed weights have none",
                 "Use quantize_model(model, QtProvider(rules)) to train, or detach the tensor",
             )  # fmt: skip
         encoded = layer._backend.encode_as(value.detach(), layer.spec)
         if encoded is None:
             raise IncompatibleError(
-                what, "it does not say how floats are quantized to it", "Quantize the model with the new weights again"
+                what,
+                "the scheme cannot quantize floats like this layer",
+                "Quantize the model with the new weights again",
             )
         packed = encoded
     state: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
@@ -87,7 +91,7 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         own, part = layer._parameters[PREFIX + name], state.get(PREFIX + name)
         assert own is not None
         if part is None or (part.dtype, part.shape) != (own.dtype, own.shape):
-            raise SettingsError(what, f"the one given is packed in another way ({packed.spec.scheme})", "Give floats")
+            raise SettingsError(what, f"the new weight is packed in another way ({packed.spec.scheme})", "Use floats")
         own.data = part.detach().to(own.device)
     layer._know(layer.packed)
 
@@ -114,8 +118,8 @@ def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: 
     elif offset is not None or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
         found = "there is none" if offset is None else f"it is {_described(offset)}"
         errors.append(
-            f'{_key(prefix)}: the offset of the scales of "{prefix}{PREFIX}*" was expected, one float32, and {found}. '
-            "Load all that the state dict of a layer of the same scheme has"
+            f'{_key(prefix)}: expected the offset of the scales of "{prefix}{PREFIX}*", one float32, but {found}. '
+            "Load the complete state dict of a layer of the same scheme"
         )
 
 

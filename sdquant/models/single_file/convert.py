@@ -95,8 +95,8 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
         recipes = trace(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded as a {owner.class_name}",
-            f"the key map for it does not fit the file: {error!r}",
+            f"Cannot load {src.path} as a {owner.class_name}",
+            f"its tensors do not fit the key map of that class: {error!r}",
             "Check that base= is a pipeline of the same model",
         ) from error
     recipes = {key: recipe for key, recipe in recipes.items() if _COMPUTED.search(key) is None}
@@ -263,11 +263,11 @@ def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
     try:
         packed = read_weight(found, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
-        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"weight {found.name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            f"Cannot load {src.path}",
+            f"weight {found.name!r} is quantized to {found.scheme}, and the file does not give its shape: {error}",
             "Use the same model as a diffusers folder",
         ) from error
     by_row = backend.cuttable(packed)
@@ -283,9 +283,9 @@ def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, .
         return Cut(of=whole, shape=shape, rows=(), nbytes=pack.nbytes)
     if pack.row_bytes is None:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"{name!r} is some rows of its {whole.name!r}, which is quantized to {whole.scheme} in blocks that reach "
-            "over rows",
+            f"Cannot load {src.path}",
+            f"{name!r} is a slice of the rows of its {whole.name!r}, which is quantized to {whole.scheme} in blocks "
+            "that span several rows",
             "Use the same model as a diffusers folder, or start from float weights",
         )
     count = sum(end - begin for begin, end in rows)
@@ -308,8 +308,8 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs:
         whole = src.found[packed[0]]
         if recipe.rows is None:
             raise UnsupportedFileError(
-                f"{src.path} was to be loaded",
-                f"its weight {whole.name!r} is quantized to {whole.scheme}, and {name!r} of diffusers is not some of "
+                f"Cannot load {src.path}",
+                f"its weight {whole.name!r} is quantized to {whole.scheme}, and diffusers' {name!r} is not a slice of "
                 "its rows",
                 "Use the same model as a diffusers folder, or start from float weights",
             )

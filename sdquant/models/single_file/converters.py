@@ -106,13 +106,13 @@ def refuse(src: Source, kind: str) -> None:
     if kind != "MiniMaxH3Transformer3DModel":
         return
     if len(src.files) > 1:
-        why = "in its authors' files of several parts q, k and v alternate from head to head, which no tensor tells"
+        why = "in its authors' sharded files q, k and v alternate from head to head, which the tensors do not show"
     elif any(name.endswith("adaln_t_table") for name in src.names):
-        why = "it is a pruned one, with a table (adaln_t_table) in the place of its time_embedder"
+        why = "it is a pruned model, with a table (adaln_t_table) in place of its time_embedder"
     else:
         return
     raise UnsupportedFileError(
-        f"{src.path} was to be loaded as a {kind}", why, "Use the whole model in one file, or as a diffusers folder"
+        f"Cannot load {src.path} as a {kind}", why, "Use the whole model in one file, or as a diffusers folder"
     )
 
 
@@ -141,7 +141,7 @@ def backwards(kind: str, shapes: Mapping[str, tuple[int, ...]], state: dict[str,
 
     rows = original_names.written(kind, shapes)
     if rows is None:
-        raise ValueError(f"no names of its authors are known for this {kind}")
+        raise ValueError(f"the original tensor names of this {kind} are unknown")
     made = dict(state)
     for row in rows:
         tensor = made.pop(row.name)

@@ -133,7 +133,7 @@ def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
     except Exception as error:  # see `convert`
         reason = str(error).strip().splitlines()
         raise IncompatibleError(
-            f"{type(model).__name__} was to be run by OpenVINO",
+            f"Cannot run {type(model).__name__} with OpenVINO",
             f"it could not be converted: {reason[-1] if reason else type(error).__name__}",
             _PLAIN,
         ) from error
@@ -164,11 +164,13 @@ def _state(model: nn.Module) -> Any:
 
 def _refuse(model: nn.Module, call: Arguments) -> None:
     """Raise IncompatibleError for what OpenVINO's CPU plugin cannot do."""
-    what = f"{type(model).__name__}, which OpenVINO runs, was called"
+    what = f"Cannot run {type(model).__name__} with OpenVINO"
     for one in call.tensors:
         if one.device.type != "cpu":
-            raise IncompatibleError(what, f"it runs on the CPU, and its inputs are on {one.device}", _PLAIN)
+            raise IncompatibleError(what, f"it runs on the CPU, but its inputs are on {one.device}", _PLAIN)
     if torch.is_grad_enabled() and any(one.requires_grad for one in (*call.tensors, *model.parameters())):
         raise IncompatibleError(
-            what, "gradients were asked for, and OpenVINO has none", f"{_PLAIN} to train, or call it in torch.no_grad()"
+            what,
+            "gradients are enabled, but OpenVINO computes none",
+            f"{_PLAIN} to train, or call it in torch.no_grad()",
         )
