@@ -307,7 +307,7 @@ class TestPrompt:
         assert "component" in error.why and "base=" in error.fix
 
     def test_a_prompt_that_is_no_text(self, loaded: Callable[..., Any]) -> None:
-        with pytest.raises(SettingsError, match="no text"):
+        with pytest.raises(SettingsError, match="prompts must be strings"):
             draw(loaded("nf4", "digits-sd", "plain"), [7], seeds=[0], steps=1)  # type: ignore[list-item]
 
     def test_on_the_command_line(self, sd: Path, capsys: Any, tmp_path: Path) -> None:

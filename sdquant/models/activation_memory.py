@@ -1,14 +1,14 @@
-"""How much memory a network's temporaries take at the most, besides its weights, without weights and without memory.
+"""Peak memory of a network's activations, besides its weights, computed without weights and without memory.
 
-    of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight;
-                                      and what the calls compute (`work`)
+    of_pipeline(pipe)                 every component, from one image made with fake tensors: shapes only, no weights;
+                                      and the operations of the calls (`work`)
     of_component(unet)                the same of a UNet or transformer without its pipeline, for a step
     with measured(pipe) as peaks:     the peaks of what really runs, at the price of some microseconds an operation
         pipe("a handwritten seven")
 
-Both follow the storages that operations make, from the operation that makes one to its last reference. What a kernel
-takes inside is not seen; where that is much, `_workspace` knows what it gives back before it returns, and `_kernel`
-what libraries keep from then on.
+Both follow each storage from the operation that allocates it to its last reference. Memory that a kernel allocates
+inside is not visible; where that is much, `_workspace` estimates what it frees before it returns, and `_kernel` what
+libraries keep from then on.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages that are made while it is on.
+    """Counts the bytes of the storages that are allocated while it is active.
 
-    A storage that an operation is given, and that none has made, was there before: weights and inputs. A view has the
-    storage of what it views.
+    A storage that is an operation's input but no operation's output existed before: weights and inputs. A view shares
+    the storage of its base.
 
     Args:
-        work: where what the operations compute is to be noted; None: nowhere.
-        names: of weights, by the address of their storage.
+        work: collects what the operations compute, if not None.
+        names: names of weights, by the address of their storage.
 
     Attributes:
-        live, peak: bytes that are there now, and the most there were.
+        live, peak: bytes that are allocated now, and their maximum so far.
         kernels: bytes that libraries keep from then on, by what they are for.
     """
 
@@ -89,7 +89,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Those with a storage to be asked for: of wrapper tensors, what they wrap is seen by itself."""
+    """Yield the tensors that have a storage. Wrapper tensors are skipped: the tensors inside count themselves."""
     for leaf in tree_iter(tree):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not _wraps(leaf):
             yield leaf
@@ -145,14 +145,14 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def trace_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: Any) -> Trace:
-    """What a call of the module takes and computes: its output is in it, its weights and inputs are not.
+    """Return the peak memory and the work of one call of the module: with its output, without its weights and inputs.
 
     Args:
         module: its weights may be on the meta device; they are not touched.
-        args, kwargs: of the call; of tensors only shapes and dtypes count.
+        args, kwargs: the call's arguments; of tensors only shapes and dtypes count.
 
     Raises:
-        Exception: whatever a module says that looks at the values of its tensors, which are not there.
+        Exception: any error of a module that reads the values of its tensors, which do not exist here.
     """
     shapes = _Shapes(module)
     shapes.run(getattr(module, method), args, kwargs)
@@ -161,11 +161,11 @@ def trace_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: A
 
 @dataclass(frozen=True)
 class Trace:
-    """What the calls of a component take and compute.
+    """Memory and operations of a component's calls.
 
     Attributes:
-        peak: bytes at the most besides its weights.
-        work: of all calls together.
+        peak: peak bytes besides its weights.
+        work: the operations of all calls together.
         kernels: bytes that libraries keep from then on, on the CPU.
     """
 
@@ -185,11 +185,11 @@ class _Shapes:
 
     @property
     def trace(self) -> Trace:
-        """Of the calls so far."""
+        """Return the trace of the calls so far."""
         return Trace(self._peak, self._work, sum(self._kernels.values()))
 
     def run(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The output of a call, as real tensors of zeros."""
+        """Return the output of a call, as real tensors of zeros."""
         args, kwargs = tree_map_only(Tensor, self._shape, (args, kwargs))
         with self._without_values() as names, torch.no_grad(), self._mode, Tracker(self._work, names) as tracker:
             out = method(*args, **kwargs)
@@ -203,7 +203,7 @@ class _Shapes:
 
     @contextmanager
     def _without_values(self) -> Iterator[dict[int, str]]:
-        """Shapes in the places of weights meanwhile; gives the weights' names by the address of the shapes' storage."""
+        """Replace the weights by fake tensors meanwhile; yield the weights' names by the fakes' storage address."""
         made: dict[int, Any] = {}  # what is tied stays tied
         before = []
         names: dict[int, str] = {}
@@ -231,17 +231,17 @@ class _Shapes:
 def of_pipeline(
     pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
 ) -> dict[str, Trace | None]:
-    """What each component of a pipeline takes and computes when one image is drawn; no weight is read.
+    """Return the memory and the operations of each component while one image is generated; no weight is read.
 
-    The pipeline itself runs, with a step or two; its components' calls are traced, and return zeros.
+    The pipeline itself runs for a step or two; its components' calls are traced, and return zeros.
 
     Args:
         pipe: its components may be on the meta device. They must not be in use.
         width, height: in pixels; None for what the model was made for.
 
     Returns:
-        By component, in the order of their first calls; then those that were not called, with nothing. None for all if
-        one looks at values, which are not there.
+        Traces by component, in the order of their first calls; then those that were not called, with empty traces. All
+        None if a component reads the values of tensors, which do not exist here.
     """
     from .generate import draw
 
@@ -266,17 +266,17 @@ def of_pipeline(
 
 
 def of_component(module: nn.Module, *, width: int | None = None, height: int | None = None) -> Trace | None:
-    """What a step of a UNet or transformer takes and computes for one image, from made-up inputs (`inputs`).
+    """Return the memory and the operations of one step of a UNet or transformer for one image (see `dummy_inputs`).
 
     Args:
         module: of diffusers; its weights may be on the meta device.
         width, height: of the image in pixels; None for what the model was made for.
 
     Returns:
-        None where nobody has written down what the class takes, or it looks at values, which are not there.
+        None if the inputs of the class are not known, or it reads the values of tensors, which do not exist here.
 
     Raises:
-        SettingsError: it makes no image of that size.
+        SettingsError: it cannot generate an image of that size.
     """
     name, config = type(module).__name__, getattr(module, "config", None)
     if config is None or not dummy_inputs.knows(name):
@@ -320,7 +320,7 @@ def _replace(part: nn.Module, method: str, shapes: _Shapes, before: Callable[[],
 
 
 def _on_cpu(part: nn.Module) -> Callable[[], None]:
-    """Let a module on the meta device say that it computes on the CPU, which pipelines ask it."""
+    """Have a module on the meta device report the CPU as its execution device; return a function that undoes it."""
     from .call_hooks import announce
 
     return announce(part, torch.device("cpu"))
@@ -328,7 +328,7 @@ def _on_cpu(part: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def measured(model: Any) -> Iterator[Mapping[str, int]]:
-    """The peak of each component's calls meanwhile, in bytes: of the operations that really run.
+    """Measure the peak activation memory of each component's calls, in bytes, while the operations really run.
 
     Args:
         model: a pipeline or a module, on any device.

@@ -1,7 +1,7 @@
-"""How much a model's constructor would allocate by its config, found out without allocating it.
+"""Limits on what a model's constructor allocates, checked without allocating it.
 
-Parameters take no memory while a model is made (they are on the meta device), but tables of positions, masks and what
-else a constructor computes do. Made wholly on the meta device first, they show their sizes.
+Parameters take no memory while a model is built (they are on the meta device), but position tables, masks and other
+buffers that a constructor computes do. Building everything on the meta device first shows their sizes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _bounded: set[str] = set()  # of what was found sound
 
 
 class _TooLarge(Exception):
-    """A constructor asks for a tensor that is larger than any model's. Args: its shape, bytes in words."""
+    """A constructor allocates a tensor that is larger than any known model's. Args: its shape, its size in bytes."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the sizes of all tensors that are made."""
+    """Checks the sizes of all tensors that are created."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
     """Raise BadFileError if a model would have to allocate more than any known model does.
 
     Args:
-        name: of its class. config: that it is made from. make: makes it, on torch's default device.
+        name: of its class. config: its config. make: builds it, on torch's default device.
     """
     key = json.dumps([name, config], sort_keys=True, default=str)
     if key in _bounded:
@@ -81,7 +81,7 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
 
 
 def _to_blame(config: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[str, Any]:
-    """The entry of a config that a table's size comes from: the largest that divides one of its dimensions."""
+    """Return the config entry that a tensor's size comes from: the largest that divides one of its dimensions."""
     all_ = list(numbers(config))
     rows = [(key, value) for key, value in all_ if value > 256 and any(n and n % value == 0 for n in shape)]
     return max(rows or all_, key=lambda row: row[1], default=("", 0))

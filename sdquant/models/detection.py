@@ -1,4 +1,4 @@
-"""What a file or folder holds: container, family, component, and the quantization already inside. Headers only."""
+"""Detect the container, family, component and quantization of a file or folder, from its headers only."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
 @dataclass(frozen=True, kw_only=True)
 class Detected:
-    """What was found, and why it is believed.
+    """The detected contents of a file or folder, with the evidence for them.
 
     Attributes:
-        path: as given.
+        path: as the caller wrote it.
         container: "pipeline", "component", "safetensors", "gguf" or "pickle".
         family: model family ("sd1", "sdxl", "flux", ...), None if unknown.
         component: "unet", "transformer", "prior", "decoder", "controlnet", "text_encoder", "vae", or "pipeline".
         quant, backend: scheme and backend of the quantization inside, None if there is none.
         prequantized: whether any weight is quantized already.
         evidence: what the headers show, in sentences.
-        suffix_hint: what the name promises.
-        tensors: how many tensors the files hold.
-        bytes: of the weights: plain tensors and packed parts, without code tables and descriptions.
-        types: how many tensors of each dtype (or GGUF type).
-        warnings: what does not fit together, such as a name that promises what the header denies.
+        suffix_hint: the scheme that the file name promises.
+        tensors: number of tensors in the files.
+        bytes: of the weights: unquantized tensors and packed parts, without code tables and descriptions.
+        types: number of tensors of each dtype (or GGUF type).
+        warnings: contradictions, such as a file name that promises a scheme that the header does not show.
         parts: the same for each component of a pipeline.
     """
 
@@ -66,16 +66,16 @@ class Detected:
 
     @property
     def histogram(self) -> tuple[TypeRow, ...]:
-        """The types of the weights, with bits per weight."""
+        """Return the types of the weights, with bits per weight."""
         return histogram(self.sources.values())
 
     @property
     def high_precision(self) -> list[str]:
-        """The layers that are not quantized while others are; of a pipeline its components say it."""
+        """Return the layers that are not quantized while others are; empty for a pipeline, whose components have it."""
         return [] if self.parts else [name for src in self.sources.values() for name in high_precision(src)]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return it as JSON values."""
         values = {
             name: getattr(self, name)
             for name in (
@@ -96,16 +96,17 @@ def detect(
 ) -> Detected:
     """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
-    A folder is refused where `load_model` would refuse it: its tensors are held against the model of its config, for
-    which that is built without weights. A lone file that says no class imports neither torch nor diffusers.
+    A folder is refused where `load_model` would refuse it: its tensors are compared with the model of its config, which
+    is built without weights. A single file that names no class imports neither torch nor diffusers.
 
     Args:
         complete: also check that the files are as long as their headers say, and that folders fit their models.
         allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
-        variant: which of a folder's variants to look at, where it is there; see `formats.folder.weights`.
+        variant: the variant of the weights to read, if the folder has it; see `formats.folders.weights`.
 
     Raises:
-        MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
+        MissingComponentError: the path does not exist. BadFileError: a damaged file. UnsupportedFileError: a kind of
+            file that sdquant does not load.
     """
     how = _How(complete=complete, pickles=allow_pickle, variant=variant)
     seen = _seen(path, how)
@@ -121,30 +122,30 @@ def detect(
 def headers(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """The same for those that hold the tensors against their models themselves."""
+    """`detect` for callers that compare the tensors with their models themselves."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant))
 
 
 def detect_base(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """The same for a pipeline that lends its parts: components may have a config and no weights."""
+    """`detect` for a base pipeline that supplies components: they may have a config and no weights."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant, partial=True))
 
 
 def detect_part(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
-    """The same for a file or folder of one component of a pipeline: what is refused is told so."""
+    """`detect` for a file or folder of one component of a pipeline; errors say that it is a component."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, is_part=True))
 
 
 def detect_elsewhere(path: str | Path) -> Detected:
-    """The same for a program that has models of its own, and not diffusers' (ComfyUI): no class is looked up."""
+    """`detect` for a program that has models of its own instead of diffusers' (ComfyUI): no class is looked up."""
     return _seen(path, _How(models=False))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _How:
-    """How something is looked at.
+    """Options of the detection.
 
     Attributes:
         complete, variant: see `detect`. pickles: its `allow_pickle`. partial: see `detect_base`.
@@ -197,7 +198,7 @@ def _look(place: Path, path: str, how: _How) -> Detected:
 
 
 def _check_path(path: str) -> str:
-    """What to do about a path at which nothing is."""
+    """Return the fix for a path that does not exist."""
     try:
         there = reference(path)
     except MissingComponentError as error:
@@ -208,11 +209,11 @@ def _check_path(path: str) -> str:
 
 
 def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
-    """A pipeline in which lone files have taken the places of components.
+    """Return the base pipeline with some components replaced by single files.
 
     Args:
-        base: the pipeline. lone: the files, by component; of a checkpoint the main one.
-        sources: all components as they are now.
+        base: the pipeline. lone: the files, by component; a checkpoint by its main one.
+        sources: all components after the replacement.
     """
     parts = {**base.parts, **lone}
     gone = tuple(f"{name}: " for name in lone)
@@ -300,21 +301,21 @@ def _component(src: Source, path: str, how: _How) -> Detected:
 
 
 def _variant(src: Source) -> str:
-    """Which variant of the weights is taken, and which are not."""
+    """Describe which variant of the weights is used, and which others there are."""
     taken = f"the weights are those of variant {src.variant}" if src.variant else "the weights are those of no variant"
     beside = ", ".join(src.variants)
     return f"{taken}; other variants: {beside}" if beside else taken
 
 
 def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
-    """The float weights' shapes, as far as the headers tell: not of weights whose codes are packed bytes."""
+    """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
     codes = {name: src.tensors[next(iter(found.keys.values()))] for name, found in src.found.items()}
     shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 
 def _quantization(src: Source) -> tuple[str | None, list[str]]:
-    """The scheme with the most bytes, and a line of evidence for each scheme there is."""
+    """Return the scheme with the most bytes, and a line of evidence for each scheme in the file."""
     weight: Counter[str] = Counter()
     count: Counter[str] = Counter()
     evidence: dict[str, str] = {}
@@ -345,7 +346,7 @@ def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
 
 
 def _keeps_promise(hint: str, quant: str | None) -> bool:
-    """Whether a name is as good as true: people write "int8" or "fp8" for every scheme of that kind."""
+    """Return whether a file name's hint fits the scheme: "int8" or "fp8" is used for every scheme of that kind."""
     if quant is None:
         return registry.scheme(hint).bits >= 16
     if registry.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
@@ -354,7 +355,7 @@ def _keeps_promise(hint: str, quant: str | None) -> bool:
 
 
 def same_scheme(asked: str, found: str | None) -> bool:
-    """Whether the found scheme is the one asked for; a GGUF mix counts as its main type and the other way round."""
+    """Return whether the detected scheme is the requested one; a GGUF mix equals its main type, both ways."""
     if found is None:
         return False
     if asked == found:

@@ -1,7 +1,7 @@
-"""A component on disk, held against its model before a weight is read: under its names, whole, and in its sizes.
+"""Match a component on disk with its model before a weight is read: names, missing tensors, shapes.
 
-From here on the tensors of a `Source` have the model's names, and what the model says of its layers is known. What does
-not fit is refused in the words in which loading would refuse it.
+From here on the tensors of a `Source` have the model's names, and the layer types are known. Mismatches raise the same
+errors as loading would.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Shell:
     ties: Mapping[str, tuple[str, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        """The parameter or buffer of that name."""
+        """Return the parameter or buffer of that name."""
         return self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
 
     def parameter(self, name: str) -> nn.Parameter | None:
-        """The parameter of that name; None of a buffer's."""
+        """Return the parameter of that name; None for a buffer."""
         return self.model.get_parameter(name) if name in self.ties else None
 
 
@@ -59,7 +59,7 @@ _lock = threading.Lock()  # several threads may plan and load at once
 
 
 def shell(src: Source) -> Shell | None:
-    """The model of a source without weights, which nobody may change; None where nothing tells what it is.
+    """Return the model of a source without weights, shared and not to be changed; None if its class is unknown.
 
     Raises:
         BadFileError, UnsupportedFileError: see `components.empty`.
@@ -93,11 +93,11 @@ def _shell(src: Source) -> Shell:
 
 
 def fitted(src: Source) -> Source:
-    """The same under its model's names, and held against the model. As it is where nothing tells of which model it is.
+    """Return the source under its model's names, validated against the model; unchanged if the model is unknown.
 
     Raises:
-        BadFileError: a tensor of the model is not there, or one has another shape. UnsupportedFileError: a quantized
-            weight would have to be taken apart, or made one with others.
+        BadFileError: a tensor of the model is missing, or one has another shape. UnsupportedFileError: a quantized
+            weight would have to be split, or merged with others.
     """
     model = None if src.empty else shell(src)
     if model is None:
@@ -109,7 +109,7 @@ def fitted(src: Source) -> Source:
 
 
 def named(src: Source, model: Shell) -> Source:
-    """The same under its model's names. What the model has no place for is left out, and named in `strays`."""
+    """Return the source under its model's names. Tensors that the model does not use are listed in `strays` only."""
     from ..core.range_keys import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
@@ -166,7 +166,7 @@ def named(src: Source, model: Shell) -> Source:
 
 
 def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:
-    """What the model has no place for; not what its library expects there, and leaves out as well."""
+    """Return the keys that the model does not use, except those that its library ignores, too."""
     import re
 
     said: Any = model.model
@@ -187,7 +187,7 @@ def _refuse_packed(src: Source, mapped: Mapped) -> None:
 
 
 def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
-    """How the tensors of a group are made of those of the file."""
+    """Return recipes that build the tensors of a group from those of the file."""
     from .single_file.trace import trace
 
     shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
@@ -199,7 +199,7 @@ def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
 
 
 def _of_file(src: Source, recipe: Recipe) -> Recipe:
-    """A recipe over a source's tensors as one over those of its files."""
+    """Turn a recipe over a source's tensors into one over those of its files."""
 
     def make(get: Get) -> Tensor:
         def read(key: str) -> Tensor:
@@ -212,8 +212,8 @@ def _of_file(src: Source, recipe: Recipe) -> Recipe:
 
 
 def _path_of(key: str, mapped: Mapped, src: Source) -> str:
-    """The model's name for a range of a product (`rules.sites`), which no library knows: by those of the weights in
-    the module that multiplies."""
+    """Return the model's name for a range of a product (`rules.sites`), which no library maps: derived from the names
+    of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
     for name, there in mapped.names.items():
         if path and there.startswith(f"{path}."):
@@ -272,7 +272,7 @@ def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
 
 
 def _why_not(model: Shell, names: tuple[str, ...]) -> str:
-    """Why a weight cannot be run quantized."""
+    """Return the reason that a weight cannot be run quantized."""
     owners = [type(model.model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
     if len(set(owners)) == 1:
         return f"its layer ({owners[0]}) cannot be quantized"

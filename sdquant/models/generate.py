@@ -145,7 +145,7 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int)
 
     if not is_pipeline(pipe):
         raise SettingsError(
-            f"Cannot generate an image with {type(pipe).__name__}",
+            f"Cannot use a prompt with {type(pipe).__name__}",
             "it is a single component, not a pipeline",
             "Use the pipeline's folder, or pass base=<pipeline folder> together with the component",
         )

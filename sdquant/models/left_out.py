@@ -1,5 +1,5 @@
-"""Parameters that files of a model may lack: its library says so (`_keys_to_ignore_on_load_missing`), and gives them
-values itself, by the model's own initialization. Importing this module imports no torch.
+"""Parameters that a model's files may lack: its library lists them (`_keys_to_ignore_on_load_missing`), and initializes
+them itself, with the model's own initialization. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def may_lack(model: nn.Module, name: str) -> bool:
 
 
 def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.dtype | None) -> None:
-    """Give values to parameters on the meta device as their library does, and to no others.
+    """Initialize parameters on the meta device as their library does, and no others.
 
     Args:
         tied: all names of each. dtype: of them; None is the one that they would have in a new model.
@@ -52,8 +52,8 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
 
 
 def _owners(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, Any]]:
-    """The modules that these parameters are in, the innermost first, each with the model that initializes it: the one
-    nearest around it that says how."""
+    """Yield the modules that contain these parameters, the innermost first, each with the model that initializes it:
+    the nearest one around it with `_init_weights`."""
     seen: set[int] = set()
     for name in names:
         words = name.split(".")[:-1]
