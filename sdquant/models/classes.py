@@ -1,4 +1,4 @@
-"""The classes of a folder's components: that they are there and take its configs, before a weight is read."""
+"""Check before a weight is read that the classes of a folder's components exist and accept its configs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_component(src: Source) -> None:
-    """Refuse a component whose config names no class that there is, or sizes that no model has, as loading would.
+    """Refuse a component whose config names an unknown class or implausible sizes, as loading would.
 
     Raises:
-        UnsupportedFileError: there is no such model class. BadFileError: the sizes.
+        UnsupportedFileError: there is no such model class. BadFileError: the sizes are implausible.
     """
     if src.class_name is None or not src.config:
         return
@@ -41,10 +41,10 @@ def check_component(src: Source) -> None:
 
 
 def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-    """Refuse a pipeline whose model_index.json names what is not there, as loading would.
+    """Refuse a pipeline whose model_index.json names missing components, as loading would.
 
     Args:
-        sources: its components that have weights or a config of a model.
+        sources: its components that have weights or a model config.
 
     Raises:
         MissingComponentError: a component has no config. UnsupportedFileError, BadFileError: see
@@ -74,7 +74,7 @@ def class_of(src: Source) -> tuple[str | None, str]:
     """Return the library and the class of a component.
 
     Raises:
-        MissingComponentError: a lone file that says neither, nor its sizes.
+        MissingComponentError: a single file without a config that gives them and its sizes.
     """
     if src.class_name is None or not src.config:
         row = model_families.recognise(src.names)
@@ -94,7 +94,7 @@ def class_of(src: Source) -> tuple[str | None, str]:
 
 
 def meta_model(src: Source) -> nn.Module:
-    """The model of a source on the meta device.
+    """Return the model of a source on the meta device.
 
     Raises:
         MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.

@@ -1,4 +1,4 @@
-"""Draw with a loaded pipeline: the same call for every kind, with the sizes of small models put in."""
+"""Generate images with a loaded pipeline: the same call for every kind, with the native size as default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnStep = Callable[[int, int], None]
 
 
 class Stopped(Exception):
-    """The user does not want the picture any more. What `on_step` raises to stop a drawing, and what comes out then."""
+    """The user cancelled the generation. `on_step` raises it to stop, and `draw` lets it through."""
 
 
 def draw(
@@ -33,21 +33,21 @@ def draw(
     progress: bool = False,
     on_step: OnStep | None = None,
 ) -> list[Any]:
-    """One PIL image for each prompt, the i-th from noise of seed i.
+    """Generate one PIL image for each prompt, the i-th from noise of the i-th seed.
 
     The noise does not depend on `batch`; sums in the networks may round differently in batches of another size.
 
     Args:
-        negative: what not to draw, for all images.
-        batch: images drawn at once.
+        negative: negative prompt for all images.
+        batch: images generated at once.
         on_step: called with the steps done and the steps in all of all batches: before the first step, and after each.
-            The steps in all change at the first one where the scheduler takes more than it was asked for. What it
-            raises stops the drawing and comes out as it is; the pipeline can draw again.
+            The total changes at the first step if the scheduler takes more steps than requested. An exception that it
+            raises stops the generation and is passed on unchanged; the pipeline can be used again.
 
     Raises:
         Stopped: `on_step` raised it.
-        SettingsError: the model is a component alone, which takes no prompt, or has no use for a negative one; a prompt
-            that is no text, steps or seeds that are no such numbers, or a size that the model cannot draw.
+        SettingsError: the model is a single component, which takes no prompt, or does not support a negative one; a
+            prompt is not a string, steps or seeds are out of range, or the model cannot generate the size.
     """
     import torch
     from tqdm import tqdm
@@ -112,7 +112,7 @@ class _Steps:
         return tensors
 
     def batch_done(self, number: int) -> None:
-        """Batch `number` is drawn. Pipelines that do not call after each step have told nothing of it."""
+        """Record that batch `number` is done, for pipelines that do not call back after each step."""
         if self._done < (number + 1) * self._each:
             self._done = (number + 1) * self._each
             self._tell()
@@ -130,7 +130,7 @@ class _Steps:
 
 
 def native_size(pipe: Any) -> int:
-    """The side in pixels that the model was trained for, as far as its parts tell."""
+    """Return the image size in pixels that the model was trained for, from its components' configs."""
     vae = pipe.components.get("vae")
     unet = pipe.components.get("unet")
     factor = 2 ** (len(vae.config.block_out_channels) - 1) if vae is not None else 8
@@ -179,7 +179,7 @@ def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None
 
 
 def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:
-    """Some pipelines round a size that they cannot draw, and do not refuse it."""
+    """Log a warning if the pipeline rounded a size that it cannot generate instead of raising."""
     if images and images[0].size != asked:
         made = "x".join(map(str, images[0].size))
         log.warning("the images are %s, because the model cannot generate %sx%s", made, *asked)

@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face hub: of their files, those that will be loaded, and no others.
+"""Download from the Hugging Face hub: only the files of a repository that will be loaded.
 
 A repository often holds the same weights several times: in variants, as pickles, for ONNX, OpenVINO and Flax, and as
-one checkpoint beside the folders. What a load would take of the whole is found out from the names of the files.
+one checkpoint beside the folders. The files that a load needs are selected by their names.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ def fetch(
     variant: str | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """A file or folder of the hub, with what a load needs downloaded if it is not in the cache. Without a connection:
-    as it is in the cache.
+    """Return the local path of a file or folder of the hub; download what a load needs if it is not in the cache.
+
+    Without a connection the cache is used as it is.
 
     Args:
         weights: False leaves them out; names of components leave out those of the others.
         variant: see `folder.weights`. token: as huggingface_hub takes it; None for that of the environment or login.
 
     Raises:
-        MissingComponentError: it cannot be had, or has no such variant. UnsupportedFileError: it is not told which of
-            several weight files is meant.
+        MissingComponentError: it cannot be downloaded, or has no such variant. UnsupportedFileError: it has several
+            weight files, and none is the usual one.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -76,7 +77,7 @@ def fetch(
 def _wanted(
     what: Reference, files: list[str], weights: bool | Collection[str], variant: str | None, at: dict[str, Any]
 ) -> list[str]:
-    """The paths in a repository of what is to be downloaded."""
+    """Return the paths in the repository of the files to download."""
     from huggingface_hub import hf_hub_download
 
     home = what.inside
@@ -129,7 +130,7 @@ def needed(
     weights: bool | Collection[str] = True,
     variant: str | None = None,
 ) -> list[str]:
-    """The files that a load needs, of all that a repository has.
+    """Return the files of a repository that a load needs.
 
     Args:
         files: their paths in the repository.
@@ -157,7 +158,7 @@ def needed(
 
 
 def _weights(place: str, inside: list[str], mine: folders.Named, variant: str | None) -> list[str]:
-    """The weight files of one folder that `folder.weights` would take; none where there are none, as of a tokenizer."""
+    """Return the weight files of one folder that `folders.weights` would take; empty for a folder without weights."""
     if mine:
         return folders.of_variant(mine[folders.order(mine, variant)[0]])
     others = [one for one in inside if one.lower().endswith(folders.WEIGHTS)]

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def check_pipeline(folder: Path) -> None:
-    """Look up all that a pipeline's folder names, before diffusers does, which imports whatever module it reads of.
+    """Look up all classes that a pipeline's folder names, before diffusers does, which imports any module named there.
 
     Raises:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
-        BadFileError: a component's config is of another class, or a scheduler has more steps than any has.
-        MissingComponentError: a component that the pipeline's class asks for has no folder.
+        BadFileError: a component's config is of another class, or a scheduler has implausibly many steps.
+        MissingComponentError: a component that the pipeline's class requires has no folder.
     """
     libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
@@ -76,7 +76,7 @@ def check_pipeline(folder: Path) -> None:
 
 
 def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
-    """Raise BadFileError if a scheduler cannot be made of its config; that takes no memory to speak of."""
+    """Raise BadFileError if a scheduler cannot be built from its config; building it takes little memory."""
     if not issubclass(kind, libraries.diffusers().SchedulerMixin):
         return
     made: Any = kind
@@ -92,17 +92,17 @@ def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
 
 
 def _heir(name: str) -> str:
-    """The name that a class of transformers has today, where diffusers knows that it had another once."""
+    """Return the present name of a transformers class that diffusers lists as renamed; else the same name."""
     theirs = libraries.module("diffusers.utils.deprecation_utils")
     row = getattr(theirs, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
     return str(row.get("new_class", name))
 
 
 def _refuse_another(config: Path, named: type, library: str) -> None:
-    """Raise BadFileError if a component's config is that of a model of another class than its pipeline says.
+    """Raise BadFileError if a component's config is that of another model class than its pipeline names.
 
-    Classes of one family are made of each other's configs: what transformers calls the same model with and without a
-    head, or diffusers' class and its heir.
+    Classes of one family can be built from each other's configs: the same transformers model with and without a head,
+    or a diffusers class and its subclass.
     """
     libraries = _model_libraries()
     if not config.is_file() or not issubclass(named, libraries[library][1]):
@@ -144,9 +144,9 @@ def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
 
 
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
-    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder.
+    """Return the diffusers pipeline of a folder with these components; schedulers and tokenizers come from the folder.
 
-    See `check_pipeline`, which is to be asked first.
+    Call `check_pipeline` first.
     """
     index = read_json(folder / "model_index.json")
     # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
@@ -176,10 +176,10 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
 
 
 def pipeline_class(folder: Path) -> Any:
-    """diffusers' pipeline class of a pipeline's folder; the general one if it has none.
+    """Return diffusers' pipeline class of a pipeline's folder; `DiffusionPipeline` if it names none.
 
-    Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
-    (Wan's transformer) and loads that from the folder again.
+    Through `DiffusionPipeline`, diffusers does not know the optional components of the actual class: it drops those
+    that are passed (Wan's transformer) and loads them from the folder again.
     """
     diffusers = libraries.diffusers()
     name = str(read_json(folder / "model_index.json").get("_class_name"))

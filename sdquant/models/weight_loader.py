@@ -103,8 +103,7 @@ class Installer:
         self.trimmer.add(tensor.numel() * tensor.element_size())
 
     def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: registry.QuantSpec | None = None) -> None:
-        """Load a weight that is quantized on disk, by its name in `src.found`; `spec`: the requested spec that it has, if
-        any."""
+        """Load a weight that is quantized on disk, by its name in `src.found`; `spec`: set if it was requested."""
         name, found = components.model_name(key, self.known), src.found[key]
         if name is None:
             self.unexpected.append(key)

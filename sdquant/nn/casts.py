@@ -1,4 +1,4 @@
-"""Casts of quantized models, which reach only what is not packed."""
+"""Warning about casts of quantized models, which change only what is not packed."""
 
 from __future__ import annotations
 

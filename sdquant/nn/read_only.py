@@ -1,5 +1,5 @@
-"""Tensors that show the values of a packed weight, and refuse to be written to: what is written into decoded values
-would be lost. So do the views of such a tensor, whatever they are views of.
+"""Tensors with the values of a packed weight that refuse writes: a write into dequantized values would be lost. Views
+of such a tensor refuse them, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _alias: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 class ReadOnly(Tensor):
-    """A tensor whose values are computed from a packed weight where an operation needs them."""
+    """A tensor whose values are dequantized from a packed weight when an operation needs them."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -27,7 +27,7 @@ class ReadOnly(Tensor):
 
     @abstractmethod
     def refusal(self, how: str) -> SdquantError:
-        """Return the error for who would write into it; `how` is the operation."""
+        """Return the error for writing into it; `how` is the operation."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -64,11 +64,11 @@ def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class AsTensor(ReadOnly):
-    """One that also answers for uses of a tensor that are no operations."""
+    """A read-only tensor that also supports uses of a tensor that are not operations."""
 
     @property
     def data(self) -> Tensor:
-        """The same values; assigning others is refused."""
+        """Return the tensor itself; assigning another raises."""
         return self
 
     @data.setter
@@ -77,7 +77,7 @@ class AsTensor(ReadOnly):
 
     @property
     def requires_grad(self) -> bool:
-        """False; codes have no gradient."""
+        """Return False: packed weights have no gradient."""
         return False
 
     @requires_grad.setter
@@ -85,7 +85,7 @@ class AsTensor(ReadOnly):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Refuse to be trained."""
+        """Raise if a gradient is required."""
         if requires_grad:
             refused = self.refusal("requires_grad = True")
             raise IncompatibleError(
@@ -98,7 +98,7 @@ class AsTensor(ReadOnly):
 
     @property
     def grad(self) -> None:
-        """None; assigning one is refused."""
+        """Return None; assigning a gradient raises."""
         return None
 
     @grad.setter
@@ -107,11 +107,11 @@ class AsTensor(ReadOnly):
             raise self.refusal("weight.grad = ...")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refused: torch writes into a view, which would be one of decoded values."""
+        """Raise: torch would write into a view of dequantized values."""
         raise self.refusal("weight[...] = ...")
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values, in an array that numpy does not write to either."""
+        """Return the values as a read-only numpy array."""
         made = self.read().numpy(force=force)
         made.flags.writeable = False
         return made
@@ -120,15 +120,15 @@ class AsTensor(ReadOnly):
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: who takes it has an address to write to, and cannot be told not to."""
+        """Raise: the receiver could write to the memory."""
         raise self.refusal("DLPack; use a copy, weight.clone()")
 
     def share_memory_(self) -> Tensor:
-        """Refused: it has no memory of its own, which torch does not look at."""
+        """Raise: the tensor has no memory of its own, which torch does not check."""
         raise self.refusal("share_memory_; use the model's, model.share_memory()")
 
     def tolist(self) -> Any:
-        """The values."""
+        """Return the values as nested lists."""
         return self.read().tolist()
 
     def __deepcopy__(self, memo: Any) -> Tensor:
@@ -139,7 +139,7 @@ class AsTensor(ReadOnly):
 
 
 class View(AsTensor):
-    """Some of the values of a weight, as `weight[0]` and `weight.T` give them."""
+    """A view of the values of a weight, such as `weight[0]` and `weight.T`."""
 
     def __new__(cls, values: Tensor, whose: ReadOnly) -> View:
         with torch.inference_mode(whose.is_inference()):  # which torch wants of a view, whatever the mode is now

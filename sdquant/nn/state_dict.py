@@ -1,8 +1,8 @@
-"""What a quantized layer's state dict has beside its parameters, and what it takes in the place of its own.
+"""Saving and loading of a quantized layer's state dict, beyond its own parameters.
 
-A state dict of other weights is to leave the layer with those weights, or to say why not. Three things differ from what
-torch does by itself: floats are quantized as the layer is; bytes in another order are brought into the layer's; and the
-offset of doubly quantized scales, a number that the kernels have among their settings, travels as a tensor.
+Loading a state dict of other weights must leave the layer with those weights, or say why not. Three things differ from
+torch's own loading: float weights are quantized as the layer is; another memory layout is converted to the layer's; and
+the offset of doubly quantized scales, which the kernels take as a number, is stored as a tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIKE = "like"
 
 
 def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
-    """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+    """Quantize a float weight in the state dict like this layer's weight, if the scheme can."""
     weight = state.get(f"{prefix}weight")
     if not isinstance(weight, Tensor) or f"{prefix}{PREFIX}{layer.part_names[0]}" in state:
         return
@@ -48,12 +48,14 @@ def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> N
 
 
 def put_weight(layer: PackedLayer, value: Any) -> None:
-    """`layer.weight = value`, which `torch.func.functional_call` does too, with floats before and with what was there
-    after: floats are quantized as the layer is. The parts stay the same parameters, with other values.
+    """Implement `layer.weight = value`: a float tensor is quantized as the layer is.
+
+    The parts stay the same parameters, with other values. `torch.func.functional_call` uses it as well, and restores the
+    old weight afterwards.
 
     Raises:
-        IncompatibleError: the scheme cannot quantize floats as the layer is, or they are to get a gradient.
-        SettingsError: no such weight.
+        IncompatibleError: the scheme cannot quantize floats like this layer, or they require a gradient.
+        SettingsError: the value is not a tensor of the weight's shape.
     """
     which = repr(layer._path) if layer._path else "a layer"
     what = f"Cannot set the weight of {which} in {layer.spec.scheme}"
@@ -107,7 +109,7 @@ def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: 
     """Take the layer's offset out of a state dict that has its parts.
 
     Args:
-        errors: torch's; it raises a RuntimeError of them all. Parts without their offset are an error even where
+        errors: torch's list of errors, raised as one RuntimeError. Parts without their offset are an error even if
             `strict` is False: with the old offset they would be other weights.
     """
     if OFFSET not in layer.spec.details:

@@ -1,8 +1,8 @@
-"""What a function does with a state dict, without the tensors: every result as a recipe over the tensors it came from.
+"""Trace a function of a state dict without its tensors: each result becomes a recipe over its source tensors.
 
-diffusers' converters of foreign layouts take and return whole state dicts. Run on tensors of the meta device that note
-what is done to them, they tell for each tensor of the result which tensors of the file it is made of and how, and then
-each can be made when it is needed, alone.
+diffusers' converters of original layouts take and return whole state dicts. Run on meta tensors that record the
+operations on them, they show for each tensor of the result which tensors of the file it is built from and how, so that
+each can be built alone when it is needed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 def trace(
     convert: Callable[[dict[str, Any]], Mapping[str, Any]], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> dict[str, Recipe]:
-    """Run `convert` on a state dict of these shapes, and give a recipe for each tensor of its result.
+    """Run `convert` on a state dict of these shapes, and return a recipe for each tensor of its result.
 
-    Results that are no function of the input (constants that the converter makes) have no sources.
+    Results that do not depend on the input (constants that the converter creates) have no sources.
     """
     traced: dict[str, Any] = {name: _source(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
     return {name: _recipe(value) for name, value in convert(traced).items() if isinstance(value, Tensor)}
 
 
 def constant(value: Tensor) -> Recipe:
-    """A tensor that is made of no other."""
+    """Return a recipe without sources, for a constant."""
     return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
 
 
 class Traced(torch.Tensor):
-    """A tensor on the meta device that knows how it came about."""
+    """A tensor on the meta device that records how it was computed."""
 
     recipe: Recipe
 
@@ -76,7 +76,7 @@ def _recipe(value: Tensor) -> Recipe:
 
 
 def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any) -> Recipe:
-    """The recipe of a result of `func`; of its `index`-th, where there are several."""
+    """Return the recipe of a result of `func`; of its `index`-th, if there are several."""
     leaves, spec = tree_flatten((args, kwargs))
     inputs = [leaf.recipe if isinstance(leaf, Traced) else leaf for leaf in leaves]
     sources = tuple(dict.fromkeys(name for one in inputs if isinstance(one, Recipe) for name in one.sources))
@@ -102,7 +102,7 @@ _JOINS = {torch.cat, torch.concat}
 def _rows(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any
 ) -> tuple[Range, ...] | None:
-    """The ranges of rows of its source that a result is, if it is nothing else."""
+    """Return the row ranges of the source that a result consists of; None if it is anything else."""
     first = args[0] if args else None
     if func in _SAME and isinstance(first, Traced):
         return first.recipe.rows
@@ -128,7 +128,7 @@ def _dim(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int) -> Any:
 
 
 def _within(rows: tuple[Range, ...] | None, begin: int, end: int) -> tuple[Range, ...] | None:
-    """Rows `begin` to `end` of what lies in `rows`."""
+    """Return rows `begin` to `end` of the concatenated `rows`."""
     if rows is None:
         return None
     found, at = [], 0
@@ -141,8 +141,10 @@ def _within(rows: tuple[Range, ...] | None, begin: int, end: int) -> tuple[Range
 
 
 def _fitting(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a split whose sizes fit the tensor. diffusers' converter for Flux has the widths of the full model
-    in it (3072 for a head's 24 parts of 128); a smaller model of the same proportions is split in the same proportions.
+    """Return the arguments of a split, scaled to the tensor's size.
+
+    diffusers' converter for Flux hard-codes the widths of the full model (3072 for 24 heads of 128); a smaller model is
+    split in the same proportions.
     """
     tensor, sizes, *rest = args
     if not isinstance(sizes, (tuple, list)) or (rest and rest[0] != 0):

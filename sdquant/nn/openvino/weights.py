@@ -2,8 +2,8 @@
 
     codes (u8, i8 or u4) -> Convert f16 -> Subtract zero point -> Multiply by scale -> Reshape -> Convert f32
 
-That is what NNCF itself puts into an OpenVINO model. The constants are views of the packed tensors: nothing is copied
-and nothing decoded. Tensors and constants refer to the same memory for as long as one of them is in use.
+This is what NNCF itself puts into an OpenVINO model. The constants are views of the packed tensors: nothing is copied
+or dequantized. Tensors and constants share memory for as long as one of them is in use.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MIDDLE = 8  # NNCF adds it to the symmetric codes of 4 bits
 
 
 def constant(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
-    """An OpenVINO constant in a tensor's own memory, which it keeps.
+    """Return an OpenVINO constant that shares and keeps alive a tensor's memory.
 
     Args:
-        shape: of the constant; None is the tensor's.
+        shape: of the constant; None for the tensor's.
     """
     values = tensor.detach().contiguous().numpy()
     return library().ov.op.Constant(values if shape is None else values.reshape(shape), True)
 
 
 def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, kept: list[Any]) -> Any:
-    """The same for codes and zero points.
+    """Return a constant of codes or zero points.
 
     Args:
-        four: the bytes hold two codes of 4 bits each, the first in the low bits, as OpenVINO's u4 does.
-        kept: what the constant refers to and does not keep is appended.
+        four: each byte holds two 4-bit codes, the first in the low bits, as in OpenVINO's u4.
+        kept: objects that the constant refers to but does not keep alive are appended.
     """
     if not four:
         return constant(tensor, shape)
@@ -49,10 +49,10 @@ def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, kept: list[Any]) 
 
 
 def decompressed(packed: Packed, kept: list[Any]) -> Any:
-    """The node that gives the float weight, in f32 and `packed.spec.shape`.
+    """Return the node of the dequantized weight, f32 in `packed.spec.shape`.
 
     Args:
-        kept: what must stay in memory for as long as the model is used is appended.
+        kept: objects that must outlive the model are appended.
     """
     ops = library().ops
     shape, parts = packed.spec.shape, packed.parts
@@ -73,5 +73,5 @@ def decompressed(packed: Packed, kept: list[Any]) -> Any:
 
 
 def in_graph(packed: Packed) -> bool:
-    """Whether `decompressed` knows the weight's scheme."""
+    """Return whether `decompressed` supports the weight's scheme."""
     return packed.spec.scheme in SCHEMES

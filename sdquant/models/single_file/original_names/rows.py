@@ -37,7 +37,7 @@ def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
 
 
 def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
-    """What the rows say of the tensors that are there, behind a block's prefix in either layout."""
+    """Apply the rows to the tensors that exist, with a block's prefix in each layout."""
     for name, *sources in rows:
         for leaf in ("weight", "bias") if name.endswith("*") else ("",):
             found = tuple(ours + source.replace("*", leaf) for source in sources)
@@ -46,11 +46,11 @@ def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Writ
 
 
 def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
-    """The same for each of a list of blocks, which is called so in either layout."""
+    """Apply the rows to each block of a list, whose names are `theirs` and `ours`."""
     for i in range(count(shapes, f"{ours}.")):
         yield from of_rows(shapes, rows, f"{theirs}.{i}.", f"{ours}.{i}.")
 
 
 def count(shapes: Shapes, prefix: str) -> int:
-    """How many blocks: numbers run from 0 without a gap, or the names do not fit anyway."""
+    """Count the blocks. Their numbers must run from 0 without a gap, or the names do not match anyway."""
     return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})
