@@ -69,8 +69,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live + _workspace(func, args, out))
         self.kernels.update(_kernel(func, args))
         if self._work is not None:
-            held = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
-            self._work.add(product(func, args, out, next(filter(None, held), None)), self._made - before)
+            weights = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
+            self._work.add(product(func, args, out, next(filter(None, weights), None)), self._made - before)
         return out
 
     def _know(self, tensor: Tensor, *, new: bool) -> None:
@@ -116,8 +116,8 @@ def _workspace(func: Any, args: Any, out: Any) -> int:
     if x.dim() != 4:
         return 0
     if onednn.multiplies(x.dtype) is False:
-        seen = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
-        return int((seen + (0 if x.is_contiguous() else x.numel())) * x.element_size())
+        patches = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
+        return int((patches + (0 if x.is_contiguous() else x.numel())) * x.element_size())
     if x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
         return 0
     return int((x.numel() * (2 if point else 1) + weight.numel()) * x.element_size())
@@ -204,28 +204,28 @@ class _Shapes:
     @contextmanager
     def _without_values(self) -> Iterator[dict[int, str]]:
         """Replace the weights by fake tensors meanwhile; yield the weights' names by the fakes' storage address."""
-        made: dict[int, Any] = {}  # what is tied stays tied
+        fakes: dict[int, Any] = {}  # what is tied stays tied
         before = []
         names: dict[int, str] = {}
         for path, owner in self._module.named_modules():
             each: tuple[Any, Any] = (owner._parameters, owner._buffers)
-            for held in each:
-                for name, tensor in held.items():
+            for tensors in each:
+                for name, tensor in tensors.items():
                     if tensor is None:
                         continue
-                    before.append((held, name, tensor))
-                    if id(tensor) not in made:
+                    before.append((tensors, name, tensor))
+                    if id(tensor) not in fakes:
                         shape = self._shape(tensor)
                         is_weight = isinstance(tensor, nn.Parameter)
-                        made[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
-                    held[name] = made[id(tensor)]
+                        fakes[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
+                    tensors[name] = fakes[id(tensor)]
                     if tensor.dim() > 1:
-                        names.setdefault(held[name].untyped_storage()._cdata, f"{path}.{name}" if path else name)
+                        names.setdefault(tensors[name].untyped_storage()._cdata, f"{path}.{name}" if path else name)
         try:
             yield names
         finally:
-            for held, name, tensor in before:
-                held[name] = tensor
+            for tensors, name, tensor in before:
+                tensors[name] = tensor
 
 
 def of_pipeline(

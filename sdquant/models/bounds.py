@@ -40,8 +40,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = func._schema.returns and func._schema.returns[0].alias_info is None  # else it is a view, or in place
-        if made and isinstance(result, torch.Tensor):
+        is_new = func._schema.returns and func._schema.returns[0].alias_info is None  # else it is a view, or in place
+        if is_new and isinstance(result, torch.Tensor):
             self._look(result, empty=func._schema.name.startswith("aten::empty"))
         return result
 
@@ -68,10 +68,10 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
     except _TooLarge as error:
         shape, size = error.args
         key, value = _to_blame(config, shape)
-        said = f"its config has {key} = {value}, so " if key else "with its config, "
+        why = f"its config has {key} = {value}, so " if key else "with its config, "
         raise BadFileError(
             f"Cannot build {name}",
-            f"{said}a tensor of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
+            f"{why}a tensor of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
             "Get the config.json that belongs to the weights",
         ) from None
     except Exception:  # a constructor that looks at its numbers, of which there are none: it is tried for real

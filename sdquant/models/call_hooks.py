@@ -151,10 +151,10 @@ def _not_compiled(function: Callable[..., Any], recursive: bool = True) -> Calla
 
     disable: Any = torch.compiler.disable
     try:
-        made: Callable[..., Any] = disable(function, recursive, reason=_WHY)
+        disabled: Callable[..., Any] = disable(function, recursive, reason=_WHY)
     except TypeError:  # torch 2.6 takes no reason
-        made = disable(function, recursive)
-    return made
+        disabled = disable(function, recursive)
+    return disabled
 
 
 def announce(module: nn.Module, device: torch.device) -> Callable[[], None]:

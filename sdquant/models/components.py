@@ -198,8 +198,8 @@ def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn
         return None
     cls: Any = type(parameter)
     options = {**vars(parameter), "requires_grad": parameter.requires_grad}
-    made: nn.Parameter = cls(parameter.to("meta"), **options)
-    return made
+    moved: nn.Parameter = cls(parameter.to("meta"), **options)
+    return moved
 
 
 def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:

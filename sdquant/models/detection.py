@@ -109,14 +109,14 @@ def detect(
             file that sdquant does not load.
     """
     how = _How(complete=complete, pickles=allow_pickle, variant=variant)
-    seen = _seen(path, how)
+    detected = _seen(path, how)
     if complete:
         from .fitting import fitted
 
-        for src in seen.sources.values():
+        for src in detected.sources.values():
             if src.path.is_dir():  # a lone file may be some of a model
                 fitted(text_encoders.tidied(src))
-    return seen
+    return detected
 
 
 def headers(
@@ -162,14 +162,14 @@ class _How:
 
 def _seen(path: str | Path, how: _How) -> Detected:
     try:
-        seen = _look(Path(os.path.expanduser(path)), str(path), how)
+        detected = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
         raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
-    folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
+    folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.empty]
     there = {name for src in folders for name in (src.variant, *src.variants)}
     if how.variant is not None and how.variant not in there:
         raise folder.no_variant(str(path), how.variant, there)
-    return seen
+    return detected
 
 
 def _look(place: Path, path: str, how: _How) -> Detected:
@@ -180,10 +180,10 @@ def _look(place: Path, path: str, how: _How) -> Detected:
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, replace(how, partial=False)), path, how)
-    said = folder.read_json(folder.inside(index, place))
+    contents = folder.read_json(folder.inside(index, place))
     each = {
-        name: checkpoint.as_named(_part(sub, how), said[name])
-        for name, sub in folder.pipeline_parts(place, said).items()
+        name: checkpoint.as_named(_part(sub, how), contents[name])
+        for name, sub in folder.pipeline_parts(place, contents).items()
     }
     if not each:
         raise MissingComponentError(
@@ -192,7 +192,7 @@ def _look(place: Path, path: str, how: _How) -> Detected:
             "Check that the folder is complete",
         )
     if how.models:
-        classes.check_pipeline(place, said, each)
+        classes.check_pipeline(place, contents, each)
     parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
     return _pipeline(path, parts)
 
@@ -309,7 +309,7 @@ def _variant(src: Source) -> str:
 
 def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
     """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
-    codes = {name: src.tensors[next(iter(found.keys.values()))] for name, found in src.found.items()}
+    codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.found.items()}
     shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
@@ -319,10 +319,10 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
     weight: Counter[str] = Counter()
     count: Counter[str] = Counter()
     evidence: dict[str, str] = {}
-    for name, found in src.found.items():
-        weight[found.scheme] += src.found_bytes(name)
-        count[found.scheme] += 1
-        evidence.setdefault(found.scheme, found.evidence)
+    for name, match in src.found.items():
+        weight[match.scheme] += src.found_bytes(name)
+        count[match.scheme] += 1
+        evidence.setdefault(match.scheme, match.evidence)
     if not weight:
         types = ", ".join(sorted({info.dtype for info in src.tensors.values()}))
         if src.container == "gguf":  # a scheme of its own, though nothing in it is quantized
@@ -332,10 +332,10 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
             name = src.named_quant or dominant(sizes)
             return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
-    told: Counter[str] = Counter()  # several schemes may be shown by one and the same line
+    by_evidence: Counter[str] = Counter()  # several schemes may be shown by one and the same line
     for scheme, _ in weight.most_common():
-        told[evidence[scheme]] += count[scheme]
-    lines = [f"{line} ({number} weights)" for line, number in told.items()]
+        by_evidence[evidence[scheme]] += count[scheme]
+    lines = [f"{line} ({number} weights)" for line, number in by_evidence.items()]
     return src.named_quant or weight.most_common(1)[0][0], lines
 
 
@@ -354,13 +354,13 @@ def _keeps_promise(hint: str, quant: str | None) -> bool:
     return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
 
 
-def same_scheme(asked: str, found: str | None) -> bool:
+def same_scheme(requested: str, detected: str | None) -> bool:
     """Return whether the detected scheme is the requested one; a GGUF mix equals its main type, both ways."""
-    if found is None:
+    if detected is None:
         return False
-    if asked == found:
+    if requested == detected:
         return True
-    one, other = registry.scheme(asked), registry.scheme(found)
+    one, other = registry.scheme(requested), registry.scheme(detected)
     return one.backend == other.backend == "gguf" and re.sub(r"_[sml]$", "", one.name) == re.sub(
         r"_[sml]$", "", other.name
     )

@@ -115,11 +115,11 @@ def named(src: Source, model: Shell) -> Source:
     ranges = [key for key in src.plain if is_range(key)]
     mapped = to_model(model.model, src.names - set(ranges), model.known)
     _refuse_packed(src, mapped)
-    parts = {key for found in src.found.values() for key in (*found.keys.values(), *found.extra)}
+    parts = {key for match in src.found.values() for key in (*match.keys.values(), *match.extra)}
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    made: dict[str, Recipe] = {}
-    found: dict[str, Found] = {}
+    recipes: dict[str, Recipe] = {}
+    matches: dict[str, Found] = {}
     specs: dict[str, PackedSpec] = {}
     keys: dict[str, str] = {}
     for name, key in mapped.names.items():
@@ -128,7 +128,7 @@ def named(src: Source, model: Shell) -> Source:
         elif key in src.keys:
             keys[name] = src.keys[key]
         if key in src.found:
-            found[name] = src.found[key]  # whose own name says what its parts are called
+            matches[name] = src.found[key]  # whose own name says what its parts are called
             if key in src.specs:
                 specs[name] = src.specs[key]
             whole = (*src.found[key].keys.values(), *src.found[key].extra)
@@ -137,27 +137,27 @@ def named(src: Source, model: Shell) -> Source:
             continue
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if key in src.made:
-            made[name] = src.made[key]
+            recipes[name] = src.made[key]
     for group in mapped.groups:
         for name, recipe in _recipes(src, group).items():
             if name not in model.known or name in tensors:
                 continue
             info = _info(recipe)
-            tensors[name], home[name], made[name] = info, src.home[group.sources[0]], recipe
+            tensors[name], home[name], recipes[name] = info, src.home[group.sources[0]], recipe
     for key in ranges:
         name = _path_of(key, mapped, src)
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if name != key:
             keys[name] = key
-    clash = next((name for name in keys if name in parts and name not in found), None)
+    clash = next((name for name in keys if name in parts and name not in matches), None)
     if clash is not None:
         raise _together(src, clash, "its file uses that name for a part of another weight")
     return replace(
         src,
         tensors=tensors,
         home=home,
-        made=made,
-        found=found,
+        made=recipes,
+        found=matches,
         specs=specs,
         keys=keys,
         strays=(*src.strays, *_unexpected(model, mapped)),
@@ -169,8 +169,8 @@ def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:
     """Return the keys that the model does not use, except those that its library ignores, too."""
     import re
 
-    said: Any = model.model
-    patterns = [*(getattr(said, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    network: Any = model.model
+    patterns = [*(getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ())]
     return tuple(key for key in mapped.strays if not any(re.search(pattern, key) for pattern in patterns))
 
 
@@ -235,9 +235,9 @@ def refuse_misfits(src: Source, model: Shell) -> None:
         if why is not None:
             raise _together(src, src.keys.get(name, name), why, home=src.home[name])
     for name, spec in src.specs.items():
-        wanted = tuple(model.tensor(name).shape)
-        if spec.shape != wanted:
-            why = f"it has shape {list(spec.shape)}, but the model expects {list(wanted)}"
+        expected = tuple(model.tensor(name).shape)
+        if spec.shape != expected:
+            why = f"it has shape {list(spec.shape)}, but the model expects {list(expected)}"
             home = src.home[next(iter(src.found[name].keys.values()))]
             raise _together(src, src.keys.get(name, name), why, home=home)
 
@@ -263,12 +263,12 @@ def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
     """See `Source.layers`."""
     from .weight_loader import kind_to_quantize
 
-    made: dict[str, tuple[str | None, str]] = {}
+    layers: dict[str, tuple[str | None, str]] = {}
     for name, names in model.ties.items():
         if name.endswith(".weight"):
             kind = kind_to_quantize(model.model, names)
-            made[name] = (kind, "" if kind is not None else _why_not(model, names))
-    return made
+            layers[name] = (kind, "" if kind is not None else _why_not(model, names))
+    return layers
 
 
 def _why_not(model: Shell, names: tuple[str, ...]) -> str:

@@ -72,10 +72,10 @@ def draw(
         for number, chunk in enumerate(chunks):
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[chunk]]
             try:
-                asked: dict[str, Any] = {"prompt": list(prompts[chunk])}
+                inputs: dict[str, Any] = {"prompt": list(prompts[chunk])}
                 if negative:
-                    asked["negative_prompt"] = [negative] * len(asked["prompt"])
-                made = pipe(**asked, generator=generators, **values)
+                    inputs["negative_prompt"] = [negative] * len(inputs["prompt"])
+                output = pipe(**inputs, generator=generators, **values)
             except BaseException as error:
                 pipe.maybe_free_model_hooks()  # which the pipeline itself does at its end only
                 if error is count.raised or not isinstance(error, ValueError) or "divisible" not in str(error):
@@ -85,7 +85,7 @@ def draw(
                     str(error).rstrip("."),
                     f"Leave the size out to get {side}x{side}, or use multiples of the number named above",
                 ) from error
-            images += made.images
+            images += output.images
             count.batch_done(number)
     _tell_size(images, (width or side, height or side))
     return images
@@ -178,8 +178,8 @@ def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None
         )
 
 
-def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:
+def _tell_size(images: Sequence[Any], size: tuple[int, int]) -> None:
     """Log a warning if the pipeline rounded a size that it cannot generate instead of raising."""
-    if images and images[0].size != asked:
-        made = "x".join(map(str, images[0].size))
-        log.warning("the images are %s, because the model cannot generate %sx%s", made, *asked)
+    if images and images[0].size != size:
+        actual = "x".join(map(str, images[0].size))
+        log.warning("the images are %s, because the model cannot generate %sx%s", actual, *size)

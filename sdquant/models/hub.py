@@ -51,21 +51,21 @@ def fetch(
 
     name = what.repository
     at: dict[str, Any] = {"revision": what.revision, "token": token}
-    said: Exception | None = None  # by the hub, if it answered
+    hub_error: Exception | None = None  # set if the hub answered
     try:
         try:
             files = [row.rfilename for row in HfApi().model_info(name, **at).siblings or ()]
         except Exception as error:  # another for each way to be offline, and in each version of the library
-            said = error if isinstance(error, HfHubHTTPError) else None
+            hub_error = error if isinstance(error, HfHubHTTPError) else None
             # Enough for the library to look into its cache, or to say what is wrong.
-            wanted = [what.inside] if _is_file(what.inside) else [_join(what.inside, one) for one in _FIRST]
+            paths = [what.inside] if _is_file(what.inside) else [_join(what.inside, one) for one in _FIRST]
         else:
-            wanted = _wanted(what, files, weights, variant, at)
-        patterns = [glob.escape(file) for file in wanted]
+            paths = _wanted(what, files, weights, variant, at)
+        patterns = [glob.escape(file) for file in paths]
         bar = None if progress else _no_bar()
         folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=bar, **at))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise _not_to_be_had(what, said or error) from error
+        raise _not_to_be_had(what, hub_error or error) from error
     place = folder / what.inside
     if not place.exists():
         raise MissingComponentError(
@@ -95,8 +95,8 @@ def _wanted(
         )
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
-    chosen = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)
-    return [_join(home, file) for file in chosen]
+    selected = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)
+    return [_join(home, file) for file in selected]
 
 
 def _not_to_be_had(what: Reference, error: Exception) -> MissingComponentError:
@@ -140,21 +140,21 @@ def needed(
     Raises:
         MissingComponentError, UnsupportedFileError: see `fetch`.
     """
-    wanted: list[str] = []
+    paths: list[str] = []
     variants: set[str] = set()
     for place, inside in _by_folder(files).items():
         if place.partition("/")[0] not in ("", *(parts or ())):
             continue
-        wanted += [_join(place, one) for one in inside if one.endswith(_CONFIGS) and _SHARDS not in one]
+        paths += [_join(place, one) for one in inside if one.endswith(_CONFIGS) and _SHARDS not in one]
         holds = place == "" if parts is None else place in parts
         if not holds or not (weights if isinstance(weights, bool) else place in weights):
             continue
         mine = folders.usual(inside)
         variants |= set(mine)
-        wanted += [_join(place, one) for one in _weights(_join(name, place), inside, mine, variant)]
+        paths += [_join(place, one) for one in _weights(_join(name, place), inside, mine, variant)]
     if variant is not None and weights is True and variant not in variants:
         raise folders.no_variant(name, variant, variants)
-    return wanted
+    return paths
 
 
 def _weights(place: str, inside: list[str], mine: folders.Named, variant: str | None) -> list[str]:

@@ -54,13 +54,13 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
 def _owners(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, Any]]:
     """Yield the modules that contain these parameters, the innermost first, each with the model that initializes it:
     the nearest one around it with `_init_weights`."""
-    seen: set[int] = set()
+    done: set[int] = set()
     for name in names:
         words = name.split(".")[:-1]
         around = [model.get_submodule(".".join(words[:count])) for count in range(len(words) + 1)]
         for place in reversed(range(len(around))):
             owner = around[place]
             initializer = next((one for one in reversed(around[: place + 1]) if hasattr(one, "_init_weights")), None)
-            if initializer is not None and id(owner) not in seen:
-                seen.add(id(owner))
+            if initializer is not None and id(owner) not in done:
+                done.add(id(owner))
                 yield owner, initializer

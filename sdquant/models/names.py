@@ -85,16 +85,16 @@ def to_file(model: nn.Module, names: Collection[str], packed: Collection[str] = 
         else:
             groups[key].append((name, pattern))
             patterns[key] = pattern
-    made: list[Group] = []
+    built: list[Group] = []
     for key, members in groups.items():
         if any(name in packed for name, _ in members):
             keys |= {name: name for name, _ in members}
         else:
-            made.append(Group(tuple(name for name, _ in members), convert(key, members)))
+            built.append(Group(tuple(name for name, _ in members), convert(key, members)))
     own = {name: name for name in names}
     if packed and not _returns(model, keys, names):
         return Mapped(own)
-    return Mapped(keys, tuple(made))
+    return Mapped(keys, tuple(built))
 
 
 def _returns(model: nn.Module, keys: Mapping[str, str], names: Collection[str]) -> bool:
@@ -158,11 +158,11 @@ def _placed(rows: Iterable[tuple[str, str]], known: frozenset[str], used: tuple[
     names: dict[str, str] = {}
     strays = []
     for name, key in rows:
-        found = model_name(name, known)
-        if found is None or found in names:
+        target = model_name(name, known)
+        if target is None or target in names:
             strays.append(key)
         else:
-            names[found] = key
+            names[target] = key
     return Mapped(names, (), tuple(strays), used)
 
 
@@ -207,8 +207,8 @@ def _converter(
         one = deepcopy(transform)
         for key, pattern in members:
             one.add_tensor(name, key, pattern, state[key])
-        made = one.convert(name, model=model, config=model.config)
-        return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+        result = one.convert(name, model=model, config=model.config)
+        return {key: value[0] if isinstance(value, list) else value for key, value in result.items()}
 
     return convert
 
@@ -241,8 +241,8 @@ def _backwards(
         return plainly(name), None
 
     def convert(key: str, members: list[tuple[str, str]]) -> Any:
-        made = _converter(model, by_pattern[members[0][1]], key, members)
-        return lambda state: {plainly(name): value for name, value in made(state).items()}
+        run = _converter(model, by_pattern[members[0][1]], key, members)
+        return lambda state: {plainly(name): value for name, value in run(state).items()}
 
     return renamed, convert
 

@@ -49,13 +49,13 @@ class Work:
     others: int = 0
     made: int = 0
 
-    def add(self, done: Product | None, made: int) -> None:
+    def add(self, done: Product | None, nbytes: int) -> None:
         """Count one more operation, which has allocated `made` bytes."""
         if done is not None:
             self.products[done] += 1
-        elif made:
+        elif nbytes:
             self.others += 1
-            self.made += made
+            self.made += nbytes
 
 
 def product(func: Any, args: Any, out: Any, weight: str | None) -> Product | None:

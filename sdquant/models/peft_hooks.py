@@ -142,11 +142,11 @@ def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> An
     """State dict hook of `torch.nn.Module`: return a `_State` if it is the state dict of the whole module."""
     if prefix:
         return None
-    made = _State(state)
-    made.owner = model
+    result = _State(state)
+    result.owner = model
     if hasattr(state, "_metadata"):
-        vars(made)["_metadata"] = state._metadata
-    return made
+        vars(result)["_metadata"] = state._metadata
+    return result
 
 
 def owner_of(state: Any) -> nn.Module:

@@ -79,10 +79,10 @@ def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
     """Raise BadFileError if a scheduler cannot be built from its config; building it takes little memory."""
     if not issubclass(kind, libraries.diffusers().SchedulerMixin):
         return
-    made: Any = kind
+    scheduler_class: Any = kind
     try:
         with quiet(), no_warnings:  # they are given when it is made for the pipeline
-            made.from_config(dict(values))
+            scheduler_class.from_config(dict(values))
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(
             f"Cannot load {path}",
@@ -108,12 +108,12 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
     if not config.is_file() or not issubclass(named, libraries[library][1]):
         return
     values = read_json(config)
-    said = values.get("_class_name")
-    if not isinstance(said, str):
+    class_name = values.get("_class_name")
+    if not isinstance(class_name, str):
         architectures = values.get("architectures")
-        said = architectures[0] if isinstance(architectures, list) and architectures else None
+        class_name = architectures[0] if isinstance(architectures, list) and architectures else None
     other = "diffusers" if "_class_name" in values else "transformers"
-    cls = _public(libraries[other][0], said)
+    cls = _public(libraries[other][0], class_name)
     if not isinstance(cls, type):
         return
     one, two = remapped(named, values), remapped(cls, values)
@@ -123,22 +123,22 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
         # Its own way into folders: one for each model that it holds. None of them is bad.
         raise UnsupportedFileError(
             f"Cannot load {config.parent}",
-            f"it is the first of several {said}s in separate folders, which only diffusers combines into one "
+            f"it is the first of several {class_name}s in separate folders, which only diffusers combines into one "
             f"{named.__name__}",
             "Load the pipeline with diffusers' from_pretrained, then call sdquant.quantize and sdquant.offload.apply "
             "on it; or load each folder alone with load_model",
         )
     raise BadFileError(
         f"Cannot load {config.parent}",
-        f"its config.json is that of a {said}, but model_index.json names the class {named.__name__}",
+        f"its config.json is that of a {class_name}, but model_index.json names the class {named.__name__}",
         "Put the matching component into the folder",
     )
 
 
-def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
+def _unknown(place: Path, what: str, entry: Any) -> UnsupportedFileError:
     return UnsupportedFileError(
         f"Cannot load {place}",
-        f"it names {said or 'nothing'!r:.80} as the class of {what}, which diffusers and transformers do not have",
+        f"it names {entry or 'nothing'!r:.80} as the class of {what}, which diffusers and transformers do not have",
         "Update diffusers and transformers, or check the file",
     )
 
@@ -154,7 +154,7 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     try:
         with quiet(), _no_bars:
             cls = pipeline_class(folder)
-            made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
+            pipe = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
             f"Cannot assemble the pipeline {folder}", str(error), "Check that the folder is complete"
@@ -165,14 +165,14 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
             f"a file in it does not fit its class: {error}",
             "Get the scheduler and the tokenizers from their source again",
         ) from error
-    strange = [name for name, part in parts.items() if made.components.get(name, part) is not part]
+    strange = [name for name, part in parts.items() if pipe.components.get(name, part) is not part]
     if strange:
         raise UnsupportedFileError(
             f"Cannot assemble the pipeline {folder}",
-            f"diffusers' {type(made).__name__} did not accept the {strange[0]} that was loaded for it",
+            f"diffusers' {type(pipe).__name__} did not accept the {strange[0]} that was loaded for it",
             "Load that component alone, and pass it to the pipeline",
         )
-    return made
+    return pipe
 
 
 def pipeline_class(folder: Path) -> Any:

@@ -66,15 +66,15 @@ class Installer:
         """Cast an unquantized tensor of the file to its dtype in memory; float8 becomes a dtype to compute in."""
         if not tensor.is_floating_point():
             return tensor
-        found = "bfloat16" if tensor.element_size() == 1 else str(tensor.dtype).removeprefix("torch.")
-        return tensor.to(self._computes_in(components.model_name(key, self.known) or key, found))
+        dtype = "bfloat16" if tensor.element_size() == 1 else str(tensor.dtype).removeprefix("torch.")
+        return tensor.to(self._computes_in(components.model_name(key, self.known) or key, dtype))
 
     def _computes_in(self, name: str, dtype: str) -> torch.dtype:
         """Return the dtype that the tensor `name` of dtype `dtype` is cast to, or that its layer computes in."""
-        asked = dtype if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        made = getattr(torch, self.float32.dtype(name, asked))
-        assert isinstance(made, torch.dtype)
-        return made
+        target = dtype if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        result = getattr(torch, self.float32.dtype(name, target))
+        assert isinstance(result, torch.dtype)
+        return result
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Set a tensor of the model's shape, by the model's name."""
@@ -104,21 +104,21 @@ class Installer:
 
     def found(self, key: str, src: Source, files: Mapping[Path, Any], spec: registry.QuantSpec | None = None) -> None:
         """Load a weight that is quantized on disk, by its name in `src.found`; `spec`: set if it was requested."""
-        name, found = components.model_name(key, self.known), src.found[key]
+        name, match = components.model_name(key, self.known), src.found[key]
         if name is None:
             self.unexpected.append(key)
             return
-        backend = registry.of_scheme(found.scheme)
+        backend = registry.of_scheme(match.scheme)
 
         def get(part: str) -> Tensor:
             return src.read(files, part)
 
-        wanted = self.model.get_parameter(name)
+        parameter = self.model.get_parameter(name)
         try:
-            packed = _read(found, src.specs.get(key), tuple(wanted.shape), get)
-            require_sound(found, packed)
+            packed = _read(match, src.specs.get(key), tuple(parameter.shape), get)
+            require_sound(match, packed)
         except BadFileError as error:
-            file = src.home[next(iter(found.keys.values()))]
+            file = src.home[next(iter(match.keys.values()))]
             raise BadFileError(f"Cannot load {file}: {error.what}", error.why, error.fix) from error
         if common_kind(self.model, self._names(name)) is None:
             # A norm or a bias in a GGUF file, say: no layer of ours runs it packed.
@@ -138,11 +138,11 @@ class Installer:
         Raises:
             BadFileError: its shape or type does not match.
         """
-        wanted = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
-        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), wanted)
+        expected = self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
+        why = misfit(tuple(tensor.shape), tensor.is_floating_point(), expected)
         if why is not None:
             raise BadFileError(_asked(key, file), why, "Check that the weights and the config belong together")
-        return tensor.reshape(wanted.shape)
+        return tensor.reshape(expected.shape)
 
     def _module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name.rpartition(".")[0])
@@ -180,46 +180,46 @@ class Installer:
 
 def _common_dtype(model: nn.Module) -> torch.dtype | None:
     """Return the first floating-point dtype among a model's parameters."""
-    given = (one for one in model.parameters() if one.is_floating_point() and one.itemsize > 1 and not one.is_meta)
-    return next((one.dtype for one in given), None)
+    floats = (one for one in model.parameters() if one.is_floating_point() and one.itemsize > 1 and not one.is_meta)
+    return next((one.dtype for one in floats), None)
 
 
 def _asked(key: str, file: Path | None) -> str:
     return f"Cannot load tensor {key!r}{f' of {file}' if file is not None else ''}"
 
 
-def misfit(shape: tuple[int, ...], floats: bool, wanted: Tensor) -> str | None:
+def misfit(shape: tuple[int, ...], floats: bool, expected: Tensor) -> str | None:
     """Return the reason that a tensor does not match the model's; None if it does. Dimensions of 1 are ignored."""
-    if [n for n in shape if n != 1] != [n for n in wanted.shape if n != 1]:
-        return f"it has shape {list(shape)}, but the model expects {list(wanted.shape)}"
-    if wanted.is_floating_point() and not floats:
+    if [n for n in shape if n != 1] != [n for n in expected.shape if n != 1]:
+        return f"it has shape {list(shape)}, but the model expects {list(expected.shape)}"
+    if expected.is_floating_point() and not floats:
         return "it holds integers, but the model expects floats; it is probably quantized in an unknown format"
     return None
 
 
 def _read(
-    found: registry.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
+    match: registry.Found, spec: PackedSpec | None, shape: tuple[int, ...], get: Callable[[str], Tensor]
 ) -> Packed:
     """Read a weight of `shape` that is quantized on disk, and validate its parts.
 
     Raises:
         BadFileError: they do not belong together, or not to this model.
     """
-    if found.cut is not None:
-        return _read_cut(found, shape, get)
-    return read_weight(found, spec, shape, get)
+    if match.cut is not None:
+        return _read_cut(match, shape, get)
+    return read_weight(match, spec, shape, get)
 
 
-def _read_cut(found: registry.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
+def _read_cut(match: registry.Found, shape: tuple[int, ...], get: Callable[[str], Tensor]) -> Packed:
     """Read some rows of a weight that is quantized on disk."""
-    assert found.cut is not None
-    whole, backend = found.cut.of, registry.of_scheme(found.scheme)
-    if not found.cut.rows:
+    assert match.cut is not None
+    whole, backend = match.cut.of, registry.of_scheme(match.scheme)
+    if not match.cut.rows:
         return read_weight(whole, None, shape, get)
-    packed = cut(backend.cuttable(read_weight(whole, None, found.cut.shape, get)), found.cut.rows)
+    packed = cut(backend.cuttable(read_weight(whole, None, match.cut.shape, get)), match.cut.rows)
     if packed.spec.shape != shape:
         raise BadFileError(
-            f"Cannot load weight {found.name!r} in {found.scheme}",
+            f"Cannot load weight {match.name!r} in {match.scheme}",
             f"it has shape {list(packed.spec.shape)} in the file, but the model expects {list(shape)}",
             "Check that base= is a pipeline of the same model",
         )
@@ -280,13 +280,13 @@ def install_packed(
             "which sdquant cannot run quantized",
             "Quantize the model again without it (skip=)",
         )
-    made: nn.Module
+    replacement: nn.Module
     library = runtime == "library" and "library" in row.runtimes and row.runs("library", kind, packed.spec.shape)
     if library and not any(components.weight_dtype_matters(model, path) for path in paths):
-        made = registry.get(row.backend).to_library(modules[0], packed, spec)
+        replacement = registry.get(row.backend).to_library(modules[0], packed, spec)
     else:
-        made = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
+        replacement = layer = quantized_layer(modules[0], packed, dtype, path=paths[0])
         layer.lay_out(device or str(packed.device))
     for path in paths:
-        components.set_module(model, path, made)
+        components.set_module(model, path, replacement)
     peft_hooks.prepare(model, paths)

@@ -85,7 +85,7 @@ def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | N
         return torch.autograd.grad(y, x, grad)[0]
     like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)
     mask = [True, False, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
+    result: Tensor = torch.ops.aten.convolution_backward(
         grad, like, weight, None, how.stride, how.padding, how.dilation, False, zeros, how.groups, mask
     )[0]
-    return found
+    return result

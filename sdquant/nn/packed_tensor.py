@@ -62,14 +62,14 @@ class PackedTensor(ReadOnly):
 
     @staticmethod
     def __new__(cls, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> PackedTensor:
-        made: PackedTensor = Tensor._make_wrapper_subclass(
+        tensor: PackedTensor = Tensor._make_wrapper_subclass(
             cls,
             packed.spec.shape,
             dtype=dtype or getattr(torch, packed.spec.dtype),
             device=packed.device,
             requires_grad=False,
         )
-        return made
+        return tensor
 
     def __init__(self, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> None:
         """`dtype`: the dtype it has as a tensor; None for that of the weight before quantization."""

@@ -76,7 +76,7 @@ class QuantizedLayer(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
-            return next(base for base, made in _LAYERS.items() if issubclass(cls, made))(*args, **kwargs)
+            return next(base for base, quantized in _LAYERS.items() if issubclass(cls, quantized))(*args, **kwargs)
         return super().__new__(cls)
 
     def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
@@ -109,11 +109,11 @@ class QuantizedLayer(nn.Module):
         """Convert the packed weight to the memory layout for the device that will compute with it; see
         `kernels.prepack`."""
         packed = self.packed
-        made = laid_out(packed, device)
-        if made is not packed:
+        converted = laid_out(packed, device)
+        if converted is not packed:
             for name in self.part_names:
                 del self._parameters[PREFIX + name]
-            self._hold(made)
+            self._hold(converted)
 
     @property
     def packed(self) -> Packed:
@@ -172,9 +172,9 @@ class QuantizedLayer(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Apply moves by `fn` to the packed parts, but not its casts (a scale cast to half is a wrong scale)."""
         before = self.compute_dtype
-        kept = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
+        packed = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, part in kept.items():
+        for name, part in packed.items():
             assert part is not None
             moved = fn(part.data)
             if moved.dtype != part.dtype:
@@ -404,13 +404,13 @@ def quantized_layer(
     """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
-            made: Any = layer.__new__(layer)
-            nn.Module.__init__(made)
-            made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
-            made._path = path
-            assert isinstance(made, QuantizedLayer)
-            set_compute(made, compute)
-            return made
+            quantized: Any = layer.__new__(layer)
+            nn.Module.__init__(quantized)
+            quantized._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
+            quantized._path = path
+            assert isinstance(quantized, QuantizedLayer)
+            set_compute(quantized, compute)
+            return quantized
     raise TypeError(f"no quantized layer for {type(module).__name__}")
 
 
@@ -420,7 +420,7 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
     Args:
         dtype: of its weight and bias; None for the one that the layer computes in.
     """
-    base = next(base for base, made in _LAYERS.items() if isinstance(layer, made))
+    base = next(base for base, quantized in _LAYERS.items() if isinstance(layer, quantized))
     floats = base.__new__(base)
     nn.Module.__init__(floats)
     floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})

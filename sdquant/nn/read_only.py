@@ -55,10 +55,10 @@ class ReadOnly(Tensor):
 def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not func._schema.is_mutable:
         return
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    bound = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            for value in tree_leaves(given.get(argument.name)):  # a list, in `torch._foreach_add_`
+            for value in tree_leaves(bound.get(argument.name)):  # a list, in `torch._foreach_add_`
                 if isinstance(value, ReadOnly):
                     raise value.refusal(str(func))
 
@@ -112,9 +112,9 @@ class AsTensor(ReadOnly):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the values as a read-only numpy array."""
-        made = self.read().numpy(force=force)
-        made.flags.writeable = False
-        return made
+        array = self.read().numpy(force=force)
+        array.flags.writeable = False
+        return array
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
@@ -143,7 +143,7 @@ class View(AsTensor):
 
     def __new__(cls, values: Tensor, whose: ReadOnly) -> View:
         with torch.inference_mode(whose.is_inference()):  # which torch wants of a view, whatever the mode is now
-            made: View = Tensor._make_wrapper_subclass(
+            view: View = Tensor._make_wrapper_subclass(
                 cls,
                 values.shape,
                 strides=values.stride(),
@@ -152,7 +152,7 @@ class View(AsTensor):
                 device=values.device,
                 requires_grad=False,
             )
-        return made
+        return view
 
     def __init__(self, values: Tensor, whose: ReadOnly) -> None:
         self._shown, self._whose = values, whose

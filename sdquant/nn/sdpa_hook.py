@@ -33,8 +33,8 @@ class _Asking(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead, kwargs = replacement(func), kwargs or {}
-        found = None if instead is None else instead(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+        output = None if instead is None else instead(*args, **kwargs)
+        return func(*args, **kwargs) if output is None else output
 
 
 class _Forward:

@@ -50,8 +50,8 @@ def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> N
 def put_weight(layer: PackedLayer, value: Any) -> None:
     """Implement `layer.weight = value`: a float tensor is quantized as the layer is.
 
-    The parts stay the same parameters, with other values. `torch.func.functional_call` uses it as well, and restores the
-    old weight afterwards.
+    The parts stay the same parameters, with other values. `torch.func.functional_call` uses it as well, and restores
+    the old weight afterwards.
 
     Raises:
         IncompatibleError: the scheme cannot quantize floats like this layer, or they require a gradient.
@@ -60,9 +60,9 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
     which = repr(layer._path) if layer._path else "a layer"
     what = f"Cannot set the weight of {which} in {layer.spec.scheme}"
     if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
-        given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        actual = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise SettingsError(
-            what, f"it has shape {list(layer.spec.shape)}, and the new value is {given}", "Use a tensor of that shape"
+            what, f"it has shape {list(layer.spec.shape)}, and the new value is {actual}", "Use a tensor of that shape"
         )
     mode = layer.__dict__.get("_sdquant_part_of")  # an offload mode that may have put the parts away: `offload.changes`
     if mode is not None:
@@ -118,9 +118,9 @@ def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: 
     if isinstance(offset, Tensor) and offset.numel() == 1 and offset.is_floating_point() and not offset.is_meta:
         layer.set_detail(OFFSET, offset.to(torch.float32).item())  # which a Python float holds exactly
     elif offset is not None or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
-        found = "there is none" if offset is None else f"it is {_described(offset)}"
+        actual = "there is none" if offset is None else f"it is {_described(offset)}"
         errors.append(
-            f'{_key(prefix)}: expected the offset of the scales of "{prefix}{PREFIX}*", one float32, but {found}. '
+            f'{_key(prefix)}: expected the offset of the scales of "{prefix}{PREFIX}*", one float32, but {actual}. '
             "Load the complete state dict of a layer of the same scheme"
         )
 

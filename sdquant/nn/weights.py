@@ -26,13 +26,13 @@ def plain(model: nn.Module) -> dict[str, Tensor]:
     from . import packed_of
 
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    ids: set[int] = set()
     for path, module in model.named_modules():
         hidden = bool(path) and packed_of(module) is not None
         for leaf, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in seen or (hidden and leaf != "bias"):
+            if parameter is None or id(parameter) in ids or (hidden and leaf != "bias"):
                 continue
-            seen.add(id(parameter))
+            ids.add(id(parameter))
             tensors[f"{path}.{leaf}".lstrip(".")] = parameter.data
         for leaf, buffer in module._buffers.items():
             if buffer is not None and leaf not in module._non_persistent_buffers_set and not hidden:

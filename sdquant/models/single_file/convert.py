@@ -103,8 +103,8 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
     if not recipes:
         return None
     recipes |= _constants(src, owner, recipes)
-    made = _converted(src, owner, recipes, packs)
-    return with_projection(made) if layout is not None and layout[1] == "clip" else made
+    component = _converted(src, owner, recipes, packs)
+    return with_projection(component) if layout is not None and layout[1] == "clip" else component
 
 
 def with_projection(src: Source) -> Source:
@@ -180,8 +180,8 @@ def unused(src: Source, parts: Iterable[Source]) -> list[str]:
     """Return the file's tensors that none of the components is built from."""
     used: set[str] = set()
     for part in parts:
-        used |= {found.cut.of.name for found in part.found.values() if found.cut is not None}
-        used |= {name for made in part.made.values() for name in made.sources}
+        used |= {match.cut.of.name for match in part.found.values() if match.cut is not None}
+        used |= {name for recipe in part.made.values() for name in recipe.sources}
     return sorted(src.names - used)
 
 
@@ -215,9 +215,9 @@ def _converter(
     own = converters.ours(kind, names, owner)
     if own is not None:
         return lambda state: own(_within(state, prefix))
-    wanted, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
+    required, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
-        {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
+        {required + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )
 
 
@@ -251,24 +251,24 @@ def _packs(src: Source) -> dict[str, _Pack]:
     packs: dict[str, _Pack] = {}
     files = src.open() if src.found else {}
     try:
-        for key, found in src.found.items():
-            packs[key] = _pack(src, found, files)
+        for key, match in src.found.items():
+            packs[key] = _pack(src, match, files)
     finally:
         for file in files.values():
             file.close()
     return packs
 
 
-def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
-    backend = registry.of_scheme(found.scheme)
+def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
+    backend = registry.of_scheme(match.scheme)
     try:
-        packed = read_weight(found, None, None, lambda key: src.read(files, key))
+        packed = read_weight(match, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
         raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
             f"Cannot load {src.path}",
-            f"weight {found.name!r} is quantized to {found.scheme}, and the file does not give its shape: {error}",
+            f"weight {match.name!r} is quantized to {match.scheme}, and the file does not give its shape: {error}",
             "Use the same model as a diffusers folder",
         ) from error
     by_row = backend.cuttable(packed)
@@ -296,15 +296,15 @@ def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, .
 def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs: Mapping[str, _Pack]) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home = {}
-    found: dict[str, Found] = {}
-    made: dict[str, Recipe] = {}
+    matches: dict[str, Found] = {}
+    plain_recipes: dict[str, Recipe] = {}
     for name, recipe in recipes.items():
         packed = [source for source in recipe.sources if source in src.found]
         if not packed:
             dtype = str(recipe.dtype).removeprefix("torch.")
             tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
-            made[name] = recipe
+            plain_recipes[name] = recipe
             continue
         whole = src.found[packed[0]]
         if recipe.rows is None:
@@ -318,14 +318,14 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs:
         keys = (*whole.keys.values(), *whole.extra)
         tensors |= {key: src.tensors[key] for key in keys}
         home |= {key: src.home[key] for key in keys}
-        found[name] = replace(whole, name=name, cut=cut)
+        matches[name] = replace(whole, name=name, cut=cut)
     return replace(
         src,
         tensors=tensors,
         home=home,
-        found=found,
+        found=matches,
         specs={},
-        made=made,
+        made=plain_recipes,
         config=owner.config,
         library=owner.library,
         class_name=owner.class_name,

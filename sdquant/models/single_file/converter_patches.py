@@ -55,14 +55,14 @@ def completed(class_name: str, apply: Apply) -> Apply:
 
 def _apply(gap: Gap, apply: Apply, state: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     absent = {name: None for name in gap.unread if name not in state}
-    made = dict(apply({**state, **absent}, config=config))
+    result = dict(apply({**state, **absent}, config=config))
     if config.get(gap.when):
-        made = {_renamed(name, gap.moved) or name: value for name, value in made.items()}
+        result = {_renamed(name, gap.moved) or name: value for name, value in result.items()}
     for name, value in state.items():
-        found = _renamed(name, gap.missed)
-        if found is not None:
-            made[found] = value
-    return made
+        target = _renamed(name, gap.missed)
+        if target is not None:
+            result[target] = value
+    return result
 
 
 def _renamed(name: str, rows: Names) -> str | None:

@@ -118,8 +118,8 @@ def refuse(src: Source, kind: str) -> None:
 
 def ours(kind: str, names: Collection[str], owner: Source) -> Convert | None:
     """Return our converter from the original names (without a prefix) to diffusers'; None if diffusers' works."""
-    found = _OURS.get(kind)
-    if found is None or not found(names, owner.config):
+    applies = _OURS.get(kind)
+    if applies is None or not applies(names, owner.config):
         return None
     from .. import components
 
@@ -142,15 +142,15 @@ def backwards(kind: str, shapes: Mapping[str, tuple[int, ...]], state: dict[str,
     rows = original_names.written(kind, shapes)
     if rows is None:
         raise ValueError(f"the original tensor names of this {kind} are unknown")
-    made = dict(state)
+    result = dict(state)
     for row in rows:
-        tensor = made.pop(row.name)
+        tensor = result.pop(row.name)
         if row.swapped:
             tensor = torch.cat(tensor.chunk(2)[::-1])
         if row.shape is not None:
             tensor = tensor.reshape(shapes[row.sources[0]])
         if len(row.sources) == 1:
-            made[row.sources[0]] = tensor
+            result[row.sources[0]] = tensor
         else:
-            made |= zip(row.sources, tensor.split([shapes[source][0] for source in row.sources]), strict=True)
-    return made
+            result |= zip(row.sources, tensor.split([shapes[source][0] for source in row.sources]), strict=True)
+    return result

@@ -62,8 +62,8 @@ class Arguments:
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Call the model with these tensors in place of its own."""
-        given = iter(tensors)
-        leaves = [next(given) if one is None else one.value for one in self.rest]
+        remaining = iter(tensors)
+        leaves = [next(remaining) if one is None else one.value for one in self.rest]
         values: dict[str, Any] = tree_unflatten(leaves, self.structure)
         parameters = inspect.signature(type(model).forward).parameters
         named: dict[str, Any] = {}
@@ -102,5 +102,5 @@ class Answer:
 
     def of(self, tensors: Sequence[Tensor]) -> Any:
         """Return the output with these tensors."""
-        given = iter(tensors)
-        return tree_unflatten([next(given) if one is None else one.value for one in self._rest], self._structure)
+        remaining = iter(tensors)
+        return tree_unflatten([next(remaining) if one is None else one.value for one in self._rest], self._structure)

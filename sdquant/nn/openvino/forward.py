@@ -95,16 +95,16 @@ class Served:
                 return row[1]
         answer, dtype = Answer(), _dtype(model)
         with self._off(model), in_float32(model):
-            made = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
+            traced = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
             for known, ready in self.ready:
-                if ready.form == made.form:
+                if ready.form == traced.form:
                     if known == key:
                         ready.shapes.add(call.shapes)
                         return ready
-                    return self._keep(key, Ready(made.form, ready.request, answer, ready.kept, {call.shapes}))
+                    return self._keep(key, Ready(traced.form, ready.request, answer, ready.kept, {call.shapes}))
             del self.ready[: max(0, len(self.ready) - KEPT + 1)]  # before there is another
-            request = _request(model, made, dtype)
-        return self._keep(key, Ready(made.form, request, answer, made.layers.kept, {call.shapes}))
+            request = _request(model, traced, dtype)
+        return self._keep(key, Ready(traced.form, request, answer, traced.layers.kept, {call.shapes}))
 
     def _keep(self, key: Any, ready: Ready) -> Ready:
         self.ready.append((key, ready))
@@ -127,9 +127,9 @@ class _Off:
         self.model.__dict__["forward"] = self.before
 
 
-def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
+def _request(model: nn.Module, traced: Trace, dtype: torch.dtype) -> Any:
     try:
-        return compiled(convert(made), dtype).create_infer_request()
+        return compiled(convert(traced), dtype).create_infer_request()
     except Exception as error:  # see `convert`
         reason = str(error).strip().splitlines()
         raise IncompatibleError(
@@ -141,8 +141,8 @@ def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
 
 def _dtype(model: nn.Module) -> torch.dtype:
     """Return the dtype in which the model computes and returns its outputs."""
-    found: torch.dtype = getattr(model, "dtype", torch.float32)
-    return found
+    dtype: torch.dtype = getattr(model, "dtype", torch.float32)
+    return dtype
 
 
 def _state(model: nn.Module) -> Any:

@@ -36,8 +36,8 @@ class Layers:
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
         """Return the layers of a model, in its order."""
-        found = (part for part in model.modules() if isinstance(part, QuantizedLayer))
-        return cls(tuple(part for part in found if in_graph(part.packed)))
+        layers = (part for part in model.modules() if isinstance(part, QuantizedLayer))
+        return cls(tuple(part for part in layers if in_graph(part.packed)))
 
     @contextmanager
     def opaque(self) -> Iterator[None]:

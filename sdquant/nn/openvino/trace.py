@@ -70,8 +70,8 @@ def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Se
             warnings.filterwarnings("ignore", "`torch.jit.trace", DeprecationWarning)
             warnings.simplefilter("ignore", TracerWarning)
             jit: Any = torch.jit
-            made = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
-            return Trace(made, layers, _form(made.inlined_graph))
+            module = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
+            return Trace(module, layers, _form(module.inlined_graph))
     finally:
         for part, was in training.items():
             part.training = was
@@ -83,7 +83,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
     OpenVINO's patterns match float32 models; its inference precision is set in `compile`.
     """
-    kept: list[tuple[dict[str, Any], str, Tensor]] = []
+    originals: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for part in model.modules():
             own: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
@@ -94,12 +94,12 @@ def in_float32(model: nn.Module) -> Iterator[None]:
                         continue
                     if packed and name.startswith(PREFIX):
                         continue
-                    kept.append((tensors, name, tensor))
+                    originals.append((tensors, name, tensor))
                     floats = tensor.detach().float()
                     tensors[name] = nn.Parameter(floats, False) if tensors is part._parameters else floats
         yield
     finally:
-        for tensors, name, tensor in kept:
+        for tensors, name, tensor in originals:
             tensors[name] = tensor
 
 

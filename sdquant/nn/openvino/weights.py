@@ -34,25 +34,25 @@ def constant(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
     return library().ov.op.Constant(values if shape is None else values.reshape(shape), True)
 
 
-def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, kept: list[Any]) -> Any:
+def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, keep_alive: list[Any]) -> Any:
     """Return a constant of codes or zero points.
 
     Args:
         four: each byte holds two 4-bit codes, the first in the low bits, as in OpenVINO's u4.
-        kept: objects that the constant refers to but does not keep alive are appended.
+        keep_alive: objects that the constant refers to but does not own are appended.
     """
     if not four:
         return constant(tensor, shape)
     ov, values = library().ov, tensor.detach().contiguous().view(-1).numpy()
-    kept.append(values)
+    keep_alive.append(values)
     return ov.op.Constant(ov.Tensor(values, list(shape), ov.Type.u4), True)
 
 
-def decompressed(packed: Packed, kept: list[Any]) -> Any:
+def decompressed(packed: Packed, keep_alive: list[Any]) -> Any:
     """Return the node of the dequantized weight, f32 in `packed.spec.shape`.
 
     Args:
-        kept: objects that must outlive the model are appended.
+        keep_alive: objects that must outlive the model are appended.
     """
     ops = library().ops
     shape, parts = packed.spec.shape, packed.parts
@@ -60,9 +60,9 @@ def decompressed(packed: Packed, kept: list[Any]) -> Any:
     four = packed.spec.scheme.startswith("int4")
     grouped = (out, groups, row // groups) if groups > 1 else (out, row)
     each = (out, groups, 1) if groups > 1 else (out, 1)
-    floats = ops.convert(_codes(parts["codes"], grouped, four, kept), "f16")
+    floats = ops.convert(_codes(parts["codes"], grouped, four, keep_alive), "f16")
     if "zero_point" in parts:
-        floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, kept), "f16"))
+        floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, keep_alive), "f16"))
     elif four:
         middle = torch.full((1,) * len(each), MIDDLE, dtype=torch.uint8)
         floats = ops.subtract(floats, ops.convert(constant(middle), "f16"))

@@ -13,10 +13,10 @@ Rules = Sequence[tuple[str, str]]
 
 def renamed(shapes: Shapes, rules: Rules) -> Iterator[Written]:
     """Each tensor by itself, its name put through all rules, one after another."""
-    found = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
+    patterns = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
     for name in shapes:
         there = name
-        for pattern, theirs in found:
+        for pattern, theirs in patterns:
             there = pattern.sub(theirs, there)
         yield Written(there, (name,))
 

@@ -40,9 +40,9 @@ def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Writ
     """Apply the rows to the tensors that exist, with a block's prefix in each layout."""
     for name, *sources in rows:
         for leaf in ("weight", "bias") if name.endswith("*") else ("",):
-            found = tuple(ours + source.replace("*", leaf) for source in sources)
-            if all(source in shapes for source in found):
-                yield Written(theirs + name.lstrip("~").replace("*", leaf), found, swapped=name.startswith("~"))
+            names = tuple(ours + source.replace("*", leaf) for source in sources)
+            if all(source in shapes for source in names):
+                yield Written(theirs + name.lstrip("~").replace("*", leaf), names, swapped=name.startswith("~"))
 
 
 def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
