@@ -100,14 +100,14 @@ def _wraps(tensor: Tensor) -> bool:
 
 
 def _workspace(func: Any, args: Any, out: Any) -> int:
-    """Bytes that a kernel takes besides its output, where they are much.
+    """Return the bytes that a kernel allocates besides its output, if they are many.
 
     oneDNN's convolutions on the CPU copy an input and a weight that are not channels_last into its own blocked order, a
     16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
     float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here. With AMX
-    oneDNN has other kernels for 16 bits, that take up to 1.4 times as much here, and for 1x1 less; these are not known
-    well enough to foretell. Where oneDNN has none for 16 bits (AVX2 alone), torch copies out the patches that outputs
-    see, of all images at once, and an input that is channels_last.
+    oneDNN has other kernels for 16 bits that take up to 1.4 times as much here, and for 1x1 less; these are not known
+    well enough to predict. If oneDNN has none for 16 bits (AVX2 only), torch materializes the im2col patches of all
+    images at once, and copies an input that is channels_last.
     """
     if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":
         return 0
@@ -124,7 +124,7 @@ def _workspace(func: Any, args: Any, out: Any) -> int:
 
 
 def _kernel(func: Any, args: Any) -> dict[object, int]:
-    """Bytes of the code that oneDNN makes on the CPU for an operation of these shapes, and keeps, by what it is for.
+    """Return the bytes of the code that oneDNN generates and caches on the CPU for an operation, by its shapes.
 
     Seen with torch 2.13 on a Zen 4 (AVX-512 with bf16): 0.55 to 0.66 MB for a product in bfloat16, 0.055 to 0.08 MB for
     a convolution; nothing for products in other dtypes, which are MKL's. A network has some tens of such shapes.
@@ -175,7 +175,7 @@ class Trace:
 
 
 class _Shapes:
-    """A module's calls with tensors that have shapes and no values."""
+    """Traces a module's calls with tensors that have shapes but no values."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -67,7 +67,7 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
 
 
 def _pipelines_module(name: str | None) -> Any:
-    """diffusers' own module of that name below its pipelines, such as "stable_diffusion"; None if there is none."""
+    """Return diffusers' pipeline module of that name, such as "stable_diffusion"; None if there is none."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         return None
     with quiet():
@@ -173,8 +173,8 @@ _building = threading.local()
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move each parameter to the meta device as a module gets it, in this thread alone: accelerate's way exchanges a
-    method of `nn.Module`, and so takes the weights of modules that other threads make meanwhile."""
+    """Move each parameter to the meta device when it is registered, in this thread only: accelerate replaces a method
+    of `nn.Module`, and so takes the weights of modules that other threads build meanwhile."""
     _hook_registrations()
     before = getattr(_building, "on_meta", False)
     _building.on_meta = True

@@ -94,7 +94,7 @@ class Detected:
 def detect(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
+    """Inspect a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
     A folder is refused where `load_model` would refuse it: its tensors are compared with the model of its config, which
     is built without weights. A single file that names no class imports neither torch nor diffusers.

@@ -41,10 +41,10 @@ _KINDS: dict[type[nn.Module], str] = {
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """ "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
+    """Return "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
 
-    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with a forward of its own would
-    not see a packed weight. An `nn.Embedding` with `max_norm` writes into its weight when it is used.
+    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with its own forward would read the
+    weight itself. An `nn.Embedding` with `max_norm` is excluded: it writes into its weight when it is used.
     """
     for base, kind in _KINDS.items():
         if isinstance(module, base) and type(module).forward is base.forward:

@@ -1,4 +1,4 @@
-"""Tensors under other names, some of them joined: rows of names, for a model and for each of its blocks. No torch."""
+"""Rename and join tensors by rows of names, for a model and for each of its blocks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Rows = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Written:
-    """A tensor to be written: rows of several tensors, one after the other.
+    """A tensor to be written: the rows of one tensor or several, concatenated.
 
     Attributes:
-        name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
-        shape: in the file, where it is not that of the rows.
+        name: in the file. sources: the tensors that its rows come from. swapped: its two halves are swapped.
+        shape: in the file, if it is not that of the rows.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Written:
 
 
 def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
-    """The shape of the tensor that is written."""
+    """Return the shape of the tensor that is written."""
     if row.shape is not None:
         return row.shape
     first = shapes[row.sources[0]]
