@@ -43,7 +43,7 @@ def wan_vae(shapes: Shapes) -> Iterator[Written]:
 
 
 def _blocks_2_1(shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """Yield (original, diffusers') prefixes of layers: one list on either side; diffusers' decoder has blocks instead."""
+    """Yield (original, diffusers') prefixes of layers: one list on either side, but blocks in diffusers' decoder."""
     for i in range(count(shapes, "encoder.down_blocks.")):
         yield f"encoder.downsamples.{i}", f"encoder.down_blocks.{i}"
     at = 0
