@@ -16,7 +16,7 @@ from sdquant.nn import casts
     ("before", "after", "effect"),
     [
         (torch.bfloat16, torch.float32, "takes more memory"),
-        (torch.float32, torch.float16, "is less exact"),
+        (torch.float32, torch.float16, "loses precision"),
         (torch.float16, torch.bfloat16, "has another range"),
     ],
 )

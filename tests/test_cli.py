@@ -327,7 +327,7 @@ def test_quantize_then_generate(capsys: Capture, tmp_path: Path, model: str, wor
 def test_a_component_takes_no_prompt(capsys: Capture, sd: Path, tmp_path: Path) -> None:
     code, _, err = run(capsys, "generate", sd / "unet", "a handwritten seven", "-o", tmp_path / "a.png")
     assert code == 2
-    assert "cannot draw" in err
+    assert "a single component, not a pipeline" in err
     assert not list(tmp_path.iterdir())
 
 

@@ -153,7 +153,7 @@ def test_faults_before_anything_is_loaded(
 
 
 def test_a_reference_that_cannot_be_drawn(sd: Path, saved: Any) -> None:
-    with pytest.raises(SettingsError, match="cannot draw"):
+    with pytest.raises(SettingsError, match="a single component, not a pipeline"):
         compare(sd / "unet", ["nf4"], prompt=PROMPT, steps=1)
     with pytest.raises(SettingsError, match="divisible"):
         compare(sd, ["nf4"], prompt=PROMPT, steps=1, width=33)

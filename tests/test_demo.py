@@ -189,7 +189,7 @@ def test_the_size_is_the_models(pipe: Any, flux: Path) -> None:
 @pytest.mark.parametrize(
     ("prompts", "seeds", "values", "word"),
     [
-        ([7], [0], {}, "prompts are strings"),
+        ([7], [0], {}, "prompts must be strings"),
         (["seven"], [0, 1], {}, "each image has its own"),
         (["seven"], [0], {"width": 36}, "divisible by 8"),
         (["seven"], [0], {"steps": 0}, "from 1 to"),
@@ -210,5 +210,5 @@ def test_a_size_that_the_model_rounds_is_told(flux: Path, caplog: pytest.LogCapt
 
 
 def test_a_component_cannot_draw(sd: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot draw"):
+    with pytest.raises(SettingsError, match="a single component, not a pipeline"):
         draw(sdquant.load_model(sd / "unet", progress=False), ["seven"], seeds=[0], steps=1)

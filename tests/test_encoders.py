@@ -143,7 +143,7 @@ def test_quantized(name: str, scheme: str, folder_of: Callable[[str], Path], tmp
 def test_a_missing_tensor_is_said_by_the_plan(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
     folder = _changed(folder_of("Qwen2_5_VLForConditionalGeneration"), tmp_path / "less", lambda state: state.popitem())
     for call in (sdquant.plan, _load, sdquant.verify):
-        with pytest.raises(BadFileError, match="1 of the model's tensors are not in it, the first is 'model"):
+        with pytest.raises(BadFileError, match="it lacks 1 of the model's tensors, the first is 'model"):
             call(folder)
 
 
@@ -153,7 +153,7 @@ def test_another_shape_is_said_by_the_plan(folder_of: Callable[[str], Path], tmp
 
     folder = _changed(folder_of("Qwen2_5_VLForConditionalGeneration"), tmp_path / "other", widen)
     for call in (sdquant.plan, _load, sdquant.verify):
-        with pytest.raises(BadFileError, match=r"'model.norm.weight' .*shape \[65\], the model wants \[64\]"):
+        with pytest.raises(BadFileError, match=r"'model.norm.weight' .*shape \[65\], but the model expects \[64\]"):
             call(folder)
 
 
@@ -169,7 +169,7 @@ def test_what_the_model_has_no_place_for(
     assert made.bytes == sdquant.plan(source, "nf4").bytes
     with caplog.at_level(logging.WARNING):
         model = _load(folder, "nf4", runtime="plain")
-    assert "holds 1 tensors that the model has no place for, the first is 'visual.left.weight'" in caplog.text
+    assert "contains 1 tensors that the model does not use, the first is 'visual.left.weight'" in caplog.text
     _assert_same_weights(model, _load(source, "nf4", runtime="plain"))
 
 

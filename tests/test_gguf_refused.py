@@ -141,9 +141,9 @@ def test_parts_are_told_what_to_do_as_parts(name: str, flux: Path, tmp_path: Pat
     path = _write(row, tmp_path / "some-Q8_0.gguf")
     with pytest.raises(UnsupportedFileError) as caught:
         sdquant.plan(flux, parts=[path])
-    assert "as a part" in caught.value.what and row.says in caught.value.why
+    assert "as a component" in caught.value.what and row.says in caught.value.why
     assert "base=" not in caught.value.fix
-    assert ("single components" if row.says == _ONE else "safetensors") in caught.value.fix
+    assert ("one file per component" if row.says == _ONE else "safetensors") in caught.value.fix
 
 
 class TestOneOfSeveral:

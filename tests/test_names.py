@@ -91,7 +91,7 @@ def test_experts_that_are_quantized_one_by_one_are_refused(tmp_path: Path) -> No
     save_file(state, tmp_path / "experts" / FILE, {"format": "pt"})
     for call in (sdquant.plan, _load, sdquant.verify):
         with pytest.raises(
-            UnsupportedFileError, match=r"up_proj.weight.*cannot be loaded as it is, quantized to bnb-int8"
+            UnsupportedFileError, match=r"Cannot load weight .*up_proj.weight.*, which is quantized to bnb-int8"
         ):
             call(tmp_path / "experts")
 

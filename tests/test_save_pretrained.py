@@ -188,7 +188,7 @@ class TestRefused:
     def test_with_a_lora(self, tmp_path: Path) -> None:
         model = sdquant.load_model(SD / "unet", "int8", progress=False)
         add_lora(model, rank=2)
-        with pytest.raises(sdquant.ConflictError, match="a LoRA is on it"):
+        with pytest.raises(sdquant.ConflictError, match="a LoRA is attached to"):
             model.save_pretrained(tmp_path)
 
     def test_a_pickle(self, tmp_path: Path) -> None:

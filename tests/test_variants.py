@@ -108,7 +108,7 @@ def test_the_one_without_a_variant_comes_first(spelling: str, bare: Path, sd: Pa
     write(bare / "unet", BASES["unet"], _negated(state))
     whole(bare / "unet", BASES["unet"], state)
     seen = sdquant.detect(bare / "unet")
-    assert f"the weights are those of no variant; beside them are those of {variant}" in seen.evidence
+    assert f"the weights are those of no variant; other variants: {variant}" in seen.evidence
     assert seen.warnings == []
     assert _same(sdquant.load_model(bare / "unet", progress=False), state)
     assert _same(UNet2DConditionModel.from_pretrained(bare / "unet", torch_dtype=torch.bfloat16), state)
@@ -124,7 +124,7 @@ def test_of_several_variants_one_is_taken_and_named(
     for variant in variants:
         whole(bare / "unet", BASES["unet"], state if variant == taken else _negated(state), variant)
     others = ", ".join(sorted(set(variants) - {taken}))
-    line = f"the weights are those of variant {taken}; beside them are those of {others}"
+    line = f"the weights are those of variant {taken}; other variants: {others}"
     assert line in sdquant.detect(bare / "unet").evidence
     assert _same(sdquant.load_model(bare / "unet", progress=False), state)
     assert [record.getMessage() for record in caplog.records] == [line]

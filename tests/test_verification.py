@@ -57,7 +57,7 @@ class TestSound:
         pipe = Path(shutil.copytree(sd, tmp_path / "pipe"))
         shutil.copy(foreign("lone qint4"), pipe / "unet" / WEIGHTS)
         (pipe / "unet" / "config.json").write_text('{"_class_name": "UNetOfTomorrow"}')
-        with pytest.raises(BadFileError, match="the model wants"):
+        with pytest.raises(BadFileError, match="but the model expects"):
             sdquant.verify(pipe)
 
     def test_the_model_tells_the_shape_where_its_config_is_there(

@@ -1,1 +1,1 @@
-"""What diffusers and transformers know of their models, asked of them: names, sizes, kinds of layers."""
+"""Model facts taken from diffusers and transformers themselves: names, sizes, kinds of layers."""

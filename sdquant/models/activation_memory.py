@@ -1,14 +1,14 @@
-"""How much memory a network's temporaries take at the most, besides its weights, without weights and without memory.
+"""Peak memory of a network's activations, besides its weights, computed without weights and without memory.
 
-    of_pipeline(pipe)                 every component, from one drawing with made-up tensors: shapes alone, no weight;
-                                      and what the calls compute (`work`)
+    of_pipeline(pipe)                 every component, from one image made with fake tensors: shapes only, no weights;
+                                      and the operations of the calls (`work`)
     of_component(unet)                the same of a UNet or transformer without its pipeline, for a step
     with measured(pipe) as peaks:     the peaks of what really runs, at the price of some microseconds an operation
         pipe("a handwritten seven")
 
-Both follow the storages that operations make, from the operation that makes one to its last reference. What a kernel
-takes inside is not seen; where that is much, `_workspace` knows what it gives back before it returns, and `_kernel`
-what libraries keep from then on.
+Both follow each storage from the operation that allocates it to its last reference. Memory that a kernel allocates
+inside is not visible; where that is much, `_workspace` estimates what it frees before it returns, and `_kernel` what
+libraries keep from then on.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages that are made while it is on.
+    """Counts the bytes of the storages that are allocated while it is active.
 
-    A storage that an operation is given, and that none has made, was there before: weights and inputs. A view has the
-    storage of what it views.
+    A storage that is an operation's input but no operation's output existed before: weights and inputs. A view shares
+    the storage of its base.
 
     Args:
-        work: where what the operations compute is to be noted; None: nowhere.
-        names: of weights, by the address of their storage.
+        work: collects what the operations compute, if not None.
+        names: names of weights, by the address of their storage.
 
     Attributes:
-        live, peak: bytes that are there now, and the most there were.
+        live, peak: bytes that are allocated now, and their maximum so far.
         kernels: bytes that libraries keep from then on, by what they are for.
     """
 
@@ -69,8 +69,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live + _workspace(func, args, out))
         self.kernels.update(_kernel(func, args))
         if self._work is not None:
-            held = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
-            self._work.add(product(func, args, out, next(filter(None, held), None)), self._made - before)
+            weights = (self._names.get(tensor.untyped_storage()._cdata) for tensor in _tensors(args))
+            self._work.add(product(func, args, out, next(filter(None, weights), None)), self._made - before)
         return out
 
     def _know(self, tensor: Tensor, *, new: bool) -> None:
@@ -89,7 +89,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Those with a storage to be asked for: of wrapper tensors, what they wrap is seen by itself."""
+    """Yield the tensors that have a storage. Wrapper tensors are skipped: the tensors inside count themselves."""
     for leaf in tree_iter(tree):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not _wraps(leaf):
             yield leaf
@@ -100,14 +100,14 @@ def _wraps(tensor: Tensor) -> bool:
 
 
 def _workspace(func: Any, args: Any, out: Any) -> int:
-    """Bytes that a kernel takes besides its output, where they are much.
+    """Return the bytes that a kernel allocates besides its output, if they are many.
 
     oneDNN's convolutions on the CPU copy an input and a weight that are not channels_last into its own blocked order, a
     16-bit input of 1x1 twice; the output is made in that order first (seen with torch 2.13's memory profiler; 1x1 in
     float32 is a plain product). Blocks are of 16 channels, which matters below that, and is left out here. With AMX
-    oneDNN has other kernels for 16 bits, that take up to 1.4 times as much here, and for 1x1 less; these are not known
-    well enough to foretell. Where oneDNN has none for 16 bits (AVX2 alone), torch copies out the patches that outputs
-    see, of all images at once, and an input that is channels_last.
+    oneDNN has other kernels for 16 bits that take up to 1.4 times as much here, and for 1x1 less; these are not known
+    well enough to predict. If oneDNN has none for 16 bits (AVX2 only), torch materializes the im2col patches of all
+    images at once, and copies an input that is channels_last.
     """
     if func is not torch.ops.aten.convolution.default or args[0].device.type != "cpu":
         return 0
@@ -116,15 +116,15 @@ def _workspace(func: Any, args: Any, out: Any) -> int:
     if x.dim() != 4:
         return 0
     if onednn.multiplies(x.dtype) is False:
-        seen = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
-        return int((seen + (0 if x.is_contiguous() else x.numel())) * x.element_size())
+        patches = 0 if point else out.numel() // max(out.shape[1], 1) * weight[0].numel()
+        return int((patches + (0 if x.is_contiguous() else x.numel())) * x.element_size())
     if x.is_contiguous(memory_format=torch.channels_last) or (point and x.dtype == torch.float32):
         return 0
     return int((x.numel() * (2 if point else 1) + weight.numel()) * x.element_size())
 
 
 def _kernel(func: Any, args: Any) -> dict[object, int]:
-    """Bytes of the code that oneDNN makes on the CPU for an operation of these shapes, and keeps, by what it is for.
+    """Return the bytes of the code that oneDNN generates and caches on the CPU for an operation, by its shapes.
 
     Seen with torch 2.13 on a Zen 4 (AVX-512 with bf16): 0.55 to 0.66 MB for a product in bfloat16, 0.055 to 0.08 MB for
     a convolution; nothing for products in other dtypes, which are MKL's. A network has some tens of such shapes.
@@ -145,14 +145,14 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def trace_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: Any) -> Trace:
-    """What a call of the module takes and computes: its output is in it, its weights and inputs are not.
+    """Return the peak memory and the work of one call of the module: with its output, without its weights and inputs.
 
     Args:
         module: its weights may be on the meta device; they are not touched.
-        args, kwargs: of the call; of tensors only shapes and dtypes count.
+        args, kwargs: the call's arguments; of tensors only shapes and dtypes count.
 
     Raises:
-        Exception: whatever a module says that looks at the values of its tensors, which are not there.
+        Exception: any error of a module that reads the values of its tensors, which do not exist here.
     """
     shapes = _Shapes(module)
     shapes.run(getattr(module, method), args, kwargs)
@@ -161,11 +161,11 @@ def trace_of(module: nn.Module, *args: Any, method: str = "forward", **kwargs: A
 
 @dataclass(frozen=True)
 class Trace:
-    """What the calls of a component take and compute.
+    """Memory and operations of a component's calls.
 
     Attributes:
-        peak: bytes at the most besides its weights.
-        work: of all calls together.
+        peak: peak bytes besides its weights.
+        work: the operations of all calls together.
         kernels: bytes that libraries keep from then on, on the CPU.
     """
 
@@ -175,7 +175,7 @@ class Trace:
 
 
 class _Shapes:
-    """A module's calls with tensors that have shapes and no values."""
+    """Traces a module's calls with tensors that have shapes but no values."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -185,11 +185,11 @@ class _Shapes:
 
     @property
     def trace(self) -> Trace:
-        """Of the calls so far."""
+        """Return the trace of the calls so far."""
         return Trace(self._peak, self._work, sum(self._kernels.values()))
 
     def run(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The output of a call, as real tensors of zeros."""
+        """Return the output of a call, as real tensors of zeros."""
         args, kwargs = tree_map_only(Tensor, self._shape, (args, kwargs))
         with self._without_values() as names, torch.no_grad(), self._mode, Tracker(self._work, names) as tracker:
             out = method(*args, **kwargs)
@@ -203,45 +203,45 @@ class _Shapes:
 
     @contextmanager
     def _without_values(self) -> Iterator[dict[int, str]]:
-        """Shapes in the places of weights meanwhile; gives the weights' names by the address of the shapes' storage."""
-        made: dict[int, Any] = {}  # what is tied stays tied
+        """Replace the weights by fake tensors meanwhile; yield the weights' names by the fakes' storage address."""
+        fakes: dict[int, Any] = {}  # what is tied stays tied
         before = []
         names: dict[int, str] = {}
         for path, owner in self._module.named_modules():
             each: tuple[Any, Any] = (owner._parameters, owner._buffers)
-            for held in each:
-                for name, tensor in held.items():
+            for tensors in each:
+                for name, tensor in tensors.items():
                     if tensor is None:
                         continue
-                    before.append((held, name, tensor))
-                    if id(tensor) not in made:
+                    before.append((tensors, name, tensor))
+                    if id(tensor) not in fakes:
                         shape = self._shape(tensor)
                         is_weight = isinstance(tensor, nn.Parameter)
-                        made[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
-                    held[name] = made[id(tensor)]
+                        fakes[id(tensor)] = nn.Parameter(shape, requires_grad=False) if is_weight else shape
+                    tensors[name] = fakes[id(tensor)]
                     if tensor.dim() > 1:
-                        names.setdefault(held[name].untyped_storage()._cdata, f"{path}.{name}" if path else name)
+                        names.setdefault(tensors[name].untyped_storage()._cdata, f"{path}.{name}" if path else name)
         try:
             yield names
         finally:
-            for held, name, tensor in before:
-                held[name] = tensor
+            for tensors, name, tensor in before:
+                tensors[name] = tensor
 
 
 def of_pipeline(
     pipe: Any, *, width: int | None = None, height: int | None = None, prompt: str = "a picture"
 ) -> dict[str, Trace | None]:
-    """What each component of a pipeline takes and computes when one image is drawn; no weight is read.
+    """Return the memory and the operations of each component while one image is generated; no weight is read.
 
-    The pipeline itself runs, with a step or two; its components' calls are traced, and return zeros.
+    The pipeline itself runs for a step or two; its components' calls are traced, and return zeros.
 
     Args:
         pipe: its components may be on the meta device. They must not be in use.
         width, height: in pixels; None for what the model was made for.
 
     Returns:
-        By component, in the order of their first calls; then those that were not called, with nothing. None for all if
-        one looks at values, which are not there.
+        Traces by component, in the order of their first calls; then those that were not called, with empty traces. All
+        None if a component reads the values of tensors, which do not exist here.
     """
     from .generate import draw
 
@@ -257,7 +257,7 @@ def of_pipeline(
     try:
         draw(pipe, [prompt], seeds=[0], steps=1, width=width, height=height)
     except Exception as error:  # of a network or pipeline that nobody has written this for
-        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        log.debug("cannot estimate the activations from shapes: %s: %s", type(error).__name__, error)
         return dict.fromkeys(parts)
     finally:
         for back in reversed(undo):
@@ -266,17 +266,17 @@ def of_pipeline(
 
 
 def of_component(module: nn.Module, *, width: int | None = None, height: int | None = None) -> Trace | None:
-    """What a step of a UNet or transformer takes and computes for one image, from made-up inputs (`inputs`).
+    """Return the memory and the operations of one step of a UNet or transformer for one image (see `dummy_inputs`).
 
     Args:
         module: of diffusers; its weights may be on the meta device.
         width, height: of the image in pixels; None for what the model was made for.
 
     Returns:
-        None where nobody has written down what the class takes, or it looks at values, which are not there.
+        None if the inputs of the class are not known, or it reads the values of tensors, which do not exist here.
 
     Raises:
-        SettingsError: it makes no image of that size.
+        SettingsError: it cannot generate an image of that size.
     """
     name, config = type(module).__name__, getattr(module, "config", None)
     if config is None or not dummy_inputs.knows(name):
@@ -289,7 +289,7 @@ def of_component(module: nn.Module, *, width: int | None = None, height: int | N
     except SettingsError:
         raise
     except Exception as error:  # of a network whose config is unlike those of its class
-        log.debug("activations cannot be told from shapes: %s: %s", type(error).__name__, error)
+        log.debug("cannot estimate the activations from shapes: %s: %s", type(error).__name__, error)
         return None
     return shapes.trace
 
@@ -320,7 +320,7 @@ def _replace(part: nn.Module, method: str, shapes: _Shapes, before: Callable[[],
 
 
 def _on_cpu(part: nn.Module) -> Callable[[], None]:
-    """Let a module on the meta device say that it computes on the CPU, which pipelines ask it."""
+    """Have a module on the meta device report the CPU as its execution device; return a function that undoes it."""
     from .call_hooks import announce
 
     return announce(part, torch.device("cpu"))
@@ -328,7 +328,7 @@ def _on_cpu(part: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def measured(model: Any) -> Iterator[Mapping[str, int]]:
-    """The peak of each component's calls meanwhile, in bytes: of the operations that really run.
+    """Measure the peak activation memory of each component's calls, in bytes, while the operations really run.
 
     Args:
         model: a pipeline or a module, on any device.

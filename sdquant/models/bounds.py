@@ -1,7 +1,7 @@
-"""How much a model's constructor would allocate by its config, found out without allocating it.
+"""Limits on what a model's constructor allocates, checked without allocating it.
 
-Parameters take no memory while a model is made (they are on the meta device), but tables of positions, masks and what
-else a constructor computes do. Made wholly on the meta device first, they show their sizes.
+Parameters take no memory while a model is built (they are on the meta device), but position tables, masks and other
+buffers that a constructor computes do. Building everything on the meta device first shows their sizes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _bounded: set[str] = set()  # of what was found sound
 
 
 class _TooLarge(Exception):
-    """A constructor asks for a tensor that is larger than any model's. Args: its shape, bytes in words."""
+    """A constructor allocates a tensor that is larger than any known model's. Args: its shape, its size in bytes."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the sizes of all tensors that are made."""
+    """Checks the sizes of all tensors that are created."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,8 +40,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = func._schema.returns and func._schema.returns[0].alias_info is None  # else it is a view, or in place
-        if made and isinstance(result, torch.Tensor):
+        is_new = func._schema.returns and func._schema.returns[0].alias_info is None  # else it is a view, or in place
+        if is_new and isinstance(result, torch.Tensor):
             self._look(result, empty=func._schema.name.startswith("aten::empty"))
         return result
 
@@ -57,7 +57,7 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
     """Raise BadFileError if a model would have to allocate more than any known model does.
 
     Args:
-        name: of its class. config: that it is made from. make: makes it, on torch's default device.
+        name: of its class. config: its config. make: builds it, on torch's default device.
     """
     key = json.dumps([name, config], sort_keys=True, default=str)
     if key in _bounded:
@@ -68,10 +68,10 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
     except _TooLarge as error:
         shape, size = error.args
         key, value = _to_blame(config, shape)
-        said = f"its config has {key} = {value}, and " if key else "by its config "
+        why = f"its config has {key} = {value}, so " if key else "with its config, "
         raise BadFileError(
-            f"Cannot make a {name}",
-            f"{said}a table of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
+            f"Cannot build {name}",
+            f"{why}a tensor of {list(shape)} would take {size / (1 << 30):,.1f} GiB; no known model has one so large",
             "Get the config.json that belongs to the weights",
         ) from None
     except Exception:  # a constructor that looks at its numbers, of which there are none: it is tried for real
@@ -81,7 +81,7 @@ def refuse_oversized(name: str, config: Mapping[str, Any], make: Callable[[], An
 
 
 def _to_blame(config: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[str, Any]:
-    """The entry of a config that a table's size comes from: the largest that divides one of its dimensions."""
+    """Return the config entry that a tensor's size comes from: the largest that divides one of its dimensions."""
     all_ = list(numbers(config))
     rows = [(key, value) for key, value in all_ if value > 256 and any(n and n % value == 0 for n in shape)]
     return max(rows or all_, key=lambda row: row[1], default=("", 0))

@@ -1,4 +1,4 @@
-"""Calling something before and after a module is used, whichever of its methods it is used through."""
+"""Hooks before and after a module is used, through any of its entry methods."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def serialize(
 
 
 def _nothing(name: str) -> None:
-    """Before and after a method of a module whose weights are moved by its own leaves."""
+    """Do nothing before or after a method, for a module whose weights are moved by its own leaves."""
 
 
 def _wrapper(
@@ -146,15 +146,15 @@ def _wrapper(
 
 
 def _not_compiled(function: Callable[..., Any], recursive: bool = True) -> Callable[..., Any]:
-    """The function, at which graphs of torch's compiler break. `recursive`: so do they at all that it calls."""
+    """Return the function with graph breaks for torch.compile. `recursive`: also in all that it calls."""
     import torch
 
     disable: Any = torch.compiler.disable
     try:
-        made: Callable[..., Any] = disable(function, recursive, reason=_WHY)
+        disabled: Callable[..., Any] = disable(function, recursive, reason=_WHY)
     except TypeError:  # torch 2.6 takes no reason
-        made = disable(function, recursive)
-    return made
+        disabled = disable(function, recursive)
+    return disabled
 
 
 def announce(module: nn.Module, device: torch.device) -> Callable[[], None]:

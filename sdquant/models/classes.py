@@ -1,4 +1,4 @@
-"""The classes of a folder's components: that they are there and take its configs, before a weight is read."""
+"""Check before a weight is read that the classes of a folder's components exist and accept its configs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_component(src: Source) -> None:
-    """Refuse a component whose config names no class that there is, or sizes that no model has, as loading would.
+    """Refuse a component whose config names an unknown class or implausible sizes, as loading would.
 
     Raises:
-        UnsupportedFileError: there is no such model class. BadFileError: the sizes.
+        UnsupportedFileError: there is no such model class. BadFileError: the sizes are implausible.
     """
     if src.class_name is None or not src.config:
         return
@@ -32,7 +32,7 @@ def check_component(src: Source) -> None:
         model_class(src.library, src.class_name)
     except UnsupportedFileError as error:
         raise UnsupportedFileError(
-            f"Cannot load {src.path}", f"its config says that it is a {src.class_name!r:.80}: {error.why}", error.fix
+            f"Cannot load {src.path}", f"its config names the class {src.class_name!r:.80}: {error.why}", error.fix
         ) from error
     try:
         shell(src)
@@ -41,10 +41,10 @@ def check_component(src: Source) -> None:
 
 
 def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-    """Refuse a pipeline whose model_index.json names what is not there, as loading would.
+    """Refuse a pipeline whose model_index.json names missing components, as loading would.
 
     Args:
-        sources: its components that have weights or a config of a model.
+        sources: its components that have weights or a model config.
 
     Raises:
         MissingComponentError: a component has no config. UnsupportedFileError, BadFileError: see
@@ -54,8 +54,8 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
     if bare is not None:
         raise MissingComponentError(
             f"Cannot load {bare.path}",
-            "it has weights, and no config.json that gives its class and sizes",
-            "Get its config.json from where the weights are from",
+            "it has weights but no config.json, which gives its class and sizes",
+            "Get the config.json from the source of the weights",
         )
     for name, row in folders.named_parts(index).items():
         there = (folder / name).is_dir()  # some pipelines make their scheduler themselves
@@ -63,7 +63,7 @@ def check_pipeline(folder: Path, index: Mapping[str, Any], sources: Mapping[str,
             raise MissingComponentError(
                 f"Cannot load {folder}",
                 f"its {name} ({row}) has no scheduler_config.json",
-                f"Put that of the same model into {folder / name}",
+                f"Copy the scheduler_config.json of the same model into {folder / name}",
             )
     from .pipeline_folders import check_pipeline as check
 
@@ -74,27 +74,27 @@ def class_of(src: Source) -> tuple[str | None, str]:
     """Return the library and the class of a component.
 
     Raises:
-        MissingComponentError: a lone file that says neither, nor its sizes.
+        MissingComponentError: a single file without a config that gives them and its sizes.
     """
     if src.class_name is None or not src.config:
         row = model_families.recognise(src.names)
         what = (
-            f"a {' '.join(dict.fromkeys((row.family, row.component)))}"
+            f"it is a {' '.join(dict.fromkeys((row.family, row.component)))}"
             if row
-            else "of a model that its tensor names do not tell"
+            else "its tensor names are those of no known model"
         )
         if row is not None and row.foreign:
             what += f" in the {row.layout} layout"
         raise MissingComponentError(
-            f"{src.path} was to be loaded",
-            f"it is {what}, without a config that gives its sizes",
-            "Give base=<pipeline folder> of the same model, or put its config.json beside the weights",
+            f"Cannot load {src.path}",
+            f"{what}, and it has no config that gives its sizes",
+            "Pass base=<pipeline folder> of the same model, or put its config.json next to the weights",
         )
     return src.library, src.class_name
 
 
 def meta_model(src: Source) -> nn.Module:
-    """The model of a source on the meta device.
+    """Return the model of a source on the meta device.
 
     Raises:
         MissingComponentError: there is no config. BadFileError, UnsupportedFileError: see `components.empty`.

@@ -1,7 +1,7 @@
-"""What a pipeline is made of: model classes, empty models, and the assembly of the whole.
+"""The components of a pipeline: model classes, empty models, and replacing their tensors and modules.
 
 The only file that looks up diffusers' and transformers' classes. Names that come from files are looked up in those
-packages' public names and must be model classes; nothing from a file is ever imported.
+packages' public names and must be model classes; nothing that a file names is ever imported.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PREFIXES = ("text_model.", "transformer.", *model_families.PREFIXES)
 
 
 def model_class(library: str | None, name: str) -> Any:
-    """The model class called `name`.
+    """Return the model class called `name`.
 
     Args:
         library: "diffusers", "transformers", or a module of diffusers' pipelines ("stable_diffusion"), as in
             model_index.json; None for either. Where a module of theirs has the class, a config names the library alone.
 
     Raises:
-        UnsupportedFileError: there is none.
+        UnsupportedFileError: there is no such class.
     """
     known = _model_libraries()
     bases = tuple(base for _, base in known.values())
@@ -49,7 +49,7 @@ def model_class(library: str | None, name: str) -> Any:
         if isinstance(cls, type) and issubclass(cls, bases):
             return cls
     raise UnsupportedFileError(
-        f"A component of class {name!r} was to be loaded",
+        f"Cannot load a component of class {name!r}",
         "neither diffusers nor transformers has such a model class",
         "Update diffusers and transformers, or check the component's config.json",
     )
@@ -57,7 +57,7 @@ def model_class(library: str | None, name: str) -> Any:
 
 @cache
 def _model_libraries() -> dict[str, tuple[Any, Any]]:
-    """diffusers and transformers, each with the base of its model classes."""
+    """Return diffusers and transformers, each with the base of its model classes."""
     with quiet():
         diffusers, transformers = libraries.diffusers(), libraries.transformers()
         return {
@@ -67,7 +67,7 @@ def _model_libraries() -> dict[str, tuple[Any, Any]]:
 
 
 def _pipelines_module(name: str | None) -> Any:
-    """diffusers' own module of that name below its pipelines, such as "stable_diffusion"; None if there is none."""
+    """Return diffusers' pipeline module of that name, such as "stable_diffusion"; None if there is none."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         return None
     with quiet():
@@ -77,7 +77,7 @@ def _pipelines_module(name: str | None) -> Any:
 
 @cache
 def _home(name: str) -> Any:
-    """The module of diffusers' pipelines that has a class called `name`: safety checkers, LTX-2's connectors, ..."""
+    """Return the module of diffusers' pipelines with the class `name`: safety checkers, LTX-2's connectors, ..."""
     for one in sorted(getattr(_pipelines(), "_modules", ())):
         module = _pipelines_module(one)
         if module is not None and name in getattr(module, "__all__", ()):
@@ -87,14 +87,14 @@ def _home(name: str) -> Any:
 
 @cache
 def single_file() -> tuple[Mapping[str, Any], Any]:
-    """diffusers' converters of single files: by class, {"checkpoint_mapping_fn": ...}, and the module they are in."""
+    """Return diffusers' single-file converters by class ({"checkpoint_mapping_fn": ...}), and their module."""
     with quiet():
         models = libraries.module("diffusers.loaders.single_file_model")
         return models.SINGLE_FILE_LOADABLE_CLASSES, libraries.module("diffusers.loaders.single_file_utils")
 
 
 def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The hub repository that diffusers takes a checkpoint's configs and tokenizers from, by names and shapes."""
+    """Return the hub repository that diffusers takes the configs and tokenizers from, by tensor names and shapes."""
     _, functions = single_file()
     kind = functions.infer_diffusers_model_type({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
     row = model_families.recognise(shapes)
@@ -104,7 +104,7 @@ def reference(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config with its parameters on the meta device; buffers that no file holds have their values."""
+    """Build the model of a config with its parameters on the meta device; non-persistent buffers have their values."""
     cls = remapped(model_class(library, name), config)
     values = {k: v for k, v in config.items() if k != "quantization_config"}
     refuse_endless(name, values)
@@ -120,9 +120,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
         with _parameters_on_meta():
             model = make()
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
-        raise BadFileError(
-            f"A {name} was to be made", f"its config does not fit: {error}", "Check config.json"
-        ) from error
+        raise BadFileError(f"Cannot build {name}", f"its config is invalid: {error}", "Check config.json") from error
     assert isinstance(model, nn.Module)
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
@@ -131,7 +129,7 @@ def empty(library: str | None, name: str, config: Mapping[str, Any]) -> nn.Modul
 
 
 def remapped(cls: Any, config: Mapping[str, Any]) -> Any:
-    """The class that diffusers loads instead of one of its old ones, by the config: PixArt's and DiT's folders name
+    """Return the class that diffusers loads instead of a legacy one, by the config: PixArt's and DiT's folders name
     `Transformer2DModel`."""
     names = {base.__name__ for base in cls.__mro__}
     if not issubclass(cls, libraries.diffusers().ModelMixin) or "LegacyModelMixin" not in names:
@@ -175,8 +173,8 @@ _building = threading.local()
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move each parameter to the meta device as a module gets it, in this thread alone: accelerate's way exchanges a
-    method of `nn.Module`, and so takes the weights of modules that other threads make meanwhile."""
+    """Move each parameter to the meta device when it is registered, in this thread only: accelerate replaces a method
+    of `nn.Module`, and so takes the weights of modules that other threads build meanwhile."""
     _hook_registrations()
     before = getattr(_building, "on_meta", False)
     _building.on_meta = True
@@ -195,17 +193,17 @@ def _hook_registrations() -> None:
 
 
 def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    """A hook of torch's: what it returns is registered instead."""
+    """Parameter registration hook of torch: the parameter that it returns is registered instead."""
     if parameter is None or not getattr(_building, "on_meta", False):
         return None
     cls: Any = type(parameter)
     options = {**vars(parameter), "requires_grad": parameter.requires_grad}
-    made: nn.Parameter = cls(parameter.to("meta"), **options)
-    return made
+    moved: nn.Parameter = cls(parameter.to("meta"), **options)
+    return moved
 
 
 def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Names of parameters that are one and the same tensor: each name -> all names of its tensor."""
+    """Map the name of each parameter to all names of the same tensor."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -213,7 +211,7 @@ def tied(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def model_name(key: str, known: frozenset[str]) -> str | None:
-    """The model's name for a file's tensor: the same, or with a prefix more or less; None if the model has none."""
+    """Return the model's name for a file's tensor: the same, or with a prefix more or less; None if it has none."""
     if key in known:
         return key
     for prefix in PREFIXES:
@@ -225,7 +223,7 @@ def model_name(key: str, known: frozenset[str]) -> str | None:
 
 
 def set_tensor(model: nn.Module, names: Iterable[str], tensor: Tensor) -> None:
-    """Put a tensor in the place of the parameter or buffer of that name; of several that are tied, as one parameter."""
+    """Replace a parameter or buffer by a tensor; several names are tied and get one parameter."""
     parameter = nn.Parameter(tensor, requires_grad=False)
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -237,7 +235,7 @@ def set_tensor(model: nn.Module, names: Iterable[str], tensor: Tensor) -> None:
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module in the place of the one at `path`."""
+    """Replace the module at `path`."""
     parent, _, leaf = path.rpartition(".")
     setattr(model.get_submodule(parent), leaf, module)
 
@@ -253,13 +251,13 @@ _PEEKING = {
 
 
 def weight_dtype_matters(model: nn.Module, path: str) -> bool:
-    """Whether the owner of the module at `path` computes in the dtype of that module's weight."""
+    """Return whether the parent of the module at `path` computes in the dtype of that module's weight."""
     parent, _, leaf = path.rpartition(".")
     return _PEEKING.get(type(model.get_submodule(parent)).__name__) == leaf
 
 
 def missing(model: nn.Module) -> list[str]:
-    """Parameters that are still on the meta device: nobody gave them values."""
+    """Return the names of parameters that are still on the meta device, so have no values."""
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
@@ -270,7 +268,7 @@ def _pipelines() -> Any:
 
 
 def _public(package: Any, name: Any) -> Any:
-    """What is called `name` in diffusers or transformers; None if nothing is."""
+    """Return the public object called `name` in diffusers or transformers; None if there is none."""
     if not isinstance(name, str) or name.startswith("_"):
         return None
     if name in vars(package):  # what was imported has nothing more to say
@@ -280,5 +278,5 @@ def _public(package: Any, name: Any) -> Any:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The torch dtype of a name from the known list (`Request.dtype` is checked before)."""
+    """Return the torch dtype of one of the known names (`Request.dtype` is validated before)."""
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

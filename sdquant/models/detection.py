@@ -1,4 +1,4 @@
-"""What a file or folder holds: container, family, component, and the quantization already inside. Headers only."""
+"""Detect the container, family, component and quantization of a file or folder, from its headers only."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["MAIN", "Detected", "detect", "same_scheme", "suffix_hint"]
 
 @dataclass(frozen=True, kw_only=True)
 class Detected:
-    """What was found, and why it is believed.
+    """The detected contents of a file or folder, with the evidence for them.
 
     Attributes:
-        path: as given.
+        path: as the caller wrote it.
         container: "pipeline", "component", "safetensors", "gguf" or "pickle".
         family: model family ("sd1", "sdxl", "flux", ...), None if unknown.
         component: "unet", "transformer", "prior", "decoder", "controlnet", "text_encoder", "vae", or "pipeline".
         quant, backend: scheme and backend of the quantization inside, None if there is none.
         prequantized: whether any weight is quantized already.
         evidence: what the headers show, in sentences.
-        suffix_hint: what the name promises.
-        tensors: how many tensors the files hold.
-        bytes: of the weights: plain tensors and packed parts, without code tables and descriptions.
-        types: how many tensors of each dtype (or GGUF type).
-        warnings: what does not fit together, such as a name that promises what the header denies.
+        suffix_hint: the scheme that the file name promises.
+        tensors: number of tensors in the files.
+        bytes: of the weights: unquantized tensors and packed parts, without code tables and descriptions.
+        types: number of tensors of each dtype (or GGUF type).
+        warnings: contradictions, such as a file name that promises a scheme that the header does not show.
         parts: the same for each component of a pipeline.
     """
 
@@ -66,16 +66,16 @@ class Detected:
 
     @property
     def histogram(self) -> tuple[TypeRow, ...]:
-        """The types of the weights, with bits per weight."""
+        """Return the types of the weights, with bits per weight."""
         return histogram(self.sources.values())
 
     @property
     def high_precision(self) -> list[str]:
-        """The layers that are not quantized while others are; of a pipeline its components say it."""
+        """Return the layers that are not quantized while others are; empty for a pipeline, whose components have it."""
         return [] if self.parts else [name for src in self.sources.values() for name in high_precision(src)]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return it as JSON values."""
         values = {
             name: getattr(self, name)
             for name in (
@@ -94,57 +94,58 @@ class Detected:
 def detect(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """Look at a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
+    """Inspect a pipeline folder, component folder, `.safetensors` or `.gguf` file. Reads headers and JSON only.
 
-    A folder is refused where `load_model` would refuse it: its tensors are held against the model of its config, for
-    which that is built without weights. A lone file that says no class imports neither torch nor diffusers.
+    A folder is refused where `load_model` would refuse it: its tensors are compared with the model of its config, which
+    is built without weights. A single file that names no class imports neither torch nor diffusers.
 
     Args:
         complete: also check that the files are as long as their headers say, and that folders fit their models.
         allow_pickle: also look at torch's own files (.ckpt, .bin), which are pickles, with torch's weights_only.
-        variant: which of a folder's variants to look at, where it is there; see `formats.folder.weights`.
+        variant: the variant of the weights to read, if the folder has it; see `formats.folders.weights`.
 
     Raises:
-        MissingComponentError: nothing there. BadFileError: damaged. UnsupportedFileError: of a kind nobody loads here.
+        MissingComponentError: the path does not exist. BadFileError: a damaged file. UnsupportedFileError: a kind of
+            file that sdquant does not load.
     """
     how = _How(complete=complete, pickles=allow_pickle, variant=variant)
-    seen = _seen(path, how)
+    detected = _seen(path, how)
     if complete:
         from .fitting import fitted
 
-        for src in seen.sources.values():
+        for src in detected.sources.values():
             if src.path.is_dir():  # a lone file may be some of a model
                 fitted(text_encoders.tidied(src))
-    return seen
+    return detected
 
 
 def headers(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """The same for those that hold the tensors against their models themselves."""
+    """`detect` for callers that compare the tensors with their models themselves."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant))
 
 
 def detect_base(
     path: str | Path, *, complete: bool = True, allow_pickle: bool = False, variant: str | None = None
 ) -> Detected:
-    """The same for a pipeline that lends its parts: components may have a config and no weights."""
+    """`detect` for a base pipeline that supplies components: they may have a config and no weights."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, variant=variant, partial=True))
 
 
 def detect_part(path: str | Path, *, complete: bool = True, allow_pickle: bool = False) -> Detected:
-    """The same for a file or folder of one component of a pipeline: what is refused is told so."""
+    """`detect` for a file or folder of one component of a pipeline; errors say that it is a component."""
     return _seen(path, _How(complete=complete, pickles=allow_pickle, is_part=True))
 
 
 def detect_elsewhere(path: str | Path) -> Detected:
-    """The same for a program that has models of its own, and not diffusers' (ComfyUI): no class is looked up."""
+    """`detect` for a program that has models of its own instead of diffusers' (ComfyUI): no class is looked up."""
     return _seen(path, _How(models=False))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _How:
-    """How something is looked at.
+    """Options of the detection.
 
     Attributes:
         complete, variant: see `detect`. pickles: its `allow_pickle`. partial: see `detect_base`.
@@ -161,56 +162,58 @@ class _How:
 
 def _seen(path: str | Path, how: _How) -> Detected:
     try:
-        seen = _look(Path(os.path.expanduser(path)), str(path), how)
+        detected = _look(Path(os.path.expanduser(path)), str(path), how)
     except OSError as error:  # no permission, a name that is too long, a disk that fails
-        raise BadFileError(f"{path} was to be read", str(error), "Check the path") from error
-    folders = [src for src in seen.sources.values() if src.path.is_dir() and not src.empty]
+        raise BadFileError(f"Cannot read {path}", str(error), "Check the path") from error
+    folders = [src for src in detected.sources.values() if src.path.is_dir() and not src.empty]
     there = {name for src in folders for name in (src.variant, *src.variants)}
     if how.variant is not None and how.variant not in there:
         raise folder.no_variant(str(path), how.variant, there)
-    return seen
+    return detected
 
 
 def _look(place: Path, path: str, how: _How) -> Detected:
     if not place.exists():
-        raise MissingComponentError(f"{path} was to be loaded", "there is no such file or folder", _check_path(path))
+        raise MissingComponentError(f"Cannot load {path}", "there is no such file or folder", _check_path(path))
     if not place.is_dir():
         return _component(checkpoint.single_file(place, complete=how.complete, allow_pickle=how.pickles), path, how)
     index = place / "model_index.json"
     if not index.exists():
         return _component(_part(place, replace(how, partial=False)), path, how)
-    said = folder.read_json(folder.inside(index, place))
+    contents = folder.read_json(folder.inside(index, place))
     each = {
-        name: checkpoint.as_named(_part(sub, how), said[name])
-        for name, sub in folder.pipeline_parts(place, said).items()
+        name: checkpoint.as_named(_part(sub, how), contents[name])
+        for name, sub in folder.pipeline_parts(place, contents).items()
     }
     if not each:
         raise MissingComponentError(
-            f"{path} was to be loaded", "its model_index.json names no component with weights", "Check the folder"
+            f"Cannot load {path}",
+            "its model_index.json names no component with weights",
+            "Check that the folder is complete",
         )
     if how.models:
-        classes.check_pipeline(place, said, each)
+        classes.check_pipeline(place, contents, each)
     parts = {name: _component(src, str(src.path), replace(how, is_part=False)) for name, src in each.items()}
     return _pipeline(path, parts)
 
 
 def _check_path(path: str) -> str:
-    """What to do about a path at which nothing is."""
+    """Return the fix for a path that does not exist."""
     try:
         there = reference(path)
     except MissingComponentError as error:
         return error.fix
     if there is None:
         return "Check the path"
-    return f"Check the path. To look at what is on the hub, download it first: `hf download {there.repository}`"
+    return f"Check the path, or download the repository from the hub first: `hf download {there.repository}`"
 
 
 def joined(base: Detected, lone: Mapping[str, Detected], sources: Mapping[str, Source], *, path: str) -> Detected:
-    """A pipeline in which lone files have taken the places of components.
+    """Return the base pipeline with some components replaced by single files.
 
     Args:
-        base: the pipeline. lone: the files, by component; of a checkpoint the main one.
-        sources: all components as they are now.
+        base: the pipeline. lone: the files, by component; a checkpoint by its main one.
+        sources: all components after the replacement.
     """
     parts = {**base.parts, **lone}
     gone = tuple(f"{name}: " for name in lone)
@@ -298,28 +301,28 @@ def _component(src: Source, path: str, how: _How) -> Detected:
 
 
 def _variant(src: Source) -> str:
-    """Which variant of the weights is taken, and which are not."""
+    """Describe which variant of the weights is used, and which others there are."""
     taken = f"the weights are those of variant {src.variant}" if src.variant else "the weights are those of no variant"
     beside = ", ".join(src.variants)
-    return f"{taken}; beside them are those of {beside}" if beside else taken
+    return f"{taken}; other variants: {beside}" if beside else taken
 
 
 def _shapes(src: Source) -> dict[str, tuple[int, ...]]:
-    """The float weights' shapes, as far as the headers tell: not of weights whose codes are packed bytes."""
-    codes = {name: src.tensors[next(iter(found.keys.values()))] for name, found in src.found.items()}
+    """Return the float weights' shapes that the headers show: not of weights whose codes are packed in bytes."""
+    codes = {name: src.tensors[next(iter(match.keys.values()))] for name, match in src.found.items()}
     shapes = {name: info.shape for name, info in (src.plain | codes).items() if info.dtype != "uint8"}
     return shapes | {name: spec.shape for name, spec in src.specs.items()}
 
 
 def _quantization(src: Source) -> tuple[str | None, list[str]]:
-    """The scheme with the most bytes, and a line of evidence for each scheme there is."""
+    """Return the scheme with the most bytes, and a line of evidence for each scheme in the file."""
     weight: Counter[str] = Counter()
     count: Counter[str] = Counter()
     evidence: dict[str, str] = {}
-    for name, found in src.found.items():
-        weight[found.scheme] += src.found_bytes(name)
-        count[found.scheme] += 1
-        evidence.setdefault(found.scheme, found.evidence)
+    for name, match in src.found.items():
+        weight[match.scheme] += src.found_bytes(name)
+        count[match.scheme] += 1
+        evidence.setdefault(match.scheme, match.evidence)
     if not weight:
         types = ", ".join(sorted({info.dtype for info in src.tensors.values()}))
         if src.container == "gguf":  # a scheme of its own, though nothing in it is quantized
@@ -329,21 +332,21 @@ def _quantization(src: Source) -> tuple[str | None, list[str]]:
             name = src.named_quant or dominant(sizes)
             return name, [f"a GGUF file of {types}, nothing in it is quantized"]
         return None, [f"none of its {len(src.tensors)} tensors ({types}) is in a format of quantized weights"]
-    told: Counter[str] = Counter()  # several schemes may be shown by one and the same line
+    by_evidence: Counter[str] = Counter()  # several schemes may be shown by one and the same line
     for scheme, _ in weight.most_common():
-        told[evidence[scheme]] += count[scheme]
-    lines = [f"{line} ({number} weights)" for line, number in told.items()]
+        by_evidence[evidence[scheme]] += count[scheme]
+    lines = [f"{line} ({number} weights)" for line, number in by_evidence.items()]
     return src.named_quant or weight.most_common(1)[0][0], lines
 
 
 def _name_warnings(path: str, hint: str | None, quant: str | None) -> list[str]:
     if hint is None or _keeps_promise(hint, quant):
         return []
-    return [f"the name of {Path(path).name} promises {hint}, its header shows {quant or 'no quantization'}"]
+    return [f"the name of {Path(path).name} promises {hint}, but its header shows {quant or 'no quantization'}"]
 
 
 def _keeps_promise(hint: str, quant: str | None) -> bool:
-    """Whether a name is as good as true: people write "int8" or "fp8" for every scheme of that kind."""
+    """Return whether a file name's hint fits the scheme: "int8" or "fp8" is used for every scheme of that kind."""
     if quant is None:
         return registry.scheme(hint).bits >= 16
     if registry.scheme(quant).least_bits is not None:  # several types under one name: the hint may be one of them
@@ -351,28 +354,28 @@ def _keeps_promise(hint: str, quant: str | None) -> bool:
     return same_scheme(hint, quant) or quant.endswith(hint) or (hint, quant) == ("fp8", "qfloat8")
 
 
-def same_scheme(asked: str, found: str | None) -> bool:
-    """Whether the found scheme is the one asked for; a GGUF mix counts as its main type and the other way round."""
-    if found is None:
+def same_scheme(requested: str, detected: str | None) -> bool:
+    """Return whether the detected scheme is the requested one; a GGUF mix equals its main type, both ways."""
+    if detected is None:
         return False
-    if asked == found:
+    if requested == detected:
         return True
-    one, other = registry.scheme(asked), registry.scheme(found)
+    one, other = registry.scheme(requested), registry.scheme(detected)
     return one.backend == other.backend == "gguf" and re.sub(r"_[sml]$", "", one.name) == re.sub(
         r"_[sml]$", "", other.name
     )
 
 
-_ALONE = "Give the model's own file, a GGUF of the UNet/transformer alone, with base=<pipeline folder> for the rest"
-_PART = "Give the same component as .safetensors, or leave it out: then the pipeline folder's own is used"
+_ALONE = "Use a GGUF of only the UNet/transformer, and base=<pipeline folder> for the other components"
+_PART = "Use a .safetensors file of this component, or leave it out to use the one in the pipeline folder"
 # What a GGUF file may be besides a diffusion model: why it is refused, and the ways out for the model and for a part.
 _REFUSALS = {
     "text-encoder": ("it is a text encoder or language model", _ALONE, _PART),
     "projector": ("it is the vision projector of a language model", _ALONE, _PART),
     "adapter": (
-        "it is a LoRA, and LoRAs are not read from GGUF",
-        "Load the model, then the LoRA as safetensors",
-        "Leave it out, and give pipe.load_lora_weights the LoRA as safetensors",
+        "it is a LoRA, and LoRAs cannot be loaded from GGUF",
+        "Load the base model, then the LoRA as safetensors",
+        "Leave it out, and call pipe.load_lora_weights with the LoRA as safetensors",
     ),
     "split": ("it is one part of a split file", MERGE, MERGE),
 }
@@ -385,21 +388,21 @@ def _refuse_unless_diffusion(src: Source, *, is_part: bool) -> None:
     strange = undecodable(src.tensors)
     if strange:
         raise UnsupportedFileError(
-            f"{src.files[0]} was to be loaded",
-            "it has tensors in types that this version does not decode: "
+            f"Cannot load {src.files[0]}",
+            "it has tensors in types that this version cannot dequantize: "
             + ", ".join(f"{kind} ({len(names)})" for kind, names in strange.items()),
-            "Use a file of the same model in one of "
+            "Use a file of the same model in one of these types: "
             + ", ".join(row.name for row in registry.get("gguf").schemes if row.group),
         )
     if METADATA_KEY in src.metadata:
         return
     kind = classify(read_header(src.files[0], complete=False))
-    what = f"Cannot use {src.files[0]} as a part" if is_part else f"{src.files[0]} was to be loaded"
+    what = f"Cannot use {src.files[0]} as a component" if is_part else f"Cannot load {src.files[0]}"
     if kind == "all-in-one":
         raise RefusedFileError(
             what,
-            f"it is an all-in-one checkpoint, and only the UNet/transformer is supported in GGUF ({kind.evidence})",
-            "Give files of single components, such as a GGUF of the UNet/transformer alone" if is_part else _ALONE,
+            f"it is an all-in-one checkpoint, but only the UNet/transformer is supported in GGUF ({kind.evidence})",
+            "Use one file per component, such as a GGUF of only the UNet/transformer" if is_part else _ALONE,
         )
     if kind in _REFUSALS:
         why, alone, part = _REFUSALS[kind]

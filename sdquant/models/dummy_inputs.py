@@ -1,7 +1,7 @@
-"""What a UNet or transformer is given for one step where no pipeline says it: random values of the right shapes.
+"""Random inputs of the right shapes for one step of a UNet or transformer without its pipeline.
 
-The shapes are those that the pipelines of the class make for an image of a size and a text of full length; where a
-pipeline asks its text encoders the values are N(0, 1), which is about what these give.
+The shapes are those that the pipelines of the class use for an image of a size and a prompt of full length. In place
+of text encoder outputs the values are N(0, 1), which is about what those are.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TIMESTEP = 500.0  # of 1000: the middle of the noise
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a class takes.
+    """The inputs of a model class.
 
     Attributes:
-        make: the named inputs, from the config, the latents' height and width, the rows and what draws N(0, 1).
-        step: the image's sides are multiples of so many pixels.
-        rows: for one image, as its pipelines have it: two where guidance takes a second prompt.
-        side: of the image in pixels, where the config names none.
+        make: returns the named inputs, from the config, the latents' height and width, the batch and a N(0, 1) sampler.
+        step: the image's width and height are multiples of this number of pixels.
+        rows: batch size for one image, as in its pipelines: two where guidance takes a second prompt.
+        side: of the image in pixels, if the config gives none.
     """
 
     make: Callable[..., dict[str, Any]]
@@ -43,18 +43,18 @@ class _Kind:
 
 
 def knows(class_name: str) -> bool:
-    """Whether it is written down here what a class takes."""
+    """Return whether the inputs of a class are known here."""
     return class_name in _KINDS
 
 
 def random(class_name: str, config: Mapping[str, Any], size: tuple[int, int], batch: int, seed: int) -> Inputs:
-    """Inputs made from the config, float32 on the CPU.
+    """Return random inputs for the config, float32 on the CPU.
 
     Args:
-        size: width and height of the image in pixels. batch: images; guidance by a second prompt takes two for each.
+        size: width and height of the image in pixels. batch: rows; guidance with a second prompt takes two an image.
 
     Raises:
-        SettingsError: nobody has written down what this class takes, or it cannot make an image of that size.
+        SettingsError: the inputs of this class are not known, or it cannot generate an image of that size.
     """
     noise = torch.Generator().manual_seed(seed)
 
@@ -67,11 +67,11 @@ def random(class_name: str, config: Mapping[str, Any], size: tuple[int, int], ba
 def of_one_image(
     class_name: str, config: Mapping[str, Any], *, width: int | None = None, height: int | None = None
 ) -> Inputs:
-    """The shapes of those of a step for one image with guidance, as the pipelines of the class have it: float32 on the
-    meta device.
+    """Return the inputs of a step for one image with guidance, as in the pipelines of the class: float32 on the meta
+    device.
 
     Args:
-        width, height: in pixels; None for what the model was made for.
+        width, height: in pixels; None for the size that the model was trained for.
 
     Raises:
         SettingsError: as `random`.
@@ -89,8 +89,8 @@ def _made(
     step = kind.step
     if width % step or height % step:
         raise SettingsError(
-            f"An image of {width}x{height} was asked for",
-            f"{class_name} draws multiples of {step} pixels",
+            f"Cannot generate a {width}x{height} image",
+            f"the width and height of {class_name} must be multiples of {step} pixels",
             f"Use {max(step, width // step * step)}x{max(step, height // step * step)}",
         )
     return (), kind.make(config, height // PIXELS, width // PIXELS, rows, draw)
@@ -99,21 +99,21 @@ def _made(
 def _kind(class_name: str) -> _Kind:
     if class_name not in _KINDS:
         raise SettingsError(
-            f"A {class_name} was to be run without its pipeline",
-            f"what it takes is known here for {', '.join(_KINDS)}",
-            "Give the pipeline's folder, or base=<pipeline folder>",
+            f"Cannot run {class_name} without its pipeline",
+            f"random inputs can only be made for {', '.join(_KINDS)}",
+            "Use the pipeline's folder, or pass base=<pipeline folder>",
         )
     return _KINDS[class_name]
 
 
 def side_of(config: Mapping[str, Any]) -> int | None:
-    """Of the image that the model was trained for, in pixels; None where its config does not tell."""
+    """Return the image size that the model was trained for, in pixels; None if its config does not give it."""
     sample = config.get("sample_size")
     return sample * PIXELS if isinstance(sample, int) and sample > 1 else None
 
 
 def _unet(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
-    """Stable Diffusion's and SDXL's: latents [batch, channels, height, width], text [batch, 77, width of the text]."""
+    """Inputs of Stable Diffusion and SDXL: latents [batch, channels, height, width], text [batch, 77, text width]."""
     crossed = config["cross_attention_dim"]
     values: dict[str, Any] = {
         "sample": draw(batch, config["in_channels"], height, width),
@@ -130,7 +130,7 @@ def _unet(config: Mapping[str, Any], height: int, width: int, batch: int, draw: 
 
 
 def _flux(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
-    """FLUX.1's: packed latents [batch, patches, 64], text [batch, 512, width], and where each token stands."""
+    """Inputs of FLUX.1: packed latents [batch, patches, 64], text [batch, 512, width], and each token's position."""
     tall, wide = height // 2, width // 2
     places = torch.zeros(tall, wide, 3)
     places[..., 1] += torch.arange(tall)[:, None]
@@ -147,7 +147,7 @@ def _flux(config: Mapping[str, Any], height: int, width: int, batch: int, draw: 
 
 
 def _sd3(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
-    """Stable Diffusion 3's: latents [batch, 16, height, width], text of CLIP and T5 one after the other."""
+    """Inputs of Stable Diffusion 3: latents [batch, 16, height, width], text of CLIP and T5, concatenated."""
     return {
         "hidden_states": draw(batch, config["in_channels"], height, width),
         "encoder_hidden_states": draw(batch, SD3_TOKENS, config["joint_attention_dim"]),
@@ -168,7 +168,7 @@ _EXACT = frozenset({"img_ids", "txt_ids"})
 
 
 def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None, name: str = "") -> Any:
-    """Inputs, with their tensors copied to a device, and those of floats to a dtype; what is no tensor as it is."""
+    """Return inputs with their tensors copied to a device, float ones also to a dtype; other values are unchanged."""
     if isinstance(value, torch.Tensor):
         floats = dtype is not None and value.is_floating_point() and name not in _EXACT and value.ndim > 0
         return value.detach().to(device, dtype if floats else None, copy=True)

@@ -1,7 +1,7 @@
-"""A component on disk, held against its model before a weight is read: under its names, whole, and in its sizes.
+"""Match a component on disk with its model before a weight is read: names, missing tensors, shapes.
 
-From here on the tensors of a `Source` have the model's names, and what the model says of its layers is known. What does
-not fit is refused in the words in which loading would refuse it.
+From here on the tensors of a `Source` have the model's names, and the layer types are known. Mismatches raise the same
+errors as loading would.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Shell:
     ties: Mapping[str, tuple[str, ...]]
 
     def tensor(self, name: str) -> Tensor:
-        """The parameter or buffer of that name."""
+        """Return the parameter or buffer of that name."""
         return self.model.get_parameter(name) if name in self.ties else self.model.get_buffer(name)
 
     def parameter(self, name: str) -> nn.Parameter | None:
-        """The parameter of that name; None of a buffer's."""
+        """Return the parameter of that name; None for a buffer."""
         return self.model.get_parameter(name) if name in self.ties else None
 
 
@@ -59,7 +59,7 @@ _lock = threading.Lock()  # several threads may plan and load at once
 
 
 def shell(src: Source) -> Shell | None:
-    """The model of a source without weights, which nobody may change; None where nothing tells what it is.
+    """Return the model of a source without weights, shared and not to be changed; None if its class is unknown.
 
     Raises:
         BadFileError, UnsupportedFileError: see `components.empty`.
@@ -93,11 +93,11 @@ def _shell(src: Source) -> Shell:
 
 
 def fitted(src: Source) -> Source:
-    """The same under its model's names, and held against the model. As it is where nothing tells of which model it is.
+    """Return the source under its model's names, validated against the model; unchanged if the model is unknown.
 
     Raises:
-        BadFileError: a tensor of the model is not there, or one has another shape. UnsupportedFileError: a quantized
-            weight would have to be taken apart, or made one with others.
+        BadFileError: a tensor of the model is missing, or one has another shape. UnsupportedFileError: a quantized
+            weight would have to be split, or merged with others.
     """
     model = None if src.empty else shell(src)
     if model is None:
@@ -109,17 +109,17 @@ def fitted(src: Source) -> Source:
 
 
 def named(src: Source, model: Shell) -> Source:
-    """The same under its model's names. What the model has no place for is left out, and named in `strays`."""
+    """Return the source under its model's names. Tensors that the model does not use are listed in `strays` only."""
     from ..core.range_keys import is_range
 
     ranges = [key for key in src.plain if is_range(key)]
     mapped = to_model(model.model, src.names - set(ranges), model.known)
     _refuse_packed(src, mapped)
-    parts = {key for found in src.found.values() for key in (*found.keys.values(), *found.extra)}
+    parts = {key for match in src.found.values() for key in (*match.keys.values(), *match.extra)}
     tensors: dict[str, TensorInfo] = {}
     home: dict[str, Path] = {}
-    made: dict[str, Recipe] = {}
-    found: dict[str, Found] = {}
+    recipes: dict[str, Recipe] = {}
+    matches: dict[str, Found] = {}
     specs: dict[str, PackedSpec] = {}
     keys: dict[str, str] = {}
     for name, key in mapped.names.items():
@@ -128,7 +128,7 @@ def named(src: Source, model: Shell) -> Source:
         elif key in src.keys:
             keys[name] = src.keys[key]
         if key in src.found:
-            found[name] = src.found[key]  # whose own name says what its parts are called
+            matches[name] = src.found[key]  # whose own name says what its parts are called
             if key in src.specs:
                 specs[name] = src.specs[key]
             whole = (*src.found[key].keys.values(), *src.found[key].extra)
@@ -137,27 +137,27 @@ def named(src: Source, model: Shell) -> Source:
             continue
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if key in src.made:
-            made[name] = src.made[key]
+            recipes[name] = src.made[key]
     for group in mapped.groups:
         for name, recipe in _recipes(src, group).items():
             if name not in model.known or name in tensors:
                 continue
             info = _info(recipe)
-            tensors[name], home[name], made[name] = info, src.home[group.sources[0]], recipe
+            tensors[name], home[name], recipes[name] = info, src.home[group.sources[0]], recipe
     for key in ranges:
         name = _path_of(key, mapped, src)
         tensors[name], home[name] = src.tensors[key], src.home[key]
         if name != key:
             keys[name] = key
-    clash = next((name for name in keys if name in parts and name not in found), None)
+    clash = next((name for name in keys if name in parts and name not in matches), None)
     if clash is not None:
-        raise _together(src, clash, "its file has that name for a part of another weight")
+        raise _together(src, clash, "its file uses that name for a part of another weight")
     return replace(
         src,
         tensors=tensors,
         home=home,
-        made=made,
-        found=found,
+        made=recipes,
+        found=matches,
         specs=specs,
         keys=keys,
         strays=(*src.strays, *_unexpected(model, mapped)),
@@ -166,11 +166,11 @@ def named(src: Source, model: Shell) -> Source:
 
 
 def _unexpected(model: Shell, mapped: Mapped) -> tuple[str, ...]:
-    """What the model has no place for; not what its library expects there, and leaves out as well."""
+    """Return the keys that the model does not use, except those that its library ignores, too."""
     import re
 
-    said: Any = model.model
-    patterns = [*(getattr(said, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    network: Any = model.model
+    patterns = [*(getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ())]
     return tuple(key for key in mapped.strays if not any(re.search(pattern, key) for pattern in patterns))
 
 
@@ -179,27 +179,27 @@ def _refuse_packed(src: Source, mapped: Mapped) -> None:
         name = next((key for key in group.sources if key in src.found), None)
         if name is not None:
             raise UnsupportedFileError(
-                f"Weight {name!r} of {src.path} cannot be loaded as it is, quantized to {src.found[name].scheme}",
-                f"the model has no such weight: {src.class_name} makes its own of "
-                f"{len(group.sources)} of the file, or several of it",
-                "Quantize the model with this version of sdquant, or start from the unquantized model",
+                f"Cannot load weight {name!r} of {src.path}, which is quantized to {src.found[name].scheme}",
+                f"the model has no such weight: {src.class_name} combines "
+                f"{len(group.sources)} of the file into its own, or splits this one",
+                "Quantize the model again with this version of sdquant, or load the unquantized model",
             )
 
 
 def _recipes(src: Source, group: Group) -> Mapping[str, Recipe]:
-    """How the tensors of a group are made of those of the file."""
+    """Return recipes that build the tensors of a group from those of the file."""
     from .single_file.trace import trace
 
     shapes = {key: (src.tensors[key].shape, _dtype(src.tensors[key].dtype)) for key in group.sources}
     try:
         recipes = trace(group.convert, shapes)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _together(src, group.sources[0], f"the model's tensor cannot be made of it: {error}") from error
+        raise _together(src, group.sources[0], f"it cannot be converted to the model's tensor: {error}") from error
     return {name: _of_file(src, recipe) for name, recipe in recipes.items()}
 
 
 def _of_file(src: Source, recipe: Recipe) -> Recipe:
-    """A recipe over a source's tensors as one over those of its files."""
+    """Turn a recipe over a source's tensors into one over those of its files."""
 
     def make(get: Get) -> Tensor:
         def read(key: str) -> Tensor:
@@ -212,8 +212,8 @@ def _of_file(src: Source, recipe: Recipe) -> Recipe:
 
 
 def _path_of(key: str, mapped: Mapped, src: Source) -> str:
-    """The model's name for a range of a product (`rules.sites`), which no library knows: by those of the weights in
-    the module that multiplies."""
+    """Return the model's name for a range of a product (`rules.sites`), which no library maps: derived from the names
+    of the weights in the same module."""
     path, _, leaf = key.rpartition(".")
     for name, there in mapped.names.items():
         if path and there.startswith(f"{path}."):
@@ -235,9 +235,9 @@ def refuse_misfits(src: Source, model: Shell) -> None:
         if why is not None:
             raise _together(src, src.keys.get(name, name), why, home=src.home[name])
     for name, spec in src.specs.items():
-        wanted = tuple(model.tensor(name).shape)
-        if spec.shape != wanted:
-            why = f"it is {list(spec.shape)}, and the model wants {list(wanted)}"
+        expected = tuple(model.tensor(name).shape)
+        if spec.shape != expected:
+            why = f"it has shape {list(spec.shape)}, but the model expects {list(expected)}"
             home = src.home[next(iter(src.found[name].keys.values()))]
             raise _together(src, src.keys.get(name, name), why, home=home)
 
@@ -249,34 +249,34 @@ def refuse_missing(src: Source, model: Shell) -> None:
     missing = [name for name in missing if not may_lack(model.model, name)]
     if missing:
         raise BadFileError(
-            f"{src.path} was to be loaded",
-            f"{len(missing)} of the model's tensors are not in it, the first is {missing[0]!r}",
+            f"Cannot load {src.path}",
+            f"it lacks {len(missing)} of the model's tensors, the first is {missing[0]!r}",
             TOGETHER,
         )
 
 
 def _together(src: Source, key: str, why: str, *, home: Any = None) -> BadFileError:
-    return BadFileError(f"Tensor {key!r} of {home or src.path} was to be loaded", why, TOGETHER)
+    return BadFileError(f"Cannot load tensor {key!r} of {home or src.path}", why, TOGETHER)
 
 
 def _layers(model: Shell) -> dict[str, tuple[str | None, str]]:
     """See `Source.layers`."""
     from .weight_loader import kind_to_quantize
 
-    made: dict[str, tuple[str | None, str]] = {}
+    layers: dict[str, tuple[str | None, str]] = {}
     for name, names in model.ties.items():
         if name.endswith(".weight"):
             kind = kind_to_quantize(model.model, names)
-            made[name] = (kind, "" if kind is not None else _why_not(model, names))
-    return made
+            layers[name] = (kind, "" if kind is not None else _why_not(model, names))
+    return layers
 
 
 def _why_not(model: Shell, names: tuple[str, ...]) -> str:
-    """Why a weight cannot be run quantized."""
+    """Return the reason that a weight cannot be run quantized."""
     owners = [type(model.model.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
     if len(set(owners)) == 1:
         return f"its layer ({owners[0]}) cannot be quantized"
-    return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run one quantized weight"
+    return f"its layers ({' and '.join(dict.fromkeys(owners))}) share it, and cannot run the same quantized weight"
 
 
 def _is_float(dtype: str) -> bool:

@@ -1,4 +1,4 @@
-"""Draw with a loaded pipeline: the same call for every kind, with the sizes of small models put in."""
+"""Generate images with a loaded pipeline: the same call for every kind, with the native size as default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnStep = Callable[[int, int], None]
 
 
 class Stopped(Exception):
-    """The user does not want the picture any more. What `on_step` raises to stop a drawing, and what comes out then."""
+    """The user cancelled the generation. `on_step` raises it to stop, and `draw` lets it through."""
 
 
 def draw(
@@ -33,21 +33,21 @@ def draw(
     progress: bool = False,
     on_step: OnStep | None = None,
 ) -> list[Any]:
-    """One PIL image for each prompt, the i-th from noise of seed i.
+    """Generate one PIL image for each prompt, the i-th from noise of the i-th seed.
 
     The noise does not depend on `batch`; sums in the networks may round differently in batches of another size.
 
     Args:
-        negative: what not to draw, for all images.
-        batch: images drawn at once.
+        negative: negative prompt for all images.
+        batch: images generated at once.
         on_step: called with the steps done and the steps in all of all batches: before the first step, and after each.
-            The steps in all change at the first one where the scheduler takes more than it was asked for. What it
-            raises stops the drawing and comes out as it is; the pipeline can draw again.
+            The total changes at the first step if the scheduler takes more steps than requested. An exception that it
+            raises stops the generation and is passed on unchanged; the pipeline can be used again.
 
     Raises:
         Stopped: `on_step` raised it.
-        SettingsError: the model is a component alone, which takes no prompt, or has no use for a negative one; a prompt
-            that is no text, steps or seeds that are no such numbers, or a size that the model cannot draw.
+        SettingsError: the model is a single component, which takes no prompt, or does not support a negative one; a
+            prompt is not a string, steps or seeds are out of range, or the model cannot generate the size.
     """
     import torch
     from tqdm import tqdm
@@ -72,20 +72,20 @@ def draw(
         for number, chunk in enumerate(chunks):
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[chunk]]
             try:
-                asked: dict[str, Any] = {"prompt": list(prompts[chunk])}
+                inputs: dict[str, Any] = {"prompt": list(prompts[chunk])}
                 if negative:
-                    asked["negative_prompt"] = [negative] * len(asked["prompt"])
-                made = pipe(**asked, generator=generators, **values)
+                    inputs["negative_prompt"] = [negative] * len(inputs["prompt"])
+                output = pipe(**inputs, generator=generators, **values)
             except BaseException as error:
                 pipe.maybe_free_model_hooks()  # which the pipeline itself does at its end only
                 if error is count.raised or not isinstance(error, ValueError) or "divisible" not in str(error):
                     raise
                 raise SettingsError(
-                    f"An image of {values['width']}x{values['height']} was asked for",
+                    f"Cannot generate a {values['width']}x{values['height']} image",
                     str(error).rstrip("."),
-                    f"Leave the size out, which gives {side}x{side}, or use multiples of what the reason names",
+                    f"Leave the size out to get {side}x{side}, or use multiples of the number named above",
                 ) from error
-            images += made.images
+            images += output.images
             count.batch_done(number)
     _tell_size(images, (width or side, height or side))
     return images
@@ -112,7 +112,7 @@ class _Steps:
         return tensors
 
     def batch_done(self, number: int) -> None:
-        """Batch `number` is drawn. Pipelines that do not call after each step have told nothing of it."""
+        """Record that batch `number` is done, for pipelines that do not call back after each step."""
         if self._done < (number + 1) * self._each:
             self._done = (number + 1) * self._each
             self._tell()
@@ -130,7 +130,7 @@ class _Steps:
 
 
 def native_size(pipe: Any) -> int:
-    """The side in pixels that the model was trained for, as far as its parts tell."""
+    """Return the image size in pixels that the model was trained for, from its components' configs."""
     vae = pipe.components.get("vae")
     unet = pipe.components.get("unet")
     factor = 2 ** (len(vae.config.block_out_channels) - 1) if vae is not None else 8
@@ -145,37 +145,41 @@ def _refuse(pipe: Any, prompts: Sequence[str], seeds: Sequence[int], steps: int)
 
     if not is_pipeline(pipe):
         raise SettingsError(
-            f"A prompt was given to a {type(pipe).__name__}",
-            "it is one component of a pipeline and cannot draw",
-            "Give the pipeline's folder, or base=<pipeline folder> together with the component",
+            f"Cannot use a prompt with {type(pipe).__name__}",
+            "it is a single component, not a pipeline",
+            "Use the pipeline's folder, or pass base=<pipeline folder> together with the component",
         )
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise SettingsError("A prompt was given that is no text", "prompts are strings", 'Give it as "a text"')
+        raise SettingsError("Invalid prompt", "prompts must be strings", 'Pass it as "a text"')
     if len(seeds) != len(prompts):
         raise SettingsError(
-            f"{len(prompts)} prompts and {len(seeds)} seeds were given", "each image has its own", "Give as many"
+            f"Cannot use {len(prompts)} prompts with {len(seeds)} seeds",
+            "each image has its own prompt and seed",
+            "Pass one seed for each prompt",
         )
-    for name, value, least in (("steps", steps, 1), *(("a seed", seed, 0) for seed in seeds)):
+    for name, value, least in (("steps", steps, 1), *(("seed", seed, 0) for seed in seeds)):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise SettingsError(
-                f"{value!r} was given for {name}", f"it is a whole number from {least} to 2**63 - 1", "Use one"
+                f"Invalid {name} {value!r}", f"it must be a whole number from {least} to 2**63 - 1", "Use such a number"
             )
 
 
 def _refuse_negative(pipe: Any, known: set[str], guidance: float | None) -> None:
     """Refuse a negative prompt where it would have no effect."""
-    what = f"A negative prompt was given to a {type(pipe).__name__}"
+    what = f"Cannot use a negative prompt with {type(pipe).__name__}"
     # Pipelines that have `true_cfg_scale` use one with it alone, and are not given it here.
     if "negative_prompt" not in known or "true_cfg_scale" in known:
-        raise SettingsError(what, "it has no use for one", "Leave it out")
+        raise SettingsError(what, "it does not support one", "Leave it out")
     if guidance is not None and guidance <= 1:
         raise SettingsError(
-            what, f"with a guidance of {guidance:g} it has no effect", "Use more than 1, or leave it out"
+            what,
+            f"with a guidance of {guidance:g} it has no effect",
+            "Use a guidance of more than 1, or leave the negative prompt out",
         )
 
 
-def _tell_size(images: Sequence[Any], asked: tuple[int, int]) -> None:
-    """Some pipelines round a size that they cannot draw, and do not refuse it."""
-    if images and images[0].size != asked:
-        made = "x".join(map(str, images[0].size))
-        log.warning("the images are %s, as the model cannot draw %sx%s", made, *asked)
+def _tell_size(images: Sequence[Any], size: tuple[int, int]) -> None:
+    """Log a warning if the pipeline rounded a size that it cannot generate instead of raising."""
+    if images and images[0].size != size:
+        actual = "x".join(map(str, images[0].size))
+        log.warning("the images are %s, because the model cannot generate %sx%s", actual, *size)

@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face hub: of their files, those that will be loaded, and no others.
+"""Download from the Hugging Face hub: only the files of a repository that will be loaded.
 
 A repository often holds the same weights several times: in variants, as pickles, for ONNX, OpenVINO and Flax, and as
-one checkpoint beside the folders. What a load would take of the whole is found out from the names of the files.
+one checkpoint beside the folders. The files that a load needs are selected by their names.
 """
 
 from __future__ import annotations
@@ -34,41 +34,42 @@ def fetch(
     variant: str | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """A file or folder of the hub, with what a load needs downloaded if it is not in the cache. Without a connection:
-    as it is in the cache.
+    """Return the local path of a file or folder of the hub; download what a load needs if it is not in the cache.
+
+    Without a connection the cache is used as it is.
 
     Args:
         weights: False leaves them out; names of components leave out those of the others.
         variant: see `folder.weights`. token: as huggingface_hub takes it; None for that of the environment or login.
 
     Raises:
-        MissingComponentError: it cannot be had, or has no such variant. UnsupportedFileError: it is not told which of
-            several weight files is meant.
+        MissingComponentError: it cannot be downloaded, or has no such variant. UnsupportedFileError: it has several
+            weight files, and none is the usual one.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     name = what.repository
     at: dict[str, Any] = {"revision": what.revision, "token": token}
-    said: Exception | None = None  # by the hub, if it answered
+    hub_error: Exception | None = None  # set if the hub answered
     try:
         try:
             files = [row.rfilename for row in HfApi().model_info(name, **at).siblings or ()]
         except Exception as error:  # another for each way to be offline, and in each version of the library
-            said = error if isinstance(error, HfHubHTTPError) else None
+            hub_error = error if isinstance(error, HfHubHTTPError) else None
             # Enough for the library to look into its cache, or to say what is wrong.
-            wanted = [what.inside] if _is_file(what.inside) else [_join(what.inside, one) for one in _FIRST]
+            paths = [what.inside] if _is_file(what.inside) else [_join(what.inside, one) for one in _FIRST]
         else:
-            wanted = _wanted(what, files, weights, variant, at)
-        patterns = [glob.escape(file) for file in wanted]
+            paths = _wanted(what, files, weights, variant, at)
+        patterns = [glob.escape(file) for file in paths]
         bar = None if progress else _no_bar()
         folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=bar, **at))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise _not_to_be_had(what, said or error) from error
+        raise _not_to_be_had(what, hub_error or error) from error
     place = folder / what.inside
     if not place.exists():
         raise MissingComponentError(
-            f"{what} was to be loaded", f"{what.inside} is not in the cache", "Check the path, or the connection"
+            f"Cannot load {what}", f"{what.inside} is not in the cache", "Check the path and the connection"
         )
     return place
 
@@ -76,7 +77,7 @@ def fetch(
 def _wanted(
     what: Reference, files: list[str], weights: bool | Collection[str], variant: str | None, at: dict[str, Any]
 ) -> list[str]:
-    """The paths in a repository of what is to be downloaded."""
+    """Return the paths in the repository of the files to download."""
     from huggingface_hub import hf_hub_download
 
     home = what.inside
@@ -88,32 +89,32 @@ def _wanted(
     if not mine:
         near = difflib.get_close_matches(home, files, n=1)
         raise MissingComponentError(
-            f"{what} was to be loaded",
+            f"Cannot load {what}",
             f"the repository {what.repository} has no {home}",
-            f"Did you mean {near[0]}?" if near else f"See its files on {page(what.repository)}/tree/main",
+            f"Did you mean {near[0]}?" if near else f"See the files on {page(what.repository)}/tree/main",
         )
     index = hf_hub_download(what.repository, _join(home, _INDEX), **at) if _INDEX in mine else None
     parts = None if index is None else folders.named_parts(folders.read_json(Path(index)))
-    chosen = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)
-    return [_join(home, file) for file in chosen]
+    selected = needed(_join(what.repository, home), mine, parts, weights=weights, variant=variant)
+    return [_join(home, file) for file in selected]
 
 
 def _not_to_be_had(what: Reference, error: Exception) -> MissingComponentError:
-    why, fix = f"as a hub id it could not be had: {error}", "Check the path, or the name and the connection"
+    why, fix = f"it cannot be fetched from the hub: {error}", "Check the path, or the name and the connection"
     place = page(what.repository)
     match type(error).__name__:  # one is derived from the other
         case "GatedRepoError":
-            why = f"the repository {what.repository} asks who you are"
-            fix = f"Accept its terms on {place}; then run `hf auth login`, set HF_TOKEN, or give token="
+            why = f"the repository {what.repository} is gated"
+            fix = f"Accept its terms on {place}; then run `hf auth login`, set HF_TOKEN, or pass token="
         case "RevisionNotFoundError":
             why = f"the repository {what.repository} has no revision {what.revision}"
-            fix = f"See its branches on {place}/tree/main"
+            fix = f"See the branches on {place}/tree/main"
         case "RepositoryNotFoundError":
             fix = (
-                "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or give token="
+                "Check the path or the name. For a private repository run `hf auth login`, set HF_TOKEN, or pass token="
             )
     return MissingComponentError(
-        f"{what} was to be loaded", f"there is no such file or folder, and {why}".splitlines()[0], fix
+        f"Cannot load {what}", f"there is no such file or folder, and {why}".splitlines()[0], fix
     )
 
 
@@ -129,7 +130,7 @@ def needed(
     weights: bool | Collection[str] = True,
     variant: str | None = None,
 ) -> list[str]:
-    """The files that a load needs, of all that a repository has.
+    """Return the files of a repository that a load needs.
 
     Args:
         files: their paths in the repository.
@@ -139,39 +140,39 @@ def needed(
     Raises:
         MissingComponentError, UnsupportedFileError: see `fetch`.
     """
-    wanted: list[str] = []
+    paths: list[str] = []
     variants: set[str] = set()
     for place, inside in _by_folder(files).items():
         if place.partition("/")[0] not in ("", *(parts or ())):
             continue
-        wanted += [_join(place, one) for one in inside if one.endswith(_CONFIGS) and _SHARDS not in one]
+        paths += [_join(place, one) for one in inside if one.endswith(_CONFIGS) and _SHARDS not in one]
         holds = place == "" if parts is None else place in parts
         if not holds or not (weights if isinstance(weights, bool) else place in weights):
             continue
         mine = folders.usual(inside)
         variants |= set(mine)
-        wanted += [_join(place, one) for one in _weights(_join(name, place), inside, mine, variant)]
+        paths += [_join(place, one) for one in _weights(_join(name, place), inside, mine, variant)]
     if variant is not None and weights is True and variant not in variants:
         raise folders.no_variant(name, variant, variants)
-    return wanted
+    return paths
 
 
 def _weights(place: str, inside: list[str], mine: folders.Named, variant: str | None) -> list[str]:
-    """The weight files of one folder that `folder.weights` would take; none where there are none, as of a tokenizer."""
+    """Return the weight files of one folder that `folders.weights` would take; empty for a folder without weights."""
     if mine:
         return folders.of_variant(mine[folders.order(mine, variant)[0]])
     others = [one for one in inside if one.lower().endswith(folders.WEIGHTS)]
     if len(others) > 1:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         raise UnsupportedFileError(
-            f"{place} was to be loaded",
+            f"Cannot load {place}",
             f"it has several weight files: {', '.join(others[:_NAMED])}{more}",
-            "Download the one that you want, and give its path",
+            "Download the one that you want, and load it by its path",
         )
     pickles = [one for one in inside if one.lower().endswith(folders.PICKLES)]
     if not others and pickles and "config.json" in inside:
         raise MissingComponentError(
-            f"{place} was to be loaded",
+            f"Cannot load {place}",
             f"its weights are pickles ({pickles[0]}), which are not downloaded",
             "Use a repository that has .safetensors",
         )

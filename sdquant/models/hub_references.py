@@ -1,4 +1,4 @@
-"""What names something on the Hugging Face hub: repositories, files and folders in them, and their addresses."""
+"""References to the Hugging Face hub: repositories, files and folders in them, and their URLs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SHORT = "hf.co"  # what people call the hub's host besides its name
 _NAME = re.compile(r"\w[\w.-]*")
 _VIEWS = ("blob", "resolve", "tree", "raw", "blame", "edit")  # what stands before the revision in an address
 _OTHERS = ("datasets", "spaces", "collections", "papers", "docs", "api")
-_DOWNLOAD = "Download the file, and give its path"
+_DOWNLOAD = "Download the file, and load it by its path"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Something on the hub.
+    """A repository, or a file or folder in one, on the hub.
 
     Attributes:
         repository: "owner/name". inside: path of a file or folder in it; "" for all of it.
@@ -35,13 +35,13 @@ class Reference:
 
 
 def reference(text: str) -> Reference | None:
-    """What a text names on the hub; None if it can only be a path on this machine.
+    """Parse a reference to the hub; return None if it can only be a path on this machine.
 
-    "owner/name", "owner/name/folder", "owner/name/file.gguf", "owner/name@revision/...", "hf://owner/name/...", and
-    addresses of the hub's pages.
+    Accepts "owner/name", "owner/name/folder", "owner/name/file.gguf", "owner/name@revision/...",
+    "hf://owner/name/...", and URLs of the hub's pages.
 
     Raises:
-        MissingComponentError: it is an address of something else.
+        MissingComponentError: it is the URL of something else.
     """
     host, slashes, rest = text.partition("//")
     if slashes and host.lower() in ("http:", "https:"):
@@ -78,7 +78,7 @@ def _of_address(text: str) -> Reference:
     words = [unquote(word) for word in address.path.strip("/").split("/")]
     if len(words) < 2 or words[0] in _OTHERS:
         raise MissingComponentError(
-            f"Cannot load {text}", "it is not the address of a model", f"Give one like {page('OWNER/NAME')}"
+            f"Cannot load {text}", "it is not the URL of a model", f"Use one like {page('OWNER/NAME')}"
         )
     owner, name, *more = words
     if not more:
@@ -86,22 +86,22 @@ def _of_address(text: str) -> Reference:
     if more[0] not in _VIEWS or len(more) < 2:
         raise MissingComponentError(
             f"Cannot load {text}",
-            f"it is not the address of a model or of a file in it: {more[0]!r} is in it",
-            f"Give {page(f'{owner}/{name}')}, or the address of a file",
+            f"it is not the URL of a model or of a file in one: it contains {more[0]!r}",
+            f"Use {page(f'{owner}/{name}')}, or the URL of a file",
         )
     cut = 4 if more[1] == "refs" and len(more) > 3 else 2  # "refs/pr/3" has signs of its own
     return Reference(f"{owner}/{name}", _sound(text, "/".join(more[cut:])), "/".join(more[1:cut]))
 
 
 def page(repository: str) -> str:
-    """The address of a repository's page."""
+    """Return the URL of a repository's page."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT.rstrip('/')}/{repository}"
 
 
 def _hosts() -> set[str]:
-    """The names of the hub's host, with that of a mirror in its place ($HF_ENDPOINT)."""
+    """Return the host names of the hub, including that of a mirror ($HF_ENDPOINT)."""
     from huggingface_hub import constants
 
     ends = (constants.ENDPOINT, getattr(constants, "_HF_DEFAULT_ENDPOINT", constants.ENDPOINT))
@@ -110,8 +110,8 @@ def _hosts() -> set[str]:
 
 
 def _sound(text: str, inside: str) -> str:
-    """A path in a repository, which stays in there."""
+    """Normalize a path in a repository; raise MissingComponentError if it leaves the repository."""
     inside = inside.strip("/")
     if any(word in (".", "..") for word in inside.split("/")) or "\\" in inside:
-        raise MissingComponentError(f"Cannot load {text}", "its path leads out of the repository", "Check the path")
+        raise MissingComponentError(f"Cannot load {text}", "its path leads outside the repository", "Check the path")
     return inside

@@ -1,13 +1,13 @@
 """Layers that transformers and diffusers keep in float32 in models of 16 bits, and in floats in bitsandbytes' schemes.
 
-A model class of theirs names them in `_keep_in_fp32_modules`; what such layers make does not fit into float16, or is
-too coarse in bfloat16. In both libraries they are float32 whatever dtype is asked for, and here too; where a scheme
-quantizes them, their products are in float32.
+A model class lists them in `_keep_in_fp32_modules`: their activations overflow float16, or are too coarse in bfloat16.
+In both libraries they are float32 whatever dtype is requested, and here too; if a scheme quantizes them, their
+products are computed in float32.
 
-The libraries leave these layers out when they quantize, and so does SDNQ. Files that hold them quantized bitsandbytes'
-readers take for weights, and SDNQ cannot run: models cast activations to the dtype of such a weight, which is that of
-its codes there. So by default they stay floats in the schemes of both, and what is saved is what the libraries would
-have made and read. The option `wo` (`nf4,wo`), called after T5's, quantizes them as well.
+The libraries skip these layers when they quantize, and so does SDNQ. If a file has them quantized, bitsandbytes'
+readers take the codes for weights, and SDNQ cannot run them: models cast activations to the dtype of such a weight,
+which is that of its codes there. So by default they stay floats in the schemes of both, and saved files equal those of
+the libraries. The option `wo` (`nf4,wo`), named after T5's layer, quantizes them as well.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BY_CLASS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Float32:
-    """Which tensors of a model its library keeps in float32, when the model is in 16 bits.
+    """The tensors of a 16-bit model that its library keeps in float32.
 
     Attributes:
         soft: patterns for models in float16, strict: for those in bfloat16 too. whole: they mean a whole word of a
@@ -72,7 +72,7 @@ class Float32:
     whole: bool = False
 
     def keeps(self, name: str, dtype: str) -> bool:
-        """Whether the tensor called `name` is float32 where those beside it are `dtype` ("float16", "bfloat16")."""
+        """Return whether the tensor `name` is float32 in a model of dtype `dtype` ("float16", "bfloat16")."""
         if dtype not in ("float16", "bfloat16"):
             return False
         patterns = self.strict if dtype == "bfloat16" else self.soft | self.strict
@@ -81,7 +81,7 @@ class Float32:
         return bool(patterns) and _any_of(patterns).search(name) is not None
 
     def dtype(self, name: str, dtype: str) -> str:
-        """`dtype`, or float32 for a tensor that is kept in it."""
+        """Return `dtype`, or "float32" for a tensor that is kept in it."""
         return "float32" if self.keeps(name, dtype) else dtype
 
 
@@ -91,7 +91,7 @@ def _any_of(patterns: frozenset[str]) -> re.Pattern[str]:
 
 
 def float32_of_model(model: nn.Module) -> Float32:
-    """As the model itself says it, which in transformers has added what its submodels say."""
+    """Return the patterns of the model itself; in transformers they include those of its submodels."""
     from .libraries import is_of_transformers
 
     soft, strict = (
@@ -104,32 +104,32 @@ def float32_of_model(model: nn.Module) -> Float32:
 
 
 def float32_of_class(class_name: str | None) -> Float32:
-    """The same before there is a model, by the name of its class."""
+    """Return the patterns by the name of the model's class, before there is a model."""
     if _T5.match(class_name or ""):
         return Float32(soft=frozenset(of_class(class_name)))
     return Float32(strict=frozenset(of_class(class_name)), whole=True)
 
 
 def of_class(class_name: str | None) -> tuple[str, ...]:
-    """The modules that a model class of diffusers or transformers wants in floats, as patterns for `matched`."""
+    """Return the modules that a class of diffusers or transformers keeps in floats, as patterns for `matched`."""
     if _T5.match(class_name or ""):
         return ("wo",)
     return _BY_CLASS.get(class_name or "", ())
 
 
 def kept(class_name: str | None, spec: QuantSpec) -> tuple[str, ...]:
-    """Those that stay floats in this scheme: none if they were asked for, or if no library has the scheme."""
+    """Return the modules that stay floats in this scheme: none with `wo`, or if no library has the scheme."""
     return () if OPTION not in spec.scheme.options or spec[OPTION] else of_class(class_name)
 
 
 def why_kept(spec: QuantSpec) -> str:
-    """The reason that the plan gives."""
+    """Return the reason that the plan shows for a layer that stays in floats."""
     return f"its library keeps it in floats and reads it in no other form ({spec},{OPTION} quantizes it)"
 
 
 def matched(path: str, patterns: Iterable[str]) -> bool:
-    """Whether diffusers or transformers would leave the layer at `path` as it is for one of these patterns: a layer's
-    whole path for a start, or the end of a path, or a module somewhere on it."""
+    """Return whether diffusers or transformers would keep the layer at `path` in floats because of one of `patterns`:
+    each is the beginning or the end of a path, or a module on it."""
     return any(
         path.endswith(pattern) or path.startswith(f"{pattern}.") or f"{pattern}." in path for pattern in patterns
     )

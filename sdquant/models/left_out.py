@@ -1,5 +1,5 @@
-"""Parameters that files of a model may lack: its library says so (`_keys_to_ignore_on_load_missing`), and gives them
-values itself, by the model's own initialization. Importing this module imports no torch.
+"""Parameters that a model's files may lack: its library lists them (`_keys_to_ignore_on_load_missing`), and initializes
+them itself, with the model's own initialization. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def may_lack(model: nn.Module, name: str) -> bool:
 
 
 def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.dtype | None) -> None:
-    """Give values to parameters on the meta device as their library does, and to no others.
+    """Initialize parameters on the meta device as their library does, and no others.
 
     Args:
         tied: all names of each. dtype: of them; None is the one that they would have in a new model.
@@ -52,15 +52,15 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
 
 
 def _owners(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, Any]]:
-    """The modules that these parameters are in, the innermost first, each with the model that initializes it: the one
-    nearest around it that says how."""
-    seen: set[int] = set()
+    """Yield the modules that contain these parameters, the innermost first, each with the model that initializes it:
+    the nearest one around it with `_init_weights`."""
+    done: set[int] = set()
     for name in names:
         words = name.split(".")[:-1]
         around = [model.get_submodule(".".join(words[:count])) for count in range(len(words) + 1)]
         for place in reversed(range(len(around))):
             owner = around[place]
             initializer = next((one for one in reversed(around[: place + 1]) if hasattr(one, "_init_weights")), None)
-            if initializer is not None and id(owner) not in seen:
-                seen.add(id(owner))
+            if initializer is not None and id(owner) not in done:
+                done.add(id(owner))
                 yield owner, initializer

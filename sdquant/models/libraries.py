@@ -39,5 +39,5 @@ def transformers() -> Any:
 
 
 def is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is a transformers model; else it is one of diffusers."""
+    """Return whether it is a transformers model; else it is one of diffusers."""
     return hasattr(getattr(model, "config", None), "to_json_string")

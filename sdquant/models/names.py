@@ -1,8 +1,8 @@
-"""A model's tensors under the names that its library gives them in files, by the library's own mapping, both ways.
+"""Map a model's tensor names to the names in its library's files and back, with the library's own mapping.
 
 transformers renames tensors while it loads (`conversion_mapping` of transformers 5, `_checkpoint_conversion_mapping` of
-the classes before), makes some of several others (experts, fused projections), and undoes all of it when it saves.
-diffusers renames those of deprecated attention blocks. Nothing here knows a name: the libraries are asked.
+the classes before), merges several into one (experts, fused projections), and undoes all of it when it saves.
+diffusers renames those of deprecated attention blocks. No name is hard-coded here: the mappings are the libraries'.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KEPT, LIBRARYS = "_sdquant_conversions", "_weight_conversions"
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that are made of others.
+    """Tensors that are built from others.
 
     Attributes:
-        sources: the others. convert: a state dict of these -> one of what is made of them.
+        sources: the others. convert: a state dict of these -> one of the tensors built from them.
     """
 
     sources: tuple[str, ...]
@@ -38,12 +38,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Mapped:
-    """What tensors are called on the other side.
+    """The result of a mapping of tensor names, from one side (model or file) to the other.
 
     Attributes:
-        names: there -> here, of those that are only renamed. groups: the others, from here to there.
-        strays: those here that have no place there.
-        used: the transforms of transformers 5 that had a part in it, in their order.
+        names: target name -> source name, of tensors that are only renamed. groups: the others.
+        strays: source names that have no target.
+        used: the transforms of transformers 5 that were applied, in their order.
     """
 
     names: Mapping[str, str]
@@ -53,11 +53,11 @@ class Mapped:
 
 
 def to_model(model: nn.Module, keys: Collection[str], known: Collection[str] | None = None) -> Mapped:
-    """What tensors of a file are in a model.
+    """Map the tensors of a file to those of a model.
 
     Args:
-        model: of any device. keys: of the tensors; of quantized weights their names.
-        known: the names that the model has; None for those of its state dict.
+        model: on any device. keys: the tensors' keys; for quantized weights their names.
+        known: the model's tensor names; None for those of its state dict.
     """
     names = frozenset(known if known is not None else model.state_dict(keep_vars=True))
     if not is_of_transformers(model):
@@ -66,12 +66,11 @@ def to_model(model: nn.Module, keys: Collection[str], known: Collection[str] | N
 
 
 def to_file(model: nn.Module, names: Collection[str], packed: Collection[str] = ()) -> Mapped:
-    """What tensors of a model are called in the files that its library writes.
+    """Map the tensors of a model to their names in the files that its library writes.
 
     Args:
-        names: of its tensors. packed: those of them that are quantized weights: they cannot be taken apart, or made
-            one of several, so they are written under the model's own names, as are those that they belong together
-            with. The library reads these as well.
+        names: of its tensors. packed: the quantized weights among them: they cannot be split or merged, so they and
+            the rest of their group are written under the model's own names, which the library reads as well.
     """
     if not is_of_transformers(model) or _transforms(model) == ():
         return Mapped({name: name for name in names})
@@ -86,26 +85,26 @@ def to_file(model: nn.Module, names: Collection[str], packed: Collection[str] = 
         else:
             groups[key].append((name, pattern))
             patterns[key] = pattern
-    made: list[Group] = []
+    built: list[Group] = []
     for key, members in groups.items():
         if any(name in packed for name, _ in members):
             keys |= {name: name for name, _ in members}
         else:
-            made.append(Group(tuple(name for name, _ in members), convert(key, members)))
+            built.append(Group(tuple(name for name, _ in members), convert(key, members)))
     own = {name: name for name in names}
     if packed and not _returns(model, keys, names):
         return Mapped(own)
-    return Mapped(keys, tuple(made))
+    return Mapped(keys, tuple(built))
 
 
 def _returns(model: nn.Module, keys: Mapping[str, str], names: Collection[str]) -> bool:
-    """Whether the names of files lead back to the model's."""
+    """Return whether the names in files map back to the model's."""
     back = to_model(model, keys, names)
     return all(keys[key] == name for name, key in back.names.items()) and len(back.names) == len(keys)
 
 
 def remember(model: nn.Module, used: tuple[Any, ...], *, quantized: bool) -> None:
-    """Have a model of transformers know how its files were renamed, as its own `from_pretrained` does.
+    """Record on a transformers model how its files were renamed, as its own `from_pretrained` does.
 
     Args:
         quantized: transformers cannot take the weights for its own ones; what is written has the names already.
@@ -121,12 +120,12 @@ def remember(model: nn.Module, used: tuple[Any, ...], *, quantized: bool) -> Non
 
 
 def conversions(model: nn.Module) -> tuple[Any, ...]:
-    """The transforms that are to be undone when the model is written."""
+    """Return the transforms to undo when the model is saved."""
     return (_transforms(model) or ()) if is_of_transformers(model) else ()
 
 
 def _transforms(model: nn.Module) -> tuple[Any, ...] | None:
-    """Those that are to be undone when the model is written; None where transformers is older than they."""
+    """Return the transforms to undo when the model is saved; None if this transformers has none (before 5)."""
     known = model.__dict__.get(KEPT)
     if known is None:
         known = getattr(model, LIBRARYS, None)
@@ -153,17 +152,17 @@ def _of_diffusers(model: nn.Module, keys: Collection[str], known: frozenset[str]
 
 
 def _placed(rows: Iterable[tuple[str, str]], known: frozenset[str], used: tuple[Any, ...] = ()) -> Mapped:
-    """Of (name, key): the first of several counts."""
+    """Map (name, key) pairs; of several keys for one name the first is used."""
     from .components import model_name
 
     names: dict[str, str] = {}
     strays = []
     for name, key in rows:
-        found = model_name(name, known)
-        if found is None or found in names:
+        target = model_name(name, known)
+        if target is None or target in names:
             strays.append(key)
         else:
-            names[found] = key
+            names[target] = key
     return Mapped(names, (), tuple(strays), used)
 
 
@@ -202,14 +201,14 @@ def _of_transformers(model: Any, keys: Collection[str], known: frozenset[str]) -
 def _converter(
     model: Any, transform: Any, name: str, members: list[tuple[str, str]]
 ) -> Callable[[dict[str, Any]], Mapping[str, Any]]:
-    """What a converter of transformers does with these tensors, given by key and the pattern of it that each fits."""
+    """Return a function that runs a transformers converter on these tensors: (key, the pattern that matched it)."""
 
     def convert(state: dict[str, Any]) -> Mapping[str, Any]:
         one = deepcopy(transform)
         for key, pattern in members:
             one.add_tensor(name, key, pattern, state[key])
-        made = one.convert(name, model=model, config=model.config)
-        return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+        result = one.convert(name, model=model, config=model.config)
+        return {key: value[0] if isinstance(value, list) else value for key, value in result.items()}
 
     return convert
 
@@ -217,8 +216,8 @@ def _converter(
 def _backwards(
     model: Any,
 ) -> tuple[Callable[[str], tuple[str, str | None]], Callable[[str, list[tuple[str, str]]], Any]]:
-    """How a model's name becomes one of a file: a function of it (with the pattern of the converter that it fits, if
-    there is one), and one that gives what that converter does."""
+    """Return two functions for saving: one maps a model's name to a file's (and the pattern of the converter that
+    matches, if any), the other returns what that converter does."""
     transforms = _transforms(model)
     if transforms is None:
         return lambda name: (_to_file_before_5(model, name), None), lambda key, members: None
@@ -242,15 +241,15 @@ def _backwards(
         return plainly(name), None
 
     def convert(key: str, members: list[tuple[str, str]]) -> Any:
-        made = _converter(model, by_pattern[members[0][1]], key, members)
-        return lambda state: {plainly(name): value for name, value in made(state).items()}
+        run = _converter(model, by_pattern[members[0][1]], key, members)
+        return lambda state: {plainly(name): value for name, value in run(state).items()}
 
     return renamed, convert
 
 
 def _before_5(model: Any, key: str, known: frozenset[str]) -> str:
-    """The model's name for a file's tensor in transformers 4.57: by the mapping of the class, or with the prefix of the
-    base model more or less."""
+    """Return the model's name for a file's tensor in transformers 4.57: by the mapping of the class, or by adding or
+    removing the prefix of the base model."""
     name = key
     for pattern, replacement in (getattr(model, "_checkpoint_conversion_mapping", None) or {}).items():
         name, count = re.subn(pattern, replacement, name)
@@ -274,7 +273,7 @@ def _to_file_before_5(model: Any, name: str) -> str:
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:
-    """In the order in which transformers 5 goes through a file."""
+    """Sort keys in the order in which transformers 5 reads a file."""
     try:
         from transformers.core_model_loading import dot_natural_key
     except ImportError:
@@ -283,5 +282,5 @@ def _in_order(keys: Iterable[str]) -> list[str]:
 
 
 def converted(group: Group, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """What a group becomes, from its tensors."""
+    """Build the tensors of a group from its sources."""
     return group.convert({name: tensors[name] for name in group.sources})

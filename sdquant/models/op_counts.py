@@ -1,6 +1,6 @@
-"""What a network computes: its products, by the weight that they are with and how many rows of numbers it sees.
+"""Count a network's matrix products, by their weight and number of activation rows.
 
-Told from operations as a trace sees them (`activations`); of tensors only shapes count.
+Derived from the operations of a trace (`activation_memory`); of tensors only shapes count.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ class Product:
 
 @dataclass
 class Work:
-    """What was computed so far.
+    """The operations counted so far.
 
     Attributes:
-        products: how often each.
-        others: operations that are no products and make a tensor. made: the bytes of these.
+        products: number of calls of each.
+        others: number of operations that are not products and allocate a tensor. made: the bytes of these.
     """
 
     products: Counter[Product] = field(default_factory=Counter)
     others: int = 0
     made: int = 0
 
-    def add(self, done: Product | None, made: int) -> None:
-        """Count one more operation, which has made so many bytes."""
+    def add(self, done: Product | None, nbytes: int) -> None:
+        """Count one more operation, which has allocated `made` bytes."""
         if done is not None:
             self.products[done] += 1
-        elif made:
+        elif nbytes:
             self.others += 1
-            self.made += made
+            self.made += nbytes
 
 
 def product(func: Any, args: Any, out: Any, weight: str | None) -> Product | None:
-    """What an operation computes; None if it is no product.
+    """Return the product that an operation computes; None if it is not a product.
 
     Args:
         func: the overload of aten. args, out: its arguments and result.
-        weight: the name of that of its tensors which is one.
+        weight: name of the weight among its tensors, if there is one.
     """
     shape = _SHAPES.get(func.overloadpacket)
     if shape is None:
@@ -74,8 +74,10 @@ def product(func: Any, args: Any, out: Any, weight: str | None) -> Product | Non
 
 
 def _matrices(a: Any, b: Any) -> tuple[int, int]:
-    """a [..., M, K] times b [..., K, N], each of a batch with one of its own: as if side by side in one weight. One b
-    that all of a batch share, which is how torch multiplies with some views, has stride 0 there."""
+    """Return (numbers, rows) of a [..., M, K] times b [..., K, N], where a batch of b counts as one wide weight.
+
+    A b that the batch shares (torch multiplies some views like this) has stride 0 in that dimension.
+    """
     shared = math.prod(n for n, step in zip(b.shape, b.stride(), strict=True) if step == 0)
     return math.prod(b.shape) // max(shared, 1), a.shape[-2] * shared
 
@@ -87,7 +89,7 @@ def _convolution(args: Any, out: Any) -> tuple[int, int]:
 
 
 def _attention(args: Any, out: Any) -> tuple[int, int]:
-    """query [..., M, D], key and value [..., N, D]: each row of the query meets all of both."""
+    """Return (numbers, rows) of query [..., M, D], key and value [..., N, D]: each query row meets all of both."""
     query, key, value = args[:3]
     return key.numel() + value.numel(), query.shape[-2]
 

@@ -1,9 +1,9 @@
-"""What a model with quantized layers needs so that LoRAs go onto it by diffusers' own calls, and come off again.
+"""Hooks that let diffusers load LoRAs onto a model with quantized layers, and unload them again.
 
-The layers take PEFT's adapters as they are. Two things are left, and neither needs peft to be there:
-* Flux pipelines look up each weight that a LoRA is for in the model's `state_dict()`, where a packed one is not.
-* Fusing a LoRA adds it to the weights. Packed ones would have to be quantized anew, which loses most of a small change,
-  and some libraries' weights take the sum without an error and forget it. So fusing is refused, before the first layer.
+The layers accept PEFT's adapters unchanged. Two things remain, and neither needs peft to be installed:
+* Flux pipelines look up the weight of each LoRA layer in the model's `state_dict()`, which has no packed ones.
+* Fusing a LoRA adds it to the weights. Packed ones would have to be quantized again, which loses most of a small
+  change, and some libraries' weights drop the sum without an error. So fusing is refused before the first layer.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ _FUSE = "fuse_lora"
 
 
 def adapted(model: nn.Module) -> list[str]:
-    """The paths of the layers that have an adapter around them."""
+    """Return the paths of the layers that are wrapped by an adapter."""
     return [path for path, module in model.named_modules() if _wraps(module)]
 
 
 def refuse_adapted(name: str, model: nn.Module, what: str) -> None:
-    """Raise ConflictError if the model has adapters on it, which `what` would take for its own layers."""
+    """Raise ConflictError if the model has adapters, which would be taken for its own layers.
+
+    Args:
+        what: what the model would be, for the error: "saved", "quantized".
+    """
     paths = adapted(model)
     if paths:
         raise ConflictError(
-            f"The {name} was to be {what}",
-            f"a LoRA is on it, at {len(paths)} layers ({paths[0]!r} is the first)",
-            f"Take the LoRA off (unload_lora_weights), have it {what}, and load the LoRA again; "
-            "save_lora_weights or sdquant.lora.save_lora writes the LoRA itself",
+            f"The {name} cannot be {what}",
+            f"a LoRA is attached to {len(paths)} of its layers ({paths[0]!r} is the first)",
+            "Unload the LoRA first (unload_lora_weights), and load it again afterwards; "
+            "save_lora_weights or sdquant.lora.save_lora saves the LoRA itself",
         )
 
 
 def prepare(model: Any, layers: Iterable[str] | None = None) -> None:
-    """Let a component with quantized layers take LoRAs, and give its state dicts, or those of modules in it, to modules
-    of floats. Again is as good as once; copies of it are prepared too.
+    """Prepare a component with quantized layers for LoRAs, and for loading its state dicts, or those of modules in it,
+    into unquantized modules. Idempotent; copies of the model are prepared, too.
 
     Args:
-        layers: paths of those quantized layers that are new; None: of all, which takes a walk through the model.
+        layers: paths of the new quantized layers; None for all, which walks through the model.
     """
     from ..nn import into_floats, packed_of
 
@@ -58,7 +62,7 @@ def prepare(model: Any, layers: Iterable[str] | None = None) -> None:
 
 
 def _around(model: nn.Module, layers: Iterable[str]) -> Iterator[nn.Module]:
-    """The model, these layers, and the modules that they are in."""
+    """Yield the model, these layers, and the modules that contain them."""
     paths = {""}
     for names in (path.split(".") for path in layers):
         paths.update(".".join(names[:end]) for end in range(1, len(names) + 1))
@@ -66,15 +70,15 @@ def _around(model: nn.Module, layers: Iterable[str]) -> Iterator[nn.Module]:
 
 
 def prepare_pipeline(pipe: Any) -> None:
-    """Refuse fusing on this pipeline, or component, where a LoRA is on quantized layers."""
+    """Make `fuse_lora` of this pipeline or component raise if a LoRA is attached to quantized layers."""
     if hasattr(type(pipe), _FUSE) and _FUSE not in pipe.__dict__:
         pipe.__dict__[_FUSE] = _Fuse(pipe)
 
 
 class _Fuse:
-    """`fuse_lora` of one pipeline or component, which looks at its layers first.
+    """`fuse_lora` of one pipeline or component, which checks its layers first.
 
-    Refers to its owner weakly: a model's memory is to be free as soon as nobody has the model.
+    Holds its owner weakly, so that a model's memory is freed with its last reference.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -89,7 +93,7 @@ class _Fuse:
         return getattr(type(owner), _FUSE)(owner, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Fuse:
-        """Of a copied owner the copy's, which is known already when its attributes are copied."""
+        """Return a hook for the copied owner, which is in `memo` before its attributes are copied."""
         owner = self._owner()
         return _Fuse(memo.get(id(owner), owner))
 
@@ -104,10 +108,10 @@ def _refuse_fusing(model: nn.Module) -> None:
         packed = packed_of(_base(model.get_submodule(path)))
         if packed is not None:
             raise IncompatibleError(
-                "fuse_lora was called",
-                f"the layer {path!r} is quantized to {packed.spec.scheme}: the sum would have to be quantized anew, "
+                "Cannot fuse the LoRA (fuse_lora)",
+                f"the layer {path!r} is quantized to {packed.spec.scheme}: the sum would have to be quantized again, "
                 "which loses most of what the LoRA changes",
-                "Leave the LoRA beside the weights, where it has its whole effect; its strength is set by set_adapters",
+                "Keep the LoRA unfused, where it has its full effect; set its strength with set_adapters",
             )
 
 
@@ -130,23 +134,23 @@ class _State(OrderedDict[str, Any]):
         raise KeyError(key)
 
     def __reduce__(self) -> Any:
-        """Pickled and copied as torch's own: not with the model, which is no tensor and may be offloaded."""
+        """Pickle and copy it as torch's own state dict, without the model, which may be offloaded."""
         return OrderedDict, (), {k: v for k, v in vars(self).items() if k != "owner"}, None, iter(self.items())
 
 
 def _with_packed(model: nn.Module, state: Any, prefix: str, metadata: Any) -> Any:
-    """A state dict hook of `torch.nn.Module`: what it returns is the state dict, if it is that of the whole module."""
+    """State dict hook of `torch.nn.Module`: return a `_State` if it is the state dict of the whole module."""
     if prefix:
         return None
-    made = _State(state)
-    made.owner = model
+    result = _State(state)
+    result.owner = model
     if hasattr(state, "_metadata"):
-        vars(made)["_metadata"] = state._metadata
-    return made
+        vars(result)["_metadata"] = state._metadata
+    return result
 
 
 def owner_of(state: Any) -> nn.Module:
-    """The model whose `state_dict()` this is, one that is `prepare`d."""
+    """Return the model whose `state_dict()` this is; it must be `prepare`d."""
     assert isinstance(state, _State)
     return state.owner
 
@@ -156,7 +160,7 @@ def _wraps(module: nn.Module) -> bool:
 
 
 def _base(module: nn.Module) -> nn.Module:
-    """The layer inside its adapters."""
+    """Return the layer inside its adapters."""
     while "base_layer" in module._modules:
         inner = module._modules["base_layer"]
         assert inner is not None

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def check_pipeline(folder: Path) -> None:
-    """Look up all that a pipeline's folder names, before diffusers does, which imports whatever module it reads of.
+    """Look up all classes that a pipeline's folder names, before diffusers does, which imports any module named there.
 
     Raises:
         UnsupportedFileError: a name is not that of a class of diffusers or transformers.
-        BadFileError: a component's config is of another class, or a scheduler has more steps than any has.
-        MissingComponentError: a component that the pipeline's class asks for has no folder.
+        BadFileError: a component's config is of another class, or a scheduler has implausibly many steps.
+        MissingComponentError: a component that the pipeline's class requires has no folder.
     """
     libraries = _model_libraries()
     diffusers = libraries["diffusers"][0]
@@ -70,50 +70,50 @@ def check_pipeline(folder: Path) -> None:
     if absent:
         raise MissingComponentError(
             f"Cannot load {folder}",
-            f"its model_index.json does not name the {absent[0]}, which every {pipe.__name__} has",
+            f"its model_index.json does not name the {absent[0]}, which {pipe.__name__} requires",
             "Get the folder, or its model_index.json, from its source again",
         )
 
 
 def _refuse_misfit(path: Path, kind: type, values: Mapping[str, Any]) -> None:
-    """Raise BadFileError if a scheduler cannot be made of its config; that takes no memory to speak of."""
+    """Raise BadFileError if a scheduler cannot be built from its config; building it takes little memory."""
     if not issubclass(kind, libraries.diffusers().SchedulerMixin):
         return
-    made: Any = kind
+    scheduler_class: Any = kind
     try:
         with quiet(), no_warnings:  # they are given when it is made for the pipeline
-            made.from_config(dict(values))
+            scheduler_class.from_config(dict(values))
     except Exception as error:  # whatever a constructor says to values that nobody has written it for
         raise BadFileError(
             f"Cannot load {path}",
-            f"what is in it does not fit {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
+            f"its values are invalid for {kind.__name__}: {str(error).splitlines()[0] if str(error) else error!r}",
             "Get the scheduler from its source again",
         ) from error
 
 
 def _heir(name: str) -> str:
-    """The name that a class of transformers has today, where diffusers knows that it had another once."""
+    """Return the present name of a transformers class that diffusers lists as renamed; else the same name."""
     theirs = libraries.module("diffusers.utils.deprecation_utils")
     row = getattr(theirs, "_TRANSFORMERS_CLASS_REMAPPING", {}).get(name, {})
     return str(row.get("new_class", name))
 
 
 def _refuse_another(config: Path, named: type, library: str) -> None:
-    """Raise BadFileError if a component's config is that of a model of another class than its pipeline says.
+    """Raise BadFileError if a component's config is that of another model class than its pipeline names.
 
-    Classes of one family are made of each other's configs: what transformers calls the same model with and without a
-    head, or diffusers' class and its heir.
+    Classes of one family can be built from each other's configs: the same transformers model with and without a head,
+    or a diffusers class and its subclass.
     """
     libraries = _model_libraries()
     if not config.is_file() or not issubclass(named, libraries[library][1]):
         return
     values = read_json(config)
-    said = values.get("_class_name")
-    if not isinstance(said, str):
+    class_name = values.get("_class_name")
+    if not isinstance(class_name, str):
         architectures = values.get("architectures")
-        said = architectures[0] if isinstance(architectures, list) and architectures else None
+        class_name = architectures[0] if isinstance(architectures, list) and architectures else None
     other = "diffusers" if "_class_name" in values else "transformers"
-    cls = _public(libraries[other][0], said)
+    cls = _public(libraries[other][0], class_name)
     if not isinstance(cls, type):
         return
     one, two = remapped(named, values), remapped(cls, values)
@@ -123,30 +123,30 @@ def _refuse_another(config: Path, named: type, library: str) -> None:
         # Its own way into folders: one for each model that it holds. None of them is bad.
         raise UnsupportedFileError(
             f"Cannot load {config.parent}",
-            f"it is the first of several {said}s in folders of their own, a {named.__name__}, which only diffusers "
-            "puts together",
+            f"it is the first of several {class_name}s in separate folders, which only diffusers combines into one "
+            f"{named.__name__}",
             "Load the pipeline with diffusers' from_pretrained, then call sdquant.quantize and sdquant.offload.apply "
             "on it; or load each folder alone with load_model",
         )
     raise BadFileError(
         f"Cannot load {config.parent}",
-        f"its config.json is of a {said}, and model_index.json says that it is a {named.__name__}",
-        "Put the component that belongs there into the folder",
+        f"its config.json is that of a {class_name}, but model_index.json names the class {named.__name__}",
+        "Put the matching component into the folder",
     )
 
 
-def _unknown(place: Path, what: str, said: Any) -> UnsupportedFileError:
+def _unknown(place: Path, what: str, entry: Any) -> UnsupportedFileError:
     return UnsupportedFileError(
-        f"{place} was to be loaded",
-        f"the class of {what} is said to be {said or 'nothing'!r:.80}, which is not one of diffusers' or transformers'",
+        f"Cannot load {place}",
+        f"it names {entry or 'nothing'!r:.80} as the class of {what}, which diffusers and transformers do not have",
         "Update diffusers and transformers, or check the file",
     )
 
 
 def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
-    """The diffusers pipeline of a folder, with the given components; schedulers and tokenizers come from the folder.
+    """Return the diffusers pipeline of a folder with these components; schedulers and tokenizers come from the folder.
 
-    See `check_pipeline`, which is to be asked first.
+    Call `check_pipeline` first.
     """
     index = read_json(folder / "model_index.json")
     # Saved as [null, null]: diffusers wants to be told again that Stable Diffusion 3 comes without its T5.
@@ -154,32 +154,32 @@ def pipeline(folder: Path, parts: Mapping[str, nn.Module]) -> Any:
     try:
         with quiet(), _no_bars:
             cls = pipeline_class(folder)
-            made = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
+            pipe = cls.from_pretrained(str(folder), local_files_only=True, **{**left_out, **parts})
     except (OSError, ValueError) as error:
         raise MissingComponentError(
-            f"The pipeline {folder} was to be put together", str(error), "Check that the folder is complete"
+            f"Cannot assemble the pipeline {folder}", str(error), "Check that the folder is complete"
         ) from error
     except Exception as error:  # whatever a scheduler or tokenizer says to values that nobody has written it for
         raise BadFileError(
-            f"The pipeline {folder} was to be put together",
-            f"what is in it does not fit its classes: {error}",
+            f"Cannot assemble the pipeline {folder}",
+            f"a file in it does not fit its class: {error}",
             "Get the scheduler and the tokenizers from their source again",
         ) from error
-    strange = [name for name, part in parts.items() if made.components.get(name, part) is not part]
+    strange = [name for name, part in parts.items() if pipe.components.get(name, part) is not part]
     if strange:
         raise UnsupportedFileError(
-            f"The pipeline {folder} was to be put together",
-            f"diffusers' {type(made).__name__} did not take the {strange[0]} that was loaded for it",
-            "Load that component alone, and give it to the pipeline",
+            f"Cannot assemble the pipeline {folder}",
+            f"diffusers' {type(pipe).__name__} did not accept the {strange[0]} that was loaded for it",
+            "Load that component alone, and pass it to the pipeline",
         )
-    return made
+    return pipe
 
 
 def pipeline_class(folder: Path) -> Any:
-    """diffusers' pipeline class of a pipeline's folder; the general one if it has none.
+    """Return diffusers' pipeline class of a pipeline's folder; `DiffusionPipeline` if it names none.
 
-    Asked through the general one, diffusers does not know what is optional in the other: it drops what it is given
-    (Wan's transformer) and loads that from the folder again.
+    Through `DiffusionPipeline`, diffusers does not know the optional components of the actual class: it drops those
+    that are passed (Wan's transformer) and loads them from the folder again.
     """
     diffusers = libraries.diffusers()
     name = str(read_json(folder / "model_index.json").get("_class_name"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def weight_parts(pipe: Any) -> dict[str, nn.Module]:
-    """A pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
+    """Return a pipeline's components that are modules, by name, in the order in which the pipeline runs them."""
     from torch import nn
 
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
@@ -21,7 +21,7 @@ def weight_parts(pipe: Any) -> dict[str, nn.Module]:
 
 
 def main_part(model: Any) -> nn.Module:
-    """The UNet or transformer of a pipeline; a component is its own."""
+    """Return the UNet or transformer of a pipeline; a single component is returned itself."""
     if not is_pipeline(model):
         only: nn.Module = model
         return only
@@ -30,14 +30,14 @@ def main_part(model: Any) -> nn.Module:
 
 
 def is_pipeline(model: Any) -> bool:
-    """Whether it is a diffusers pipeline, told by what is used of it."""
+    """Return whether it is a diffusers pipeline, judged by the attributes that are used here."""
     from torch import nn
 
     return not isinstance(model, nn.Module) and hasattr(model, "components") and hasattr(model, "save_config")
 
 
 def components_of(model: Any) -> dict[str, nn.Module]:
-    """The networks of a pipeline by name, in the pipeline's order; a component alone is called "model"."""
+    """Return the networks of a pipeline by name, in the pipeline's order; a single component is named "model"."""
     from torch import nn
 
     if isinstance(model, nn.Module):
@@ -51,7 +51,7 @@ def components_of(model: Any) -> dict[str, nn.Module]:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of the weights of a pipeline or module: packed parts and plain tensors of the state.
+    """Return the bytes of the weights of a pipeline or module: packed parts and unquantized tensors of the state.
 
     Counted as `Detected.bytes` and `Plan.bytes` are, from the loaded tensors themselves. Code tables, which are
     constants of a scheme, and buffers that no file holds are left out; `sdquant.offload.weight_bytes` counts those too.

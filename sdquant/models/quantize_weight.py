@@ -1,4 +1,4 @@
-"""Encode one weight of a model, and refuse what would end as a broken picture."""
+"""Quantize one weight of a model; refuse values that would end as a broken image."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def encode(name: str, weight: Tensor, spec: QuantSpec) -> Packed:
-    """`weight` packed.
+    """Quantize `weight`.
 
     Args:
         name: of the weight, for the error.
 
     Raises:
-        BadFileError: it has values that are NaN or infinite, or larger than the scheme's scales can say. A codec takes
-            the largest value of each block, so that one such value shows in a scale.
+        BadFileError: it has values that are NaN, infinite, or too large for the scheme's scales. A codec takes the
+            largest value of each block, so that one such value shows in a scale.
     """
     packed = registry.get(spec.scheme.backend).encode(weight, spec.of(name, tuple(weight.shape)))
     for part in packed.parts.values():
@@ -41,20 +41,20 @@ def require_finite(name: str, scales: Tensor, spec: QuantSpec) -> None:
     """Raise BadFileError if a scale of weight `name` is NaN or infinite; see `encode`."""
     if not finite(scales):
         raise BadFileError(
-            f"Weight {name!r} was to be quantized to {spec}",
-            "it has values that are not a number, infinite, or too large for the scheme's scales",
-            f"Get the model from its source again, or leave the layer as it is: skip={name.rpartition('.')[0]!r}",
+            f"Cannot quantize weight {name!r} to {spec}",
+            "it has values that are NaN, infinite, or too large for the scheme's scales",
+            f"Get the model from its source again, or leave the layer unquantized: skip={name.rpartition('.')[0]!r}",
         )
 
 
 def refuse_not_finite(
     name: str, tensor: Tensor, spec: QuantSpec, skip: tuple[str, ...], keys: Mapping[str, str] | None = None
 ) -> None:
-    """Raise BadFileError if a tensor that stays as it is, in a model quantized to `spec`, has a value that is NaN or
-    infinite: one in a norm breaks a picture as one in a weight does. What is skipped is not looked at."""
+    """Raise BadFileError if an unquantized tensor of a model quantized to `spec` has a NaN or infinite value: one in a
+    norm breaks an image as one in a weight does. Skipped layers are not checked."""
     if tensor.is_floating_point() and not skipped(name, skip, keys) and not finite(tensor):
         raise BadFileError(
-            f"{name!r} of a model that was to be quantized to {spec}",
-            "it has values that are not a number, or infinite",
-            f"Get the model from its source again, or take it as it is: skip={name.rpartition('.')[0]!r}",
+            f"Cannot use {name!r} in a model quantized to {spec}",
+            "it has values that are NaN or infinite",
+            f"Get the model from its source again, or load the tensor unchecked: skip={name.rpartition('.')[0]!r}",
         )

@@ -1,4 +1,4 @@
-"""The gradients of products with packed weights."""
+"""Gradients of matrix products and convolutions with packed weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def convolve(layer: Any, x: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
-    """Without a gradient, as the layer computes."""
+    """Convolve as the layer does, without a gradient."""
     return dispatch.convolve(layer._backend, layer._packed_for(x), layer._form, x, bias, how, layer.compute)
 
 
 class Computed(torch.autograd.Function):
-    """A product that the backend computes with the codes; its gradient is that of the product with the float weight."""
+    """A product that the backend computes with the codes; the gradient is that with the dequantized weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: PackedLayer, geometry: Geometry | None) -> Tensor:
@@ -36,10 +36,10 @@ class Computed(torch.autograd.Function):
 
 
 class Decoded(torch.autograd.Function):
-    """A product with the decoded weight that keeps nothing: its gradient decodes the weight again.
+    """A product with the dequantized weight that saves no tensor: backward dequantizes the weight again.
 
-    Kept for the gradient, the weights of all layers would be in memory as floats, and training a LoRA would take as
-    much as on the unquantized model.
+    Saved for backward, the weights of all layers would be in memory as floats, and training a LoRA would take as much
+    as on the unquantized model.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class Decoded(torch.autograd.Function):
 
 
 def _float_weight(layer: Any, grad: Tensor) -> Tensor:
-    """Where `grad` is, and in its dtype. An offload mode has put the packed weight away, to where it can be read."""
+    """Dequantize the weight on the device and in the dtype of `grad`; the packed weight may be offloaded elsewhere."""
     packed = layer._packed_for(grad)
     fresh = torch.is_grad_enabled() and grad.requires_grad  # the gradient of a gradient will need it later
     out = grad.new_empty(layer.spec.shape) if fresh else scratch(layer.spec.shape, grad.dtype, grad.device)
@@ -71,9 +71,9 @@ def _float_weight(layer: Any, grad: Tensor) -> Tensor:
 
 
 def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | None) -> Tensor:
-    """Of x [*shape], where y = x weight^T or a convolution of x, and `grad` is that of y.
+    """Return the gradient of x [*shape], where y = x weight^T or a convolution of x, and `grad` is that of y.
 
-    It does not depend on x, so that nothing but the weight is needed.
+    It does not depend on x, so only the weight is needed.
     """
     if how is None:
         return grad @ weight
@@ -85,7 +85,7 @@ def _gradient(grad: Tensor, weight: Tensor, shape: torch.Size, how: Geometry | N
         return torch.autograd.grad(y, x, grad)[0]
     like, zeros = grad.new_empty(1).expand(shape), [0] * len(how.stride)
     mask = [True, False, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
+    result: Tensor = torch.ops.aten.convolution_backward(
         grad, like, weight, None, how.stride, how.padding, how.dilation, False, zeros, how.groups, mask
     )[0]
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Casts of quantized models, which reach only what is not packed."""
+"""Warning about casts of quantized models, which change only what is not packed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def warn_of_cast(before: torch.dtype, after: torch.dtype) -> None:
     if after.itemsize > before.itemsize:
         effect = "takes more memory"
     else:
-        effect = "is less exact" if after.itemsize < before.itemsize else "has another range"
+        effect = "loses precision" if after.itemsize < before.itemsize else "has another range"
     log.warning(
-        "A quantized model was cast from %s to %s: its packed weights stay as they are, and what is not packed "
-        "(biases, norms, layers left as floats) %s. To have it in %s from the start, load it with dtype=%r",
+        "A quantized model was cast from %s to %s: its packed weights do not change, but everything else "
+        "(biases, norms, unquantized layers) %s. To use %s from the start, load the model with dtype=%r",
         old, new, effect, new, new,
     )  # fmt: skip

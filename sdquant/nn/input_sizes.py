@@ -1,4 +1,4 @@
-"""Inputs of a size that a layer does not take: the error is torch's own, as of the float layer."""
+"""Check input shapes: a mismatch raises torch's own error, as in the float layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
 def require_fit(x: Tensor, shape: Sequence[int], groups: int = 1) -> None:
     """Raise torch's RuntimeError if an input does not fit a layer.
 
-    Kernels would reshape it, and say something of sizes that nobody has given.
+    Kernels would reshape it, and raise errors about other shapes.
 
     Args:
         x: [..., in] for a linear layer, [b, in, ...] or [in, ...] for a convolution.
@@ -29,5 +29,5 @@ def require_fit(x: Tensor, shape: Sequence[int], groups: int = 1) -> None:
 
 
 def _like(shape: Sequence[int]) -> Tensor:
-    """A tensor of a shape, of one number in memory: torch looks at shapes before it computes."""
+    """Return a tensor of a shape with one element in memory: torch checks shapes before it computes."""
     return torch.zeros(()).expand(tuple(shape))

@@ -1,7 +1,7 @@
-"""A state dict of a quantized module that is given to one of floats, as diffusers does where it builds models of others
-(a ControlNet or AnimateDiff's UNet out of a UNet): its packed weights are decoded where the layer is one of floats.
+"""Load the state dict of a quantized module into an unquantized one, as diffusers does to build models from others
+(a ControlNet or AnimateDiff's UNet from a UNet): packed weights are dequantized for layers that are not quantized.
 
-torch has no hook for what modules are given, so that `nn.Module.load_state_dict` looks at it first.
+torch has no hook for the state dict that is passed in, so `nn.Module.load_state_dict` is wrapped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def watch() -> None:
-    """Have torch's modules look at the state dicts that they are given; once for all."""
+    """Wrap `nn.Module.load_state_dict` so that it converts packed weights; once per process."""
     load = nn.Module.load_state_dict
 
     @functools.wraps(load)
@@ -40,11 +40,11 @@ def watch() -> None:
 
 
 def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a module is to be given of a state dict: the same, its packed weights decoded where the module's are floats.
+    """Return a state dict for a module, with packed weights dequantized for layers that are not quantized.
 
     Raises:
-        IncompatibleError: the state dict is not one that a model gave (it was read from a file, or rebuilt), so that
-            nobody knows the schemes.
+        IncompatibleError: the state dict does not come from a model's `state_dict()` (it was read from a file, or
+            rebuilt), so the schemes are unknown.
     """
     owner = getattr(state, "owner", None)
     if owner is None:
@@ -66,14 +66,16 @@ def for_module(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]
         count += 1
     if not count:
         return state
-    log.warning("%s takes %d quantized weights as floats: its layers are not quantized", type(module).__name__, count)
+    log.warning(
+        "%s loads %d quantized weights as floats, because its layers are not quantized", type(module).__name__, count
+    )
     if hasattr(state, "_metadata"):
         taken._metadata = state._metadata  # type: ignore[attr-defined]
     return taken
 
 
 def _packed(layer: nn.Module, state: Mapping[str, Any], path: str) -> Packed | None:
-    """The layer's packed weight: as it is in the state dict, since the layer's own may be away meanwhile."""
+    """Return the layer's packed weight from the state dict, since the layer's own may be offloaded by now."""
     if not isinstance(layer, QuantizedLayer):
         return packed_of(layer)
     prefix = f"{path}.{PREFIX}" if path else PREFIX
@@ -108,8 +110,8 @@ def _refuse_packed(module: nn.Module, state: Mapping[str, Any]) -> None:
         if leaf not in target._parameters and leaf not in target._buffers:
             raise IncompatibleError(
                 f"Cannot load the quantized weight {key!r} into a {type(target).__name__}",
-                "its layer is one of floats, and the state dict does not say how the bytes stand for numbers",
-                "Give what state_dict() of the quantized model returned, as it is, or quantize this model the same way "
+                "its layer is not quantized, and the state dict does not say how to dequantize the weight",
+                "Pass the unchanged state_dict() of the quantized model, or quantize this model the same way "
                 "first (sdquant.quantize)",
             )
 

@@ -1,4 +1,4 @@
-"""What the other files of this room need of a quantized layer, so that they do not import the layers themselves."""
+"""Protocol of a quantized layer, for the files of this package that must not import the layers themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PackedLayer(Protocol):
-    """A layer whose weight is packed: `quantized.QuantizedLayer`."""
+    """A layer whose weight is packed: `quantized_layers.QuantizedLayer`."""
 
     spec: PackedSpec
     part_names: tuple[str, ...]
@@ -22,7 +22,7 @@ class PackedLayer(Protocol):
 
     @property
     def packed(self) -> Packed:
-        """The packed weight."""
+        """Return the packed weight."""
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the weight as floats."""
@@ -31,7 +31,7 @@ class PackedLayer(Protocol):
         """Replace one packed tensor."""
 
     def set_detail(self, name: str, value: Any) -> None:
-        """Replace one number of the description."""
+        """Replace one entry of `spec.details`."""
 
     def _know(self, packed: Packed) -> None:
-        """Take over the description of another packed weight."""
+        """Take over the spec of another packed weight."""

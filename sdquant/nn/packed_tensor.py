@@ -1,8 +1,8 @@
-"""A packed weight seen as a tensor: the float weight's shape, dtype and device, and its values to whoever reads them.
+"""A packed weight as a tensor subclass: the float weight's shape, dtype and device, and its values when they are read.
 
-Code outside looks at `layer.weight`: T5 for the dtype to compute in, PEFT for the device to put a LoRA on, DoRA for the
-values, ComfyUI for the shapes by which it tells models. Such a tensor costs nothing until an operation needs values;
-then the weight is decoded for that operation. What would write into it is refused: it would write into a copy.
+Other code reads `layer.weight`: T5 for the dtype to compute in, PEFT for the device of a LoRA, DoRA for the values,
+ComfyUI for the shapes by which it detects models. Such a tensor costs nothing until an operation needs values; then the
+weight is dequantized for that operation. Writes into it are refused: they would change a copy.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # of whic
 @cache
 def _say_floats(func: Any) -> None:
     log.warning(
-        "Quantized weights were joined (%s, as fuse_qkv_projections does): the result is a float weight, which takes "
-        "the memory of one. Leave them apart to keep them quantized.",
+        "Quantized weights were joined (%s, as fuse_qkv_projections does): the result is a float weight and takes as "
+        "much memory as one. Do not join them to keep them quantized.",
         func,
     )
 
 
 class PackedTensor(ReadOnly):
-    """The float weight, for whoever asks for its shape; see the module.
+    """The float weight, dequantized on demand; see the module.
 
     Attributes:
         packed: the weight. Its parts are those of the layer, not copies.
-        path: of the layer that it is the weight of; "" where nobody has said it.
-        way_out: the last sentence of the error for who would write other values; see `_TO_FUSE`, too.
-        way_out_of_fusing: that for who would add to them.
+        path: of its layer; "" if unknown.
+        way_out: the fix in the error for writing other values; see `_TO_FUSE`, too.
+        way_out_of_fusing: the fix in the error for adding to them.
     """
 
     packed: Packed
     path: str
     way_out: ClassVar[str] = (
-        "Load the model without quantizing this part of it (components=, skip=), change that, and call sdquant.quantize"
+        "Load the model without quantizing this layer (components=, skip=), change it, and call sdquant.quantize"
     )
     way_out_of_fusing: ClassVar[str] = (
-        "Leave the LoRA beside the weights (do not fuse or merge it), or load the model without quantization"
+        "Keep the LoRA separate (do not fuse or merge it), or load the model without quantization"
     )
 
     @staticmethod
     def __new__(cls, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> PackedTensor:
-        made: PackedTensor = Tensor._make_wrapper_subclass(
+        tensor: PackedTensor = Tensor._make_wrapper_subclass(
             cls,
             packed.spec.shape,
             dtype=dtype or getattr(torch, packed.spec.dtype),
             device=packed.device,
             requires_grad=False,
         )
-        return made
+        return tensor
 
     def __init__(self, packed: Packed, dtype: torch.dtype | None = None, path: str = "") -> None:
-        """`dtype`: that it shows; None is that of the weight that was encoded."""
+        """`dtype`: the dtype it has as a tensor; None for that of the weight before quantization."""
         self.packed, self.path = packed, path
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -82,7 +82,7 @@ class PackedTensor(ReadOnly):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run `func` on the decoded weight."""
+        """Run `func` on the dequantized weight."""
         if func in _KEPT and isinstance(args[0], PackedTensor):
             return type(args[0])(args[0].packed, args[0].dtype, args[0].path)
         if func in _JOINING:
@@ -90,28 +90,28 @@ class PackedTensor(ReadOnly):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def read(self) -> Tensor:
-        """Return the decoded weight."""
+        """Return the dequantized weight."""
         return decoded(self)
 
     def refusal(self, how: str) -> IncompatibleError:
-        """The error for who would write into it."""
+        """Return the error for writing into it; `how` is the operation."""
         which = f"the weight of {self.path!r}," if self.path else "a weight"
         return IncompatibleError(
             f"Cannot write to {which} {list(self.packed.spec.shape)} in {self.packed.spec.scheme} ({how})",
-            "it stays packed, and what is written would be lost",
+            "it stays packed, and anything written to it would be lost",
             self.way_out_of_fusing if how.split("_.")[0] in _TO_FUSE else self.way_out,
         )
 
 
 class LayerWeight(AsTensor, PackedTensor):
-    """What a quantized layer answers for its `weight`: as above, also for uses of a tensor that are no operations."""
+    """The `weight` of a quantized layer: a `PackedTensor` that also supports uses that are not operations."""
 
     # transformers draws values for the weights of the layers that a module owns, but for those that say this.
     _is_hf_initialized: ClassVar[bool] = True
 
 
 def decoded(weight: PackedTensor) -> Tensor:
-    """The float weight in the dtype that the tensor shows, in memory of its own."""
+    """Dequantize the weight to the tensor's dtype, in new memory."""
     packed = weight.packed
     backend = registry.of_scheme(packed.spec.scheme)
     out = torch.empty(packed.spec.shape, dtype=weight.dtype, device=packed.device)

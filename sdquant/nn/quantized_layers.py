@@ -1,4 +1,4 @@
-"""A layer whose weight is packed, and the one place that puts it into a model."""
+"""Layers with packed weights, and the functions that build them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _KINDS: dict[type[nn.Module], str] = {
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """ "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
+    """Return "linear", "conv" or "embedding" if the module's weight can be quantized, else None.
 
-    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with a forward of its own would
-    not see a packed weight. An `nn.Embedding` with `max_norm` writes into its weight when it is used.
+    Exact types and subclasses that keep the forward of `torch.nn` count; a subclass with its own forward would read the
+    weight itself. An `nn.Embedding` with `max_norm` is excluded: it writes into its weight when it is used.
     """
     for base, kind in _KINDS.items():
         if isinstance(module, base) and type(module).forward is base.forward:
@@ -53,12 +53,12 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 class QuantizedLayer(nn.Module):
-    """What the quantized layers share. Comes before the `torch.nn` class in their bases.
+    """Base of the quantized layers. Comes before the `torch.nn` class in their bases.
 
-    `weight` is a tensor that decodes itself where it is used; see `packed_tensor`. `dequantize()` gives the values.
+    `weight` is a tensor that is dequantized when it is used; see `packed_tensor`. `dequantize()` returns the values.
 
-    The classes make quantized layers by `quantized_layer` alone. Called like the `torch.nn` class, they make a layer of
-    that class: PEFT makes the two sides of a convolution's LoRA by `type(base_layer)(...)`, and both are to be floats.
+    Quantized layers are built by `quantized_layer` only. Called like the `torch.nn` class, the classes build a layer of
+    that class: PEFT builds the two sides of a convolution's LoRA by `type(base_layer)(...)`, and both must be floats.
     """
 
     spec: PackedSpec
@@ -76,11 +76,11 @@ class QuantizedLayer(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
-            return next(base for base, made in _LAYERS.items() if issubclass(cls, made))(*args, **kwargs)
+            return next(base for base, quantized in _LAYERS.items() if issubclass(cls, quantized))(*args, **kwargs)
         return super().__new__(cls)
 
     def _adopt(self, original: nn.Module, packed: Packed, dtype: torch.dtype) -> None:
-        """Take over everything but the weight from `original`, and the weight from `packed`."""
+        """Take everything but the weight from `original`, and the weight from `packed`."""
         self.__dict__.update(settings_of(original))
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             getattr(self, name).update(getattr(original, name))
@@ -97,7 +97,7 @@ class QuantizedLayer(nn.Module):
         self._know(packed)
 
     def _know(self, packed: Packed) -> None:
-        """Find out what there is to know of a packed weight whose parts are this layer's parameters already."""
+        """Set the attributes derived from a packed weight whose parts are this layer's parameters already."""
         self.spec = packed.spec
         self._backend = registry.of_scheme(packed.spec.scheme)
         self.part_names = tuple(packed.parts)
@@ -106,18 +106,18 @@ class QuantizedLayer(nn.Module):
         self._prepared = self._prepared_for = None
 
     def lay_out(self, device: str) -> None:
-        """Bring the packed weight into the order of bytes for the device that will compute with it; see
-        `kernels.layout`."""
+        """Convert the packed weight to the memory layout for the device that will compute with it; see
+        `kernels.prepack`."""
         packed = self.packed
-        made = laid_out(packed, device)
-        if made is not packed:
+        converted = laid_out(packed, device)
+        if converted is not packed:
             for name in self.part_names:
                 del self._parameters[PREFIX + name]
-            self._hold(made)
+            self._hold(converted)
 
     @property
     def packed(self) -> Packed:
-        """The packed weight; its parts are this layer's own tensors, not copies."""
+        """Return the packed weight; its parts are this layer's own tensors, not copies."""
         parts = {name: self._parameters[PREFIX + name] for name in self.part_names}
         return Packed(spec=self.spec, parts={name: part.data for name, part in parts.items() if part is not None})
 
@@ -134,28 +134,28 @@ class QuantizedLayer(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype the layer is for: that of its bias, else that of the weight that was encoded, or what the layer was
-        cast to since."""
+        """Return the dtype to compute in: that of the bias, else that of the weight before quantization, or that of the
+        layer's last cast."""
         bias = self._parameters.get("bias")
         return self._parameters[LIKE].dtype if bias is None else bias.dtype  # type: ignore[union-attr]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The float weight, in memory of its own."""
+        """Return the dequantized weight, in new memory."""
         packed = self.packed
         out = torch.empty(self.spec.shape, dtype=dtype or self.compute_dtype, device=packed.device)
         dispatch.decode_into(self._backend, packed, self._form, out)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is prepared holds objects of the C extension, and is soon made again."""
+        """Leave out the prepared calls: they refer to objects of the C extension, and are rebuilt at the next call."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_prepared")}
 
     def _packed_for(self, x: Tensor) -> Packed:
-        """The packed weight where `x` is."""
+        """Return the packed weight on the device of `x`."""
         return self.packed
 
     def _float_weight(self, x: Tensor) -> Tensor:
-        """The float weight in the dtype of `x`, in the scratch buffer where no gradient will need it later."""
+        """Dequantize the weight to the dtype of `x`, into the shared workspace unless backward will need it."""
         packed = self._packed_for(x)
         fresh = _gradient_of(x, self)
         out = x.new_empty(self.spec.shape) if fresh else scratch(self.spec.shape, x.dtype, x.device)
@@ -170,11 +170,11 @@ class QuantizedLayer(nn.Module):
         return None if bias is None else bias.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Moves follow `fn`; changes of dtype leave the packed parts alone (a scale cast to half is a wrong scale)."""
+        """Apply moves by `fn` to the packed parts, but not its casts (a scale cast to half is a wrong scale)."""
         before = self.compute_dtype
-        kept = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
+        packed = {PREFIX + name: self._parameters.pop(PREFIX + name) for name in self.part_names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, part in kept.items():
+        for name, part in packed.items():
             assert part is not None
             moved = fn(part.data)
             if moved.dtype != part.dtype:
@@ -185,7 +185,7 @@ class QuantizedLayer(nn.Module):
         return self
 
     def set_part(self, name: str, value: Tensor) -> None:
-        """Put a tensor of the same dtype and shape in the place of a part of the packed weight."""
+        """Replace a part of the packed weight by a tensor of the same dtype and shape."""
         self._parameters[PREFIX + name] = nn.Parameter(value, requires_grad=False)
 
     def set_detail(self, name: str, value: Any) -> None:
@@ -198,7 +198,7 @@ class QuantizedLayer(nn.Module):
         states.save_offset(self, destination, prefix)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """See `states`. A packed weight whose bytes are in another order is brought into this layer's."""
+        """Load the layer; see `state_dict`. A packed weight in another memory layout is converted to this layer's."""
         states.load_offset(self, state_dict, prefix, args[-1])
         bring_into_order(state_dict, prefix + PREFIX, self.packed)
         states.quantize_floats(self, state_dict, prefix)
@@ -283,10 +283,10 @@ class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
 
 
 class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
-    """[...] of indices -> [..., width]. Decodes the rows that are looked up where the packing allows it."""
+    """[...] of indices -> [..., width]. Dequantizes only the rows that are looked up, if the packing allows it."""
 
     def lay_out(self, device: str) -> None:
-        """It stays as it is: a row that is looked up would lie in as many places as it has fields."""
+        """Keep the layout: in a GPU layout each looked-up row would be spread over as many places as it has fields."""
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = self.compute_dtype
@@ -298,14 +298,14 @@ class QuantizedEmbedding(QuantizedLayer, nn.Embedding):
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """What torch's own layers would multiply under `torch.autocast`: a packed weight is decoded to the dtype of x."""
+    """Cast x as torch's own layers do under `torch.autocast`; the weight is then dequantized to the dtype of x."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def _without_autocast(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`run` with activations of autocast's dtype, and without autocast: how a layer is computed is not the user's code,
-    and what it has in float32 is to stay so."""
+    """Call `run` with activations in autocast's dtype and autocast off: operations inside a layer are not the user's
+    code, and its float32 values must stay float32."""
     x = _autocast(x)
     with torch.autocast(x.device.type, enabled=False):
         return run(x)
@@ -352,10 +352,10 @@ def _with_geometry(layer: Any, x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _carried(layer: QuantizedLayer, dtype: torch.dtype) -> Tensor:
-    """The float weight, for torch's own product while it transforms the layer.
+    """Return the dequantized weight for torch's own product while torch.func or forward-mode AD transforms the layer.
 
     Raises:
-        IncompatibleError: the layer's product is of quantized activations, whose derivative torch cannot carry along.
+        IncompatibleError: the layer quantizes its activations, for which torch cannot propagate a derivative.
     """
     if layer._backend.computes(layer.spec):
         raise IncompatibleError(
@@ -367,12 +367,12 @@ def _carried(layer: QuantizedLayer, dtype: torch.dtype) -> Tensor:
 
 
 def _with_bias(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
-    """`after`: how many dimensions follow that of the outputs."""
+    """Add the bias to y; `after`: number of dimensions after that of the outputs."""
     return y if bias is None else y + bias.view(-1, *(1,) * after)
 
 
 def _gradient_of(x: Tensor, layer: QuantizedLayer) -> bool:
-    """Whether a product has to keep what a gradient needs: that of the activations, or of the layer's bias."""
+    """Return whether a product needs a gradient: of its activations, or of the layer's bias."""
     if not torch.is_grad_enabled():
         return False
     bias = layer._parameters.get("bias")
@@ -396,31 +396,31 @@ def quantized_layer(
     *,
     path: str = "",
 ) -> QuantizedLayer:
-    """The quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
+    """Build the quantized layer for `module` (whose own weight may be on the meta device) with a packed weight.
 
     Args:
-        dtype: see `QuantizedLayer.compute_dtype`; None is that of the weight that was encoded.
+        dtype: see `QuantizedLayer.compute_dtype`; None for that of the weight before quantization.
         compute: see `set_compute`. path: the module's in its model, for errors.
     """
     for base, layer in _LAYERS.items():
         if isinstance(module, base):
-            made: Any = layer.__new__(layer)
-            nn.Module.__init__(made)
-            made._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
-            made._path = path
-            assert isinstance(made, QuantizedLayer)
-            set_compute(made, compute)
-            return made
+            quantized: Any = layer.__new__(layer)
+            nn.Module.__init__(quantized)
+            quantized._adopt(module, packed, dtype or getattr(torch, packed.spec.dtype))
+            quantized._path = path
+            assert isinstance(quantized, QuantizedLayer)
+            set_compute(quantized, compute)
+            return quantized
     raise TypeError(f"no quantized layer for {type(module).__name__}")
 
 
 def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.Module:
-    """The `torch.nn` layer with the decoded weight of a quantized one: the inverse of `quantized_layer`.
+    """Build the `torch.nn` layer with the dequantized weight of a quantized one: the inverse of `quantized_layer`.
 
     Args:
-        dtype: of its weight and bias; None is the one that the layer computes in.
+        dtype: of its weight and bias; None for the one that the layer computes in.
     """
-    base = next(base for base, made in _LAYERS.items() if isinstance(layer, made))
+    base = next(base for base, quantized in _LAYERS.items() if isinstance(layer, quantized))
     floats = base.__new__(base)
     nn.Module.__init__(floats)
     floats.__dict__.update({k: v for k, v in settings_of(layer).items() if k not in ("spec", "part_names", "compute")})
@@ -434,10 +434,10 @@ def float_layer(layer: QuantizedLayer, dtype: torch.dtype | None = None) -> nn.M
 
 
 def set_compute(model: nn.Module, compute: str | None) -> None:
-    """Have the quantized layers of a model compute as asked: "int8", "fp8", or None or "float" for as they are stored.
+    """Set how the quantized layers of a model compute: "int8", "fp8", or None or "float" for the dequantized weight.
 
-    Layers of a scheme that says itself how it computes stay as they are, and so do tables of embeddings. With "int8"
-    attention, too, is computed by the fastest kernel that there is: see `attention`.
+    Layers of a scheme with its own arithmetic, and embeddings, do not change. With "int8" attention, too, is computed
+    by the fastest kernel that there is: see `sdpa_hook`.
     """
     sdpa_hook.ask(model, compute == int8_linear.NAME)
     for layer in model.modules():
@@ -447,13 +447,13 @@ def set_compute(model: nn.Module, compute: str | None) -> None:
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
-    """What a layer knows beside what every module does: its sizes and settings, by attribute."""
+    """Return the sizes and settings of a layer, by attribute, without those that every module has."""
     hidden = ("_reversed_padding_repeated_twice",)  # a convolution's, for padding that is not zeros
     return {k: v for k, v in module.__dict__.items() if not k.startswith("_") or k in hidden}
 
 
 def packed_of(module: nn.Module) -> Packed | None:
-    """The packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
+    """Return the packed weight of a layer, sdquant's or a library's; None if its weight is not quantized."""
     if isinstance(module, QuantizedLayer):
         return module.packed
     for name in registry.names():

@@ -1,5 +1,5 @@
-"""Tensors that show the values of a packed weight, and refuse to be written to: what is written into decoded values
-would be lost. So do the views of such a tensor, whatever they are views of.
+"""Tensors with the values of a packed weight that refuse writes: a write into dequantized values would be lost. Views
+of such a tensor refuse them, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _alias: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 class ReadOnly(Tensor):
-    """A tensor whose values are computed from a packed weight where an operation needs them."""
+    """A tensor whose values are dequantized from a packed weight when an operation needs them."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -27,7 +27,7 @@ class ReadOnly(Tensor):
 
     @abstractmethod
     def refusal(self, how: str) -> SdquantError:
-        """Return the error for who would write into it; `how` is the operation."""
+        """Return the error for writing into it; `how` is the operation."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -55,20 +55,20 @@ class ReadOnly(Tensor):
 def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not func._schema.is_mutable:
         return
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    bound = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            for value in tree_leaves(given.get(argument.name)):  # a list, in `torch._foreach_add_`
+            for value in tree_leaves(bound.get(argument.name)):  # a list, in `torch._foreach_add_`
                 if isinstance(value, ReadOnly):
                     raise value.refusal(str(func))
 
 
 class AsTensor(ReadOnly):
-    """One that also answers for uses of a tensor that are no operations."""
+    """A read-only tensor that also supports uses of a tensor that are not operations."""
 
     @property
     def data(self) -> Tensor:
-        """The same values; assigning others is refused."""
+        """Return the tensor itself; assigning another raises."""
         return self
 
     @data.setter
@@ -77,7 +77,7 @@ class AsTensor(ReadOnly):
 
     @property
     def requires_grad(self) -> bool:
-        """False; codes have no gradient."""
+        """Return False: packed weights have no gradient."""
         return False
 
     @requires_grad.setter
@@ -85,20 +85,20 @@ class AsTensor(ReadOnly):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Refuse to be trained."""
+        """Raise if a gradient is required."""
         if requires_grad:
             refused = self.refusal("requires_grad = True")
             raise IncompatibleError(
                 refused.what.replace("Cannot write to", "Cannot train", 1),
-                "it stays packed, and codes have no gradient",
-                "Train a LoRA beside it (sdquant.lora.add_lora), or the float model by "
+                "it stays packed, and packed weights have no gradient",
+                "Train a LoRA on it (sdquant.lora.add_lora), or the float model with "
                 "sdquant.rules.quantize_model(model, QtProvider(rules))",
             )
         return self
 
     @property
     def grad(self) -> None:
-        """None; assigning one is refused."""
+        """Return None; assigning a gradient raises."""
         return None
 
     @grad.setter
@@ -107,28 +107,28 @@ class AsTensor(ReadOnly):
             raise self.refusal("weight.grad = ...")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refused: torch writes into a view, which would be one of decoded values."""
+        """Raise: torch would write into a view of dequantized values."""
         raise self.refusal("weight[...] = ...")
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values, in an array that numpy does not write to either."""
-        made = self.read().numpy(force=force)
-        made.flags.writeable = False
-        return made
+        """Return the values as a read-only numpy array."""
+        array = self.read().numpy(force=force)
+        array.flags.writeable = False
+        return array
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: who takes it has an address to write to, and cannot be told not to."""
-        raise self.refusal("DLPack; take a copy, weight.clone()")
+        """Raise: the receiver could write to the memory."""
+        raise self.refusal("DLPack; use a copy, weight.clone()")
 
     def share_memory_(self) -> Tensor:
-        """Refused: it has no memory of its own, which torch does not look at."""
-        raise self.refusal("share_memory_; share the model's, model.share_memory()")
+        """Raise: the tensor has no memory of its own, which torch does not check."""
+        raise self.refusal("share_memory_; use the model's, model.share_memory()")
 
     def tolist(self) -> Any:
-        """The values."""
+        """Return the values as nested lists."""
         return self.read().tolist()
 
     def __deepcopy__(self, memo: Any) -> Tensor:
@@ -139,11 +139,11 @@ class AsTensor(ReadOnly):
 
 
 class View(AsTensor):
-    """Some of the values of a weight, as `weight[0]` and `weight.T` give them."""
+    """A view of the values of a weight, such as `weight[0]` and `weight.T`."""
 
     def __new__(cls, values: Tensor, whose: ReadOnly) -> View:
         with torch.inference_mode(whose.is_inference()):  # which torch wants of a view, whatever the mode is now
-            made: View = Tensor._make_wrapper_subclass(
+            view: View = Tensor._make_wrapper_subclass(
                 cls,
                 values.shape,
                 strides=values.stride(),
@@ -152,7 +152,7 @@ class View(AsTensor):
                 device=values.device,
                 requires_grad=False,
             )
-        return made
+        return view
 
     def __init__(self, values: Tensor, whose: ReadOnly) -> None:
         self._shown, self._whose = values, whose

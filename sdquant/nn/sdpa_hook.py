@@ -1,8 +1,8 @@
-"""Which attention runs inside a model's attention modules: `kernels.attention` is asked before torch.
+"""Replace the attention inside a model's attention modules by a faster kernel (`kernels.sdpa`), if there is one.
 
-Modules call `torch.nn.functional.scaled_dot_product_attention`, by whatever way their library has; inside their forward
-that call is looked for. Forward hooks would not do: torch does not call them where Ctrl-C ends a forward. Nor would the
-marks of `rules.interception`: they take a module out of compiled graphs, which is too much for what is only faster.
+Modules call `torch.nn.functional.scaled_dot_product_attention` in different ways; that call is intercepted inside their
+forward. Forward hooks do not work: torch does not call them when Ctrl-C ends a forward. Nor do the marks of
+`rules.interception`: they exclude a module from compiled graphs, which a mere speed-up is not worth.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LEAST = 1 << 18
 
 
 class _Asking(TorchFunctionMode):
-    """In this thread, while it is entered."""
+    """Intercepts the attention calls of this thread while it is entered."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead, kwargs = replacement(func), kwargs or {}
-        found = None if instead is None else instead(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+        output = None if instead is None else instead(*args, **kwargs)
+        return func(*args, **kwargs) if output is None else output
 
 
 class _Forward:
-    """The forward of a module that asks: an attribute of the module itself, in the place of its class's."""
+    """A module's forward with the interception: an instance attribute that replaces the class's forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.forward = module, type(module).forward
@@ -55,13 +55,13 @@ class _Forward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """For who looks which arguments a module takes."""
+        """Return the signature of the module's forward, for code that inspects its arguments."""
         return inspect.signature(type(self.module).forward.__get__(self.module))
 
 
 def ask(model: nn.Module, on: bool) -> None:
-    """Have the attention modules of a model ask for a faster attention, or ask no more. A module whose forward is
-    somebody else's is left alone: they may want to take it off again."""
+    """Turn the faster attention of a model's attention modules on or off. A module whose forward another tool has
+    replaced is skipped: that tool may want to restore it."""
     for module in _modules(model):
         own = module.__dict__.get("forward")
         if on and own is None:
@@ -71,7 +71,7 @@ def ask(model: nn.Module, on: bool) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """The innermost modules whose class is named so, as diffusers' and transformers' are."""
+    """Yield the innermost modules with "Attention" in their class name, as in diffusers and transformers."""
     for module in model.modules():
         if _named(module) and not any(_named(child) for child in module.modules() if child is not module):
             yield module

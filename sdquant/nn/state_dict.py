@@ -1,8 +1,8 @@
-"""What a quantized layer's state dict has beside its parameters, and what it takes in the place of its own.
+"""Saving and loading of a quantized layer's state dict, beyond its own parameters.
 
-A state dict of other weights is to leave the layer with those weights, or to say why not. Three things differ from what
-torch does by itself: floats are quantized as the layer is; bytes in another order are brought into the layer's; and the
-offset of doubly quantized scales, a number that the kernels have among their settings, travels as a tensor.
+Loading a state dict of other weights must leave the layer with those weights, or say why not. Three things differ from
+torch's own loading: float weights are quantized as the layer is; another memory layout is converted to the layer's; and
+the offset of doubly quantized scales, which the kernels take as a number, is stored as a tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIKE = "like"
 
 
 def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None:
-    """A float weight in the place of a packed one is quantized as this layer's is, where its scheme can say how."""
+    """Quantize a float weight in the state dict like this layer's weight, if the scheme can."""
     weight = state.get(f"{prefix}weight")
     if not isinstance(weight, Tensor) or f"{prefix}{PREFIX}{layer.part_names[0]}" in state:
         return
@@ -48,37 +48,43 @@ def quantize_floats(layer: PackedLayer, state: dict[str, Any], prefix: str) -> N
 
 
 def put_weight(layer: PackedLayer, value: Any) -> None:
-    """`layer.weight = value`, which `torch.func.functional_call` does too, with floats before and with what was there
-    after: floats are quantized as the layer is. The parts stay the same parameters, with other values.
+    """Implement `layer.weight = value`: a float tensor is quantized as the layer is.
+
+    The parts stay the same parameters, with other values. `torch.func.functional_call` uses it as well, and restores
+    the old weight afterwards.
 
     Raises:
-        IncompatibleError: the scheme cannot quantize floats as the layer is, or they are to get a gradient.
-        SettingsError: no such weight.
+        IncompatibleError: the scheme cannot quantize floats like this layer, or they require a gradient.
+        SettingsError: the value is not a tensor of the weight's shape.
     """
     which = repr(layer._path) if layer._path else "a layer"
     what = f"Cannot set the weight of {which} in {layer.spec.scheme}"
     if not isinstance(value, Tensor) or value.shape != torch.Size(layer.spec.shape):
-        given = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise SettingsError(what, f"it is of {list(layer.spec.shape)}, and this is {given}", "Give such a tensor")
+        actual = _described(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise SettingsError(
+            what, f"it has shape {list(layer.spec.shape)}, and the new value is {actual}", "Use a tensor of that shape"
+        )
     mode = layer.__dict__.get("_sdquant_part_of")  # an offload mode that may have put the parts away: `offload.changes`
     if mode is not None:
         mode.rest()
     if any(layer._parameters[PREFIX + name].is_meta for name in layer.part_names):  # type: ignore[union-attr]
         raise IncompatibleError(
-            what, "it has no values here: it is offloaded, or a template", "Use the model's load_state_dict"
+            what, "it has no values now: it is offloaded, or a template", "Use the model's load_state_dict"
         )
     if isinstance(value, LayerWeight):
         packed = value.packed
     else:
         if value.requires_grad:
             raise IncompatibleError(
-                what, "the tensor requires a gradient, and codes have none",
+                what, "the tensor requires a gradient, but packed weights have none",
                 "Use quantize_model(model, QtProvider(rules)) to train, or detach the tensor",
             )  # fmt: skip
         encoded = layer._backend.encode_as(value.detach(), layer.spec)
         if encoded is None:
             raise IncompatibleError(
-                what, "it does not say how floats are quantized to it", "Quantize the model with the new weights again"
+                what,
+                "the scheme cannot quantize floats like this layer",
+                "Quantize the model with the new weights again",
             )
         packed = encoded
     state: dict[str, Any] = {PREFIX + name: part for name, part in packed.parts.items()}
@@ -87,7 +93,7 @@ def put_weight(layer: PackedLayer, value: Any) -> None:
         own, part = layer._parameters[PREFIX + name], state.get(PREFIX + name)
         assert own is not None
         if part is None or (part.dtype, part.shape) != (own.dtype, own.shape):
-            raise SettingsError(what, f"the one given is packed in another way ({packed.spec.scheme})", "Give floats")
+            raise SettingsError(what, f"the new weight is packed in another way ({packed.spec.scheme})", "Use floats")
         own.data = part.detach().to(own.device)
     layer._know(layer.packed)
 
@@ -103,7 +109,7 @@ def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: 
     """Take the layer's offset out of a state dict that has its parts.
 
     Args:
-        errors: torch's; it raises a RuntimeError of them all. Parts without their offset are an error even where
+        errors: torch's list of errors, raised as one RuntimeError. Parts without their offset are an error even if
             `strict` is False: with the old offset they would be other weights.
     """
     if OFFSET not in layer.spec.details:
@@ -112,10 +118,10 @@ def load_offset(layer: PackedLayer, state: dict[str, Any], prefix: str, errors: 
     if isinstance(offset, Tensor) and offset.numel() == 1 and offset.is_floating_point() and not offset.is_meta:
         layer.set_detail(OFFSET, offset.to(torch.float32).item())  # which a Python float holds exactly
     elif offset is not None or any(f"{prefix}{PREFIX}{name}" in state for name in layer.part_names):
-        found = "there is none" if offset is None else f"it is {_described(offset)}"
+        actual = "there is none" if offset is None else f"it is {_described(offset)}"
         errors.append(
-            f'{_key(prefix)}: the offset of the scales of "{prefix}{PREFIX}*" was expected, one float32, and {found}. '
-            "Load all that the state dict of a layer of the same scheme has"
+            f'{_key(prefix)}: expected the offset of the scales of "{prefix}{PREFIX}*", one float32, but {actual}. '
+            "Load the complete state dict of a layer of the same scheme"
         )
 
 

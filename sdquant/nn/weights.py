@@ -1,4 +1,4 @@
-"""The weights of a loaded model: which are quantized, which are not, and what they take in memory."""
+"""The weights of a loaded model: the quantized and the unquantized ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
-    """The quantized weights of a module, by weight name."""
+    """Yield the quantized weights of a module, by weight name."""
     from . import packed_of
 
     for path, module in model.named_modules():
@@ -22,17 +22,17 @@ def quantized(model: nn.Module) -> Iterator[tuple[str, Packed]]:
 
 
 def plain(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module's state that belong to no quantized weight, by name; tied ones once, under one name."""
+    """Return the tensors of a module's state that belong to no quantized weight, by name; tied ones once."""
     from . import packed_of
 
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    ids: set[int] = set()
     for path, module in model.named_modules():
         hidden = bool(path) and packed_of(module) is not None
         for leaf, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in seen or (hidden and leaf != "bias"):
+            if parameter is None or id(parameter) in ids or (hidden and leaf != "bias"):
                 continue
-            seen.add(id(parameter))
+            ids.add(id(parameter))
             tensors[f"{path}.{leaf}".lstrip(".")] = parameter.data
         for leaf, buffer in module._buffers.items():
             if buffer is not None and leaf not in module._non_persistent_buffers_set and not hidden:

@@ -97,7 +97,7 @@ def test_a_negative_prompt_counts(capsys: Capture, file: Path, tmp_path: Path) -
     _, _, err = run(capsys, file, "negative_prompt=one", "guidance_scale=1")
     assert "with a guidance of 1 it has no effect" in err
     _, _, err = run(capsys, file, "negative_prompt=one", "pretrained_model_name_or_path=digits-flux")
-    assert "it has no use for one" in err
+    assert "it does not support one" in err
 
 
 @pytest.mark.parametrize(

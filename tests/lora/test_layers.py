@@ -204,5 +204,5 @@ def test_gradients_keep_no_weight(layer: nn.Module) -> None:
 
 def test_a_model_with_a_lora_is_not_quantized() -> None:
     model = adapted(floats("linear"))
-    with pytest.raises(ConflictError, match="a LoRA is on it"):
+    with pytest.raises(ConflictError, match="a LoRA is attached to"):
         sdquant.quantize(model, "int8", progress=False)

@@ -111,5 +111,5 @@ def test_a_pipeline_that_diffusers_cannot_find_again_is_refused(name: str, disk:
         build(name).save_pretrained(disk / name)
     with pytest.raises((AttributeError, ValueError)):
         comparing.reference(disk / name, name)
-    with pytest.raises(UnsupportedFileError, match="not one of diffusers' or transformers'"):
+    with pytest.raises(UnsupportedFileError, match="which diffusers and transformers do not have"):
         sdquant.load_model(disk / name, progress=False)

@@ -1,7 +1,7 @@
-"""Single files in the layouts of the models' first authors, read under diffusers' names.
+"""Read single files in the original layouts of the models' authors under diffusers' names.
 
-diffusers has converters for whole state dicts. Here they are traced (see `tracing`), so that each tensor is made when
-it is its turn, and so that rows of a quantized weight (the q of a fused qkv) stay packed.
+diffusers has converters for whole state dicts. Here they are traced (see `trace`), so that each tensor is built when it
+is needed, and so that rows of a quantized weight (the q of a fused qkv) stay packed.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _COMPUTED = re.compile(r"position_ids$|\.pos_encoder\.pe$|^motion_encoder\..*\.k
 
 
 def convert(src: Source, name: str, owner: Source) -> Source | None:
-    """A component out of a file in a foreign layout; None if the file does not hold it.
+    """Return a component of a file in an original layout; None if the file does not contain it.
 
     Args:
         src: the file. name: the component's name in its pipeline. owner: that component of a pipeline of the same
-            model, which tells its class and config.
+            model, which gives its class and config.
 
     Raises:
-        UnsupportedFileError: a weight is quantized in a way in which it cannot be taken apart.
+        UnsupportedFileError: a weight is quantized in a way in which it cannot be split.
     """
     layout = _text_layout(src.names, name)
     function = _converter(src.names, layout, name, owner)
@@ -95,22 +95,23 @@ def convert(src: Source, name: str, owner: Source) -> Source | None:
         recipes = trace(function, inputs)
     except (KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded as a {owner.class_name}",
-            f"the key map for it does not fit the file: {error!r}",
+            f"Cannot load {src.path} as a {owner.class_name}",
+            f"its tensors do not fit the key map of that class: {error!r}",
             "Check that base= is a pipeline of the same model",
         ) from error
     recipes = {key: recipe for key, recipe in recipes.items() if _COMPUTED.search(key) is None}
     if not recipes:
         return None
     recipes |= _constants(src, owner, recipes)
-    made = _converted(src, owner, recipes, packs)
-    return with_projection(made) if layout is not None and layout[1] == "clip" else made
+    component = _converted(src, owner, recipes, packs)
+    return with_projection(component) if layout is not None and layout[1] == "clip" else component
 
 
 def with_projection(src: Source) -> Source:
-    """A CLIP text encoder with the projection of its pooled output: files without one mean that it changes nothing.
+    """Add the projection of the pooled output to a CLIP text encoder: without one in the file it is the identity.
 
-    So do those of Stable Diffusion 3 and of ComfyUI for CLIP-L; diffusers has an identity matrix there."""
+    The CLIP-L files of Stable Diffusion 3 and of ComfyUI lack it; diffusers has an identity matrix there.
+    """
     name = "text_projection.weight"
     if not str(src.class_name).endswith("TextModelWithProjection") or name in src.names:
         return src
@@ -133,7 +134,7 @@ def with_projection(src: Source) -> Source:
 
 
 def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Tables of a model that its class computes and files have in another form: in the weights' dtype."""
+    """Return tables that the model's class computes and files have in another form, in the weights' dtype."""
     if owner.class_name not in converters.TABLES:
         return {}
     from ..components import empty
@@ -146,18 +147,18 @@ def _constants(src: Source, owner: Source, recipes: Mapping[str, Recipe]) -> dic
 
 
 def _main_dtype(src: Source) -> torch.dtype:
-    """The dtype of most of a file's float tensors."""
+    """Return the most common dtype of a file's float tensors."""
     floats = [info.dtype for info in src.plain.values() if info.dtype in FLOATS]
     return _float(max(floats, key=floats.count) if floats else "bfloat16")
 
 
 def beside(name: str, owner: Source) -> bool:
-    """Whether a pipeline's component is one that a file may have beside its main model."""
+    """Return whether a file may contain this component of a pipeline besides its main model."""
     return name in _TEXT or owner.class_name == "AutoencoderKL" or owner.class_name in converters.PARTS
 
 
 def shapes(src: Source) -> dict[str, tuple[int, ...]]:
-    """The shapes of the float weights of a UNet or transformer, by name without a prefix."""
+    """Return the shapes of the float weights of a UNet or transformer, by name without a prefix."""
     prefix = prefix_of(src.names)
     each = {key: info.shape for key, info in src.plain.items()}
     each |= {key: pack.spec.shape for key, pack in _packs(src).items()}
@@ -165,34 +166,34 @@ def shapes(src: Source) -> dict[str, tuple[int, ...]]:
 
 
 def prefix_of(names: Iterable[str]) -> str:
-    """What stands before the names of a UNet or transformer in a file; "" if nothing does."""
+    """Return the prefix of the names of a UNet or transformer in a file; "" if there is none."""
     names = tuple(names)
     return next((prefix for prefix in model_families.PREFIXES if any(key.startswith(prefix) for key in names)), "")
 
 
 def idle(name: str) -> bool:
-    """Whether a tensor of a checkpoint has no place in a diffusers pipeline and is known for it."""
+    """Return whether a tensor of a checkpoint is known to be unused in a diffusers pipeline."""
     return name.startswith(_IDLE) or name.endswith(_IDLE_ENDS) or _COMPUTED.search(name) is not None
 
 
 def unused(src: Source, parts: Iterable[Source]) -> list[str]:
-    """The file's tensors that none of the components is made of."""
+    """Return the file's tensors that none of the components is built from."""
     used: set[str] = set()
     for part in parts:
-        used |= {found.cut.of.name for found in part.found.values() if found.cut is not None}
-        used |= {name for made in part.made.values() for name in made.sources}
+        used |= {match.cut.of.name for match in part.found.values() if match.cut is not None}
+        used |= {name for recipe in part.made.values() for name in recipe.sources}
     return sorted(src.names - used)
 
 
 def _text_layout(names: frozenset[str], name: str) -> tuple[str, str] | None:
-    """Behind which prefix the file has the text encoder that a pipeline calls `name`, and in which layout."""
+    """Return the prefix and the layout of the text encoder `name` in the file; None if the file has none."""
     return next((row for row in _TEXT.get(name, ()) if any(key.startswith(row[0]) for key in names)), None)
 
 
 def _converter(
     names: frozenset[str], layout: tuple[str, str] | None, name: str, owner: Source
 ) -> converters.Convert | None:
-    """What turns a state dict of the file into one of the component; None if the file has nothing for it."""
+    """Return the function that converts a state dict of the file to the component's; None if the file lacks it."""
     from ..components import single_file
 
     classes, functions = single_file()
@@ -214,9 +215,9 @@ def _converter(
     own = converters.ours(kind, names, owner)
     if own is not None:
         return lambda state: own(_within(state, prefix))
-    wanted, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
+    required, apply = converters.WANTED.get(kind, ""), completed(kind, row["checkpoint_mapping_fn"])
     return lambda state: apply(
-        {wanted + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
+        {required + key: value for key, value in _within(state, prefix).items()}, config=dict(owner.config)
     )
 
 
@@ -231,13 +232,13 @@ def _text(prefix: str, layout: str, owner: Source) -> converters.Convert:
 
 
 def _within(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What lies behind a prefix, without it."""
+    """Select the keys with a prefix, and remove it."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class _Pack:
-    """What a quantized weight of the file is, without its tensors."""
+    """Description of a quantized weight of the file, without its tensors."""
 
     spec: PackedSpec
     nbytes: int
@@ -246,28 +247,28 @@ class _Pack:
 
 
 def _packs(src: Source) -> dict[str, _Pack]:
-    """Of each quantized weight. Some formats keep shapes beside the codes, so the files are opened."""
+    """Describe each quantized weight. Some formats store shapes next to the codes, so the files are opened."""
     packs: dict[str, _Pack] = {}
     files = src.open() if src.found else {}
     try:
-        for key, found in src.found.items():
-            packs[key] = _pack(src, found, files)
+        for key, match in src.found.items():
+            packs[key] = _pack(src, match, files)
     finally:
         for file in files.values():
             file.close()
     return packs
 
 
-def _pack(src: Source, found: Found, files: Mapping[Path, TensorFile]) -> _Pack:
-    backend = registry.of_scheme(found.scheme)
+def _pack(src: Source, match: Found, files: Mapping[Path, TensorFile]) -> _Pack:
+    backend = registry.of_scheme(match.scheme)
     try:
-        packed = read_weight(found, None, None, lambda key: src.read(files, key))
+        packed = read_weight(match, None, None, lambda key: src.read(files, key))
     except BadFileError as error:
-        raise BadFileError(f"{src.path} was to be loaded: {error.what}", error.why, error.fix) from error
+        raise BadFileError(f"Cannot load {src.path}: {error.what}", error.why, error.fix) from error
     except (Unfit, NotImplementedError) as error:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"weight {found.name!r} is quantized to {found.scheme}, and the file does not tell its shape: {error}",
+            f"Cannot load {src.path}",
+            f"weight {match.name!r} is quantized to {match.scheme}, and the file does not give its shape: {error}",
             "Use the same model as a diffusers folder",
         ) from error
     by_row = backend.cuttable(packed)
@@ -283,9 +284,9 @@ def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, .
         return Cut(of=whole, shape=shape, rows=(), nbytes=pack.nbytes)
     if pack.row_bytes is None:
         raise UnsupportedFileError(
-            f"{src.path} was to be loaded",
-            f"{name!r} is some rows of its {whole.name!r}, which is quantized to {whole.scheme} in blocks that reach "
-            "over rows",
+            f"Cannot load {src.path}",
+            f"{name!r} is a slice of the rows of its {whole.name!r}, which is quantized to {whole.scheme} in blocks "
+            "that span several rows",
             "Use the same model as a diffusers folder, or start from float weights",
         )
     count = sum(end - begin for begin, end in rows)
@@ -295,21 +296,21 @@ def _cut(src: Source, name: str, whole: Found, pack: _Pack, rows: tuple[Range, .
 def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs: Mapping[str, _Pack]) -> Source:
     tensors: dict[str, TensorInfo] = {}
     home = {}
-    found: dict[str, Found] = {}
-    made: dict[str, Recipe] = {}
+    matches: dict[str, Found] = {}
+    plain_recipes: dict[str, Recipe] = {}
     for name, recipe in recipes.items():
         packed = [source for source in recipe.sources if source in src.found]
         if not packed:
             dtype = str(recipe.dtype).removeprefix("torch.")
             tensors[name] = TensorInfo(dtype=dtype, shape=recipe.shape, nbytes=_nbytes(recipe))
             home[name] = src.home[recipe.sources[0]] if recipe.sources else src.files[0]
-            made[name] = recipe
+            plain_recipes[name] = recipe
             continue
         whole = src.found[packed[0]]
         if recipe.rows is None:
             raise UnsupportedFileError(
-                f"{src.path} was to be loaded",
-                f"its weight {whole.name!r} is quantized to {whole.scheme}, and {name!r} of diffusers is not some of "
+                f"Cannot load {src.path}",
+                f"its weight {whole.name!r} is quantized to {whole.scheme}, and diffusers' {name!r} is not a slice of "
                 "its rows",
                 "Use the same model as a diffusers folder, or start from float weights",
             )
@@ -317,14 +318,14 @@ def _converted(src: Source, owner: Source, recipes: Mapping[str, Recipe], packs:
         keys = (*whole.keys.values(), *whole.extra)
         tensors |= {key: src.tensors[key] for key in keys}
         home |= {key: src.home[key] for key in keys}
-        found[name] = replace(whole, name=name, cut=cut)
+        matches[name] = replace(whole, name=name, cut=cut)
     return replace(
         src,
         tensors=tensors,
         home=home,
-        found=found,
+        found=matches,
         specs={},
-        made=made,
+        made=plain_recipes,
         config=owner.config,
         library=owner.library,
         class_name=owner.class_name,

@@ -1,4 +1,4 @@
-"""What diffusers' converters of single files leave out, as rows: models of a family that came after them."""
+"""Names that diffusers' single-file converters do not handle, as a table: newer models of a family."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Names = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """A row, of one class.
+    """The missing names of one class.
 
     Attributes:
-        unread: names that the converter drops, and fails without. Some files lack them.
-        missed: the authors' names that it does not know, and diffusers'.
-        moved: names of its result that are others, where the config has a true value for `when`.
+        unread: names that the converter drops, but requires. Some files lack them.
+        missed: (original name, diffusers' name) patterns that it does not know.
+        moved: (its name, correct name) patterns of its result, applied if the config has a true value for `when`.
     """
 
     unread: tuple[str, ...] = ()
@@ -48,21 +48,21 @@ _GAPS: Mapping[str, Gap] = {
 
 
 def completed(class_name: str, apply: Apply) -> Apply:
-    """diffusers' converter for a class, with what it lacks."""
+    """Return diffusers' converter for a class, extended by the names that it lacks."""
     gap = _GAPS.get(class_name)
     return apply if gap is None else lambda state, config: _apply(gap, apply, state, config)
 
 
 def _apply(gap: Gap, apply: Apply, state: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     absent = {name: None for name in gap.unread if name not in state}
-    made = dict(apply({**state, **absent}, config=config))
+    result = dict(apply({**state, **absent}, config=config))
     if config.get(gap.when):
-        made = {_renamed(name, gap.moved) or name: value for name, value in made.items()}
+        result = {_renamed(name, gap.moved) or name: value for name, value in result.items()}
     for name, value in state.items():
-        found = _renamed(name, gap.missed)
-        if found is not None:
-            made[found] = value
-    return made
+        target = _renamed(name, gap.missed)
+        if target is not None:
+            result[target] = value
+    return result
 
 
 def _renamed(name: str, rows: Names) -> str | None:

@@ -1,5 +1,5 @@
-"""Who reads a foreign layout: diffusers' converter of the class, or, where that one does not serve, our own rows of the
-authors' names (see `formats.reference`), backwards. And where a file has what is not its main model.
+"""Choose the converter of an original layout: diffusers' for the class, or, if that one fails, our own table of the
+original names (`original_names`), applied backwards. And the prefixes of components besides the main model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """What a file may have beside its main model, or alone.
+    """A component that a file may contain besides its main model, or alone.
 
     Attributes:
-        prefixes: one of these stands before its names. marker: a tensor that it always has.
+        prefixes: possible prefixes of its names. marker: a tensor that it always has.
     """
 
     prefixes: tuple[str, ...]
@@ -55,24 +55,24 @@ TABLES = ("MotionAdapter", "SparseControlNetModel")
 
 
 def prefix_of(kind: str, names: Collection[str]) -> str | None:
-    """What stands before the names of a class of PARTS in a file; None if the file has no such part."""
+    """Return the prefix of the names of a class of PARTS in a file; None if the file has no such component."""
     part = PARTS[kind]
     return next((prefix for prefix in part.prefixes if prefix + part.marker in names), None)
 
 
 def _wan(names: Collection[str], config: Config) -> bool:
-    """Frames at both ends have learned places and SkyReels V2 the number of frames in a second: no rows for these."""
+    """diffusers' converter lacks learned positions of the first and last frame, and SkyReels V2's frame rate."""
     return config.get("pos_embed_seq_len") is not None or bool(config.get("inject_sample_info"))
 
 
 def _ltx_vae(names: Collection[str], config: Config) -> bool:
-    """0.9.5 is told from others by its width."""
+    """diffusers' converter tells 0.9.5 from the others by its width."""
     types = config.get("downsample_type") or ("conv",)
     return types[0] != "conv" and list(config.get("block_out_channels", ()))[-1:] != [2048]
 
 
 def _hunyuan_video(names: Collection[str], config: Config) -> bool:
-    """Fused layers are split at the published width."""
+    """diffusers' converter splits fused layers at the published width."""
     return bool(config.get("num_attention_heads", 24) * config.get("attention_head_dim", 128) != 3072)
 
 
@@ -98,28 +98,28 @@ _OURS: Mapping[str, Callable[[Collection[str], Config], bool]] = {
 
 
 def refuse(src: Source, kind: str) -> None:
-    """Raise UnsupportedFileError for what looks like a layout and is another one.
+    """Raise UnsupportedFileError for a file that looks like a known layout but has another one.
 
-    MiniMax-H3 has q, k and v one after the other in its single files and head by head in its parts, with the same names
-    and shapes; and there are files with a table in the place of layers.
+    MiniMax-H3 has q, k and v concatenated in its single files and interleaved by head in its shards, with the same
+    names and shapes; and there are files with a table in place of layers.
     """
     if kind != "MiniMaxH3Transformer3DModel":
         return
     if len(src.files) > 1:
-        why = "in its authors' files of several parts q, k and v alternate from head to head, which no tensor tells"
+        why = "in its authors' sharded files q, k and v alternate from head to head, which the tensors do not show"
     elif any(name.endswith("adaln_t_table") for name in src.names):
-        why = "it is a pruned one, with a table (adaln_t_table) in the place of its time_embedder"
+        why = "it is a pruned model, with a table (adaln_t_table) in place of its time_embedder"
     else:
         return
     raise UnsupportedFileError(
-        f"{src.path} was to be loaded as a {kind}", why, "Use the whole model in one file, or as a diffusers folder"
+        f"Cannot load {src.path} as a {kind}", why, "Use the whole model in one file, or as a diffusers folder"
     )
 
 
 def ours(kind: str, names: Collection[str], owner: Source) -> Convert | None:
-    """Our own way from the authors' names (without a prefix) to diffusers'; None where diffusers' converter serves."""
-    found = _OURS.get(kind)
-    if found is None or not found(names, owner.config):
+    """Return our converter from the original names (without a prefix) to diffusers'; None if diffusers' works."""
+    applies = _OURS.get(kind)
+    if applies is None or not applies(names, owner.config):
         return None
     from .. import components
 
@@ -129,28 +129,28 @@ def ours(kind: str, names: Collection[str], owner: Source) -> Convert | None:
 
 
 def backwards(kind: str, shapes: Mapping[str, tuple[int, ...]], state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict under its authors' names as one of diffusers. Tensors that no row knows keep their names.
+    """Convert a state dict with original names to diffusers'. Tensors without a row keep their names.
 
     Args:
         shapes: of the model's tensors, by diffusers' names.
 
     Raises:
-        KeyError: a tensor is missing. ValueError: there are no rows for the model. RuntimeError: a shape is another.
+        KeyError: a tensor is missing. ValueError: there are no rows for the model. RuntimeError: a shape differs.
     """
     import torch
 
     rows = original_names.written(kind, shapes)
     if rows is None:
-        raise ValueError(f"no names of its authors are known for this {kind}")
-    made = dict(state)
+        raise ValueError(f"the original tensor names of this {kind} are unknown")
+    result = dict(state)
     for row in rows:
-        tensor = made.pop(row.name)
+        tensor = result.pop(row.name)
         if row.swapped:
             tensor = torch.cat(tensor.chunk(2)[::-1])
         if row.shape is not None:
             tensor = tensor.reshape(shapes[row.sources[0]])
         if len(row.sources) == 1:
-            made[row.sources[0]] = tensor
+            result[row.sources[0]] = tensor
         else:
-            made |= zip(row.sources, tensor.split([shapes[source][0] for source in row.sources]), strict=True)
-    return made
+            result |= zip(row.sources, tensor.split([shapes[source][0] for source in row.sources]), strict=True)
+    return result

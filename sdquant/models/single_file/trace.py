@@ -1,8 +1,8 @@
-"""What a function does with a state dict, without the tensors: every result as a recipe over the tensors it came from.
+"""Trace a function of a state dict without its tensors: each result becomes a recipe over its source tensors.
 
-diffusers' converters of foreign layouts take and return whole state dicts. Run on tensors of the meta device that note
-what is done to them, they tell for each tensor of the result which tensors of the file it is made of and how, and then
-each can be made when it is needed, alone.
+diffusers' converters of original layouts take and return whole state dicts. Run on meta tensors that record the
+operations on them, they show for each tensor of the result which tensors of the file it is built from and how, so that
+each can be built alone when it is needed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 def trace(
     convert: Callable[[dict[str, Any]], Mapping[str, Any]], shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> dict[str, Recipe]:
-    """Run `convert` on a state dict of these shapes, and give a recipe for each tensor of its result.
+    """Run `convert` on a state dict of these shapes, and return a recipe for each tensor of its result.
 
-    Results that are no function of the input (constants that the converter makes) have no sources.
+    Results that do not depend on the input (constants that the converter creates) have no sources.
     """
     traced: dict[str, Any] = {name: _source(name, shape, dtype) for name, (shape, dtype) in shapes.items()}
     return {name: _recipe(value) for name, value in convert(traced).items() if isinstance(value, Tensor)}
 
 
 def constant(value: Tensor) -> Recipe:
-    """A tensor that is made of no other."""
+    """Return a recipe without sources, for a constant."""
     return Recipe((), None, tuple(value.shape), value.dtype, lambda get: value)
 
 
 class Traced(torch.Tensor):
-    """A tensor on the meta device that knows how it came about."""
+    """A tensor on the meta device that records how it was computed."""
 
     recipe: Recipe
 
@@ -49,12 +49,12 @@ class Traced(torch.Tensor):
         if func in _SPLITS:
             args = _fitting(args)
         with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **kwargs)
-        if isinstance(made, Tensor):
-            return _traced(made, _noted(func, args, kwargs, None, made))
-        if isinstance(made, (tuple, list)) and made and all(isinstance(one, Tensor) for one in made):
-            return type(made)(_traced(one, _noted(func, args, kwargs, i, made)) for i, one in enumerate(made))
-        return made  # a size, a dtype
+            result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            return _traced(result, _noted(func, args, kwargs, None, result))
+        if isinstance(result, (tuple, list)) and result and all(isinstance(one, Tensor) for one in result):
+            return type(result)(_traced(one, _noted(func, args, kwargs, i, result)) for i, one in enumerate(result))
+        return result  # a size, a dtype
 
 
 def _source(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -64,9 +64,9 @@ def _source(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _traced(tensor: Tensor, recipe: Recipe) -> Tensor:
-    made = tensor.as_subclass(Traced)
-    made.recipe = recipe
-    return made
+    traced = tensor.as_subclass(Traced)
+    traced.recipe = recipe
+    return traced
 
 
 def _recipe(value: Tensor) -> Recipe:
@@ -75,8 +75,8 @@ def _recipe(value: Tensor) -> Recipe:
     return constant(value)
 
 
-def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any) -> Recipe:
-    """The recipe of a result of `func`; of its `index`-th, where there are several."""
+def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, output: Any) -> Recipe:
+    """Return the recipe of a result of `func`; of its `index`-th, if there are several."""
     leaves, spec = tree_flatten((args, kwargs))
     inputs = [leaf.recipe if isinstance(leaf, Traced) else leaf for leaf in leaves]
     sources = tuple(dict.fromkeys(name for one in inputs if isinstance(one, Recipe) for name in one.sources))
@@ -85,11 +85,11 @@ def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int 
         values = [one(get) if isinstance(one, Recipe) else one for one in inputs]
         again, words = tree_unflatten(values, spec)
         result = func(*again, **words)
-        chosen: Tensor = result if index is None else result[index]
-        return chosen
+        item: Tensor = result if index is None else result[index]
+        return item
 
-    one = made if index is None else made[index]
-    rows = _rows(func, args, kwargs, index, made) if len(sources) == 1 else None
+    one = output if index is None else output[index]
+    rows = _rows(func, args, kwargs, index, output) if len(sources) == 1 else None
     return Recipe(sources, rows, tuple(one.shape), one.dtype, make)
 
 
@@ -100,15 +100,15 @@ _JOINS = {torch.cat, torch.concat}
 
 
 def _rows(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, made: Any
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, output: Any
 ) -> tuple[Range, ...] | None:
-    """The ranges of rows of its source that a result is, if it is nothing else."""
+    """Return the row ranges of the source that a result consists of; None if it is anything else."""
     first = args[0] if args else None
     if func in _SAME and isinstance(first, Traced):
         return first.recipe.rows
     if func in _PARTS and isinstance(first, Traced) and _dim(args, kwargs, 2) == 0 and index is not None:
-        begin = sum(part.shape[0] for part in made[:index])
-        return _within(first.recipe.rows, begin, begin + made[index].shape[0])
+        begin = sum(part.shape[0] for part in output[:index])
+        return _within(first.recipe.rows, begin, begin + output[index].shape[0])
     if func is torch.Tensor.__getitem__ and isinstance(first, Traced):
         which = args[1] if isinstance(args[1], tuple) else (args[1],)
         if all(isinstance(one, slice) and one.step in (None, 1) for one in which) and all(
@@ -128,21 +128,23 @@ def _dim(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int) -> Any:
 
 
 def _within(rows: tuple[Range, ...] | None, begin: int, end: int) -> tuple[Range, ...] | None:
-    """Rows `begin` to `end` of what lies in `rows`."""
+    """Return rows `begin` to `end` of the concatenated `rows`."""
     if rows is None:
         return None
-    found, at = [], 0
+    ranges, at = [], 0
     for first, last in rows:
         low, high = max(begin - at, 0), min(end - at, last - first)
         if low < high:
-            found.append((first + low, first + high))
+            ranges.append((first + low, first + high))
         at += last - first
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _fitting(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a split whose sizes fit the tensor. diffusers' converter for Flux has the widths of the full model
-    in it (3072 for a head's 24 parts of 128); a smaller model of the same proportions is split in the same proportions.
+    """Return the arguments of a split, scaled to the tensor's size.
+
+    diffusers' converter for Flux hard-codes the widths of the full model (3072 for 24 heads of 128); a smaller model is
+    split in the same proportions.
     """
     tensor, sizes, *rest = args
     if not isinstance(sizes, (tuple, list)) or (rest and rest[0] != 0):

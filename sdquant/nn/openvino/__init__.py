@@ -1,15 +1,15 @@
-"""runtime="openvino": a quantized UNet or transformer that OpenVINO runs on the CPU, its weights in their codes.
+"""runtime="openvino": OpenVINO runs a quantized UNet or transformer on the CPU, with its weights compressed.
 
     attach(model)
 
-From then on the model's `forward` is OpenVINO's (`served.py`); everything else about it, and its packed weights, stay
-as the plain runtime has them, so that saving, copying, LoRAs and changes of dtype work. At its first call the model is
-traced with its actual arguments (`tracing.py`) and converted (`compiling.py`): a packed weight becomes constants of its
-codes, scales and zero points and the few operations that decode them (`weights.py`), which OpenVINO's kernels do inside
+From then on the model's `forward` is OpenVINO's (`forward.py`); everything else about it, and its packed weights, stay
+as in the plain runtime, so that saving, copying, LoRAs and changes of dtype work. At its first call the model is traced
+with its actual arguments (`trace.py`) and converted (`compile.py`): a packed weight becomes constants of its codes,
+scales and zero points and the few operations that dequantize them (`weights.py`), which OpenVINO's kernels fuse into
 the product.
 
-Convolutions are the exception. OpenVINO's CPU plugin has no kernels for compressed ones: it decodes those of size 1 at
-each call, and all larger ones once, so that their weights are floats in its memory.
+Convolutions are the exception. OpenVINO's CPU plugin has no kernels for compressed ones: it dequantizes those of size 1
+at each call, and all larger ones once, so their weights are floats in its memory.
 
 Importing this package imports neither torch nor OpenVINO.
 """
@@ -32,11 +32,12 @@ _CLASSES = re.compile(r"UNet|Transformer|DiT")
 
 
 def suits(name: str, class_name: str | None) -> bool:
-    """Whether OpenVINO runs this component: UNets and transformers, which take nearly all of a pipeline's time. Text
-    encoders run once for a picture and stay in plain layers.
+    """Return whether OpenVINO runs this component: UNets and transformers, which take nearly all of a pipeline's time.
+
+    Text encoders run once for an image and stay in plain layers.
 
     Args:
-        name: in the pipeline; "model" for a component that stands alone.
+        name: in the pipeline; "model" for a single component.
     """
     if name == "model":
         return class_name is not None and bool(_CLASSES.search(class_name))
@@ -51,6 +52,6 @@ def attach(model: nn.Module) -> None:
 
 
 def is_served(model: object) -> bool:
-    """Whether OpenVINO runs this module."""
+    """Return whether OpenVINO runs this module."""
     forward = getattr(model, "__dict__", {}).get(_FORWARD)
     return getattr(forward, "runs_in", None) == NAME

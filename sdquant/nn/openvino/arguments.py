@@ -1,4 +1,4 @@
-"""The arguments of a call of a diffusers model, as the tensors among them and everything else."""
+"""Split the arguments of a call of a diffusers model into tensors and everything else."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Arguments:
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Those of `model(*args, **kwargs)`.
+        """Return the arguments of `model(*args, **kwargs)`.
 
         Raises:
-            TypeError: they are not its forward's.
+            TypeError: they do not match the signature of its forward.
         """
         bound = inspect.signature(type(model).forward).bind(model, *args, **kwargs)
         bound.apply_defaults()
@@ -51,19 +51,19 @@ class Arguments:
 
     @property
     def form(self) -> Any:
-        """What calls must have in common to have the same graph, but for the sizes of the tensors."""
+        """Return the key that calls with the same graph share: everything but the sizes of the tensors."""
         kinds = tuple((one.dtype, one.ndim) for one in self.tensors)
         return kinds, self.rest, str(self.structure)
 
     @property
     def shapes(self) -> tuple[torch.Size, ...]:
-        """Of the tensors."""
+        """Return the shapes of the tensors."""
         return tuple(one.shape for one in self.tensors)
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns for these tensors in the places of those."""
-        given = iter(tensors)
-        leaves = [next(given) if one is None else one.value for one in self.rest]
+        """Call the model with these tensors in place of its own."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if one is None else one.value for one in self.rest]
         values: dict[str, Any] = tree_unflatten(leaves, self.structure)
         parameters = inspect.signature(type(model).forward).parameters
         named: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Arguments:
 
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """An argument that is no tensor, comparable; see `_VALUES`."""
+    """An argument that is not a tensor, comparable; see `_VALUES`."""
 
     value: Any
 
@@ -88,19 +88,19 @@ class Fixed:
 
 
 class Answer:
-    """What a model returned, but for its tensors: how to put others into their places."""
+    """The structure of a model's output without its tensors, into which others can be inserted."""
 
     def __init__(self) -> None:
         self._rest: tuple[Any, ...] = ()
         self._structure: Any = None
 
     def take(self, value: Any) -> tuple[Tensor, ...]:
-        """The tensors of what a model returned; the rest is kept here."""
+        """Return the tensors of a model's output; keep the rest here."""
         leaves, self._structure = tree_flatten(value)
         self._rest = tuple(None if isinstance(one, Tensor) else Fixed(one) for one in leaves)
         return tuple(one for one in leaves if isinstance(one, Tensor))
 
     def of(self, tensors: Sequence[Tensor]) -> Any:
-        """The same with these tensors."""
-        given = iter(tensors)
-        return tree_unflatten([next(given) if one is None else one.value for one in self._rest], self._structure)
+        """Return the output with these tensors."""
+        remaining = iter(tensors)
+        return tree_unflatten([next(remaining) if one is None else one.value for one in self._rest], self._structure)

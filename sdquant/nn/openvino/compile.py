@@ -1,4 +1,4 @@
-"""From a trace to a compiled model."""
+"""Convert a trace to an OpenVINO model, compile it and run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def convert(trace: Trace) -> Any:
-    """The `openvino.Model` of a trace, its weights compressed.
+    """Convert a trace to an `openvino.Model` with compressed weights.
 
     Raises:
         Exception: OpenVINO cannot convert it; its errors have no other base in common.
@@ -34,11 +34,11 @@ def convert(trace: Trace) -> Any:
 
 
 def compiled(model: Any, dtype: torch.dtype) -> Any:
-    """The model, compiled for the CPU, in one copy for one caller, with as many threads as torch has.
+    """Compile a model for the CPU, as one stream for one caller, with as many threads as torch has.
 
-    It computes as exactly as torch does: in bfloat16 where that is the model's dtype and the processor has it, else in
-    float32; and activations are not quantized, which OpenVINO else does where a product's weights are. Threads are not
-    tied to cores, where they would meet those of other programs.
+    It computes as exactly as torch does: in bfloat16 if that is the model's dtype and the CPU supports it, else in
+    float32; and activations are not quantized, which OpenVINO does by default for products with compressed weights.
+    Threads are not pinned to cores, where they would compete with those of other programs.
 
     Args:
         dtype: the model's.
@@ -54,7 +54,7 @@ def compiled(model: Any, dtype: torch.dtype) -> Any:
 
 
 def run(request: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a compiled model for these inputs: floats in float32, on the CPU."""
+    """Run a compiled model and return its outputs: floats in float32, on the CPU."""
     ov = library().ov
     for place, tensor in enumerate(tensors):
         request.set_input_tensor(place, ov.Tensor(tensor.detach().contiguous().numpy(), True))

@@ -1,8 +1,8 @@
 """The `forward` of a model that OpenVINO runs.
 
-One compiled model serves every shape that has the same trace, so that another resolution, batch or prompt length costs
-a trace (no product with a packed weight is computed in it) and no second copy of the weights. Where the trace of a new
-shape differs, as of a UNet at sizes that its factor does not divide, another model is compiled.
+One compiled model serves every shape with the same trace, so another resolution, batch or prompt length costs a trace
+(no product with a packed weight is computed in it) and no second copy of the weights. If the trace of a new shape
+differs, as for a UNet at sizes that its factor does not divide, another model is compiled.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Ready:
     """A compiled model.
 
     Attributes:
-        form: of the graph that it was made from; see `tracing.Trace`.
-        request: OpenVINO's, which holds the model.
-        answer: what is made of the outputs.
-        kept: what the model refers to and does not keep.
-        shapes: of inputs that it is known to be good for.
+        form: of the graph that it was compiled from; see `trace.Trace`.
+        request: OpenVINO's inference request, which owns the model.
+        answer: structure of the outputs.
+        kept: objects that the model refers to but does not own.
+        shapes: input shapes that it is known to be valid for.
     """
 
     form: tuple[Any, ...]
@@ -46,10 +46,10 @@ class Ready:
 
 
 class Served:
-    """Calls like the model's own forward, run by OpenVINO; refers to its model weakly.
+    """Called like the model's own forward, run by OpenVINO; refers to its model weakly.
 
     Attributes:
-        ready: the compiled models with the form of the call and the state of the model, those used last at the end.
+        ready: the compiled models by call form and model state, the most recently used last.
     """
 
     runs_in: ClassVar[str] = "openvino"
@@ -60,7 +60,7 @@ class Served:
         self.ready: list[tuple[Any, Ready]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Served:
-        """Of a copied model the copy's, which is known already when its attributes are copied."""
+        """Return a forward for the copied model, which is in `memo` before its attributes are copied."""
         model = self._owner()
         return Served(memo.get(id(model), model))
 
@@ -84,7 +84,7 @@ class Served:
         return model
 
     def _ready_for(self, model: nn.Module, call: Arguments) -> Ready:
-        """A compiled model for this call, made if there is none."""
+        """Return a compiled model for this call; compile one if there is none."""
         state = _state(model)
         self.ready = [row for row in self.ready if row[0][1] == state]  # the others have weights of before
         key = (call.form, state)
@@ -95,16 +95,16 @@ class Served:
                 return row[1]
         answer, dtype = Answer(), _dtype(model)
         with self._off(model), in_float32(model):
-            made = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
+            traced = trace(model, lambda tensors: answer.take(call.call(model, tensors)), call.tensors)
             for known, ready in self.ready:
-                if ready.form == made.form:
+                if ready.form == traced.form:
                     if known == key:
                         ready.shapes.add(call.shapes)
                         return ready
-                    return self._keep(key, Ready(made.form, ready.request, answer, ready.kept, {call.shapes}))
+                    return self._keep(key, Ready(traced.form, ready.request, answer, ready.kept, {call.shapes}))
             del self.ready[: max(0, len(self.ready) - KEPT + 1)]  # before there is another
-            request = _request(model, made, dtype)
-        return self._keep(key, Ready(made.form, request, answer, made.layers.kept, {call.shapes}))
+            request = _request(model, traced, dtype)
+        return self._keep(key, Ready(traced.form, request, answer, traced.layers.kept, {call.shapes}))
 
     def _keep(self, key: Any, ready: Ready) -> Ready:
         self.ready.append((key, ready))
@@ -115,7 +115,7 @@ class Served:
 
 
 class _Off:
-    """While it is entered, the model's forward is its own."""
+    """Context in which the model's forward is its own."""
 
     def __init__(self, model: nn.Module, forward: Served) -> None:
         self.model, self.forward = model, forward
@@ -127,28 +127,28 @@ class _Off:
         self.model.__dict__["forward"] = self.before
 
 
-def _request(model: nn.Module, made: Trace, dtype: torch.dtype) -> Any:
+def _request(model: nn.Module, traced: Trace, dtype: torch.dtype) -> Any:
     try:
-        return compiled(convert(made), dtype).create_infer_request()
+        return compiled(convert(traced), dtype).create_infer_request()
     except Exception as error:  # see `convert`
         reason = str(error).strip().splitlines()
         raise IncompatibleError(
-            f"{type(model).__name__} was to be run by OpenVINO",
+            f"Cannot run {type(model).__name__} with OpenVINO",
             f"it could not be converted: {reason[-1] if reason else type(error).__name__}",
             _PLAIN,
         ) from error
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """In which it computes and answers."""
-    found: torch.dtype = getattr(model, "dtype", torch.float32)
-    return found
+    """Return the dtype in which the model computes and returns its outputs."""
+    dtype: torch.dtype = getattr(model, "dtype", torch.float32)
+    return dtype
 
 
 def _state(model: nn.Module) -> Any:
-    """What a compiled model holds of its model: which tensors, as they are now, and which adapters, how strong.
+    """Return a key for the model's current weights: its tensors with their versions, and its adapters with strengths.
 
-    A tensor that is written to counts its changes; one that is replaced lies elsewhere.
+    A write changes a tensor's version; a replaced tensor has another address.
     """
     tensors = tuple(
         (name, one.data_ptr(), one.dtype, 0 if one.is_inference() else one._version)
@@ -164,11 +164,13 @@ def _state(model: nn.Module) -> Any:
 
 def _refuse(model: nn.Module, call: Arguments) -> None:
     """Raise IncompatibleError for what OpenVINO's CPU plugin cannot do."""
-    what = f"{type(model).__name__}, which OpenVINO runs, was called"
+    what = f"Cannot run {type(model).__name__} with OpenVINO"
     for one in call.tensors:
         if one.device.type != "cpu":
-            raise IncompatibleError(what, f"it runs on the CPU, and its inputs are on {one.device}", _PLAIN)
+            raise IncompatibleError(what, f"it runs on the CPU, but its inputs are on {one.device}", _PLAIN)
     if torch.is_grad_enabled() and any(one.requires_grad for one in (*call.tensors, *model.parameters())):
         raise IncompatibleError(
-            what, "gradients were asked for, and OpenVINO has none", f"{_PLAIN} to train, or call it in torch.no_grad()"
+            what,
+            "gradients are enabled, but OpenVINO computes none",
+            f"{_PLAIN} to train, or call it in torch.no_grad()",
         )

@@ -1,4 +1,4 @@
-"""What a quantized layer is in OpenVINO's graph. In a trace it is one opaque node, so that no weight is decoded."""
+"""Quantized layers in OpenVINO's graph. In a trace each is one opaque node, so that no weight is dequantized."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OPERATION = "sdquant::layer"
 
 @dataclass(frozen=True)
 class Layers:
-    """The quantized layers of a model; a trace refers to them by their places in here.
+    """The quantized layers of a model; a trace refers to them by index.
 
     Attributes:
-        kept: what a converted model refers to; see `weights.decompressed`.
-        stopped: a Ctrl-C that came while a layer was built, which OpenVINO's frontend takes for an error of its own.
+        kept: objects that a converted model refers to; see `weights.decompressed`.
+        stopped: a Ctrl-C during the conversion of a layer, which OpenVINO's frontend turns into an error of its own.
     """
 
     modules: tuple[QuantizedLayer, ...]
@@ -35,14 +35,14 @@ class Layers:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layers:
-        """Those of a model, in its order."""
-        found = (part for part in model.modules() if isinstance(part, QuantizedLayer))
-        return cls(tuple(part for part in found if in_graph(part.packed)))
+        """Return the layers of a model, in its order."""
+        layers = (part for part in model.modules() if isinstance(part, QuantizedLayer))
+        return cls(tuple(part for part in layers if in_graph(part.packed)))
 
     @contextmanager
     def opaque(self) -> Iterator[None]:
-        """While the model is traced: each layer is a node `OPERATION` of its input and its place, and computes nothing
-        but the shape of its output."""
+        """Context for tracing: each layer is a node `OPERATION` of its input and its index, and computes only the
+        output shape."""
         before = _TRACED.set(self.modules)
         try:
             for place, layer in enumerate(self.modules):
@@ -54,7 +54,7 @@ class Layers:
                 layer.__dict__.pop("forward", None)
 
     def extension(self) -> Any:
-        """What OpenVINO's frontend makes of these nodes. Keep it for as long as it may convert."""
+        """Return the extension that converts these nodes in OpenVINO's frontend. It must outlive the conversion."""
         ops = library().ops
 
         def build(context: Any) -> list[Any]:
@@ -90,7 +90,7 @@ _TRACED: ContextVar[tuple[QuantizedLayer, ...]] = ContextVar("traced")
 
 @cache
 def _node() -> Any:
-    """The function that a trace shows as one node; OpenVINO's frontend knows it by `target_extension`."""
+    """Return the function that a trace shows as one node; OpenVINO's frontend finds it by `target_extension`."""
 
     class Node(torch.autograd.Function):
         target_extension = library().ModuleExtension(QuantizedLayer, OPERATION)
@@ -113,7 +113,7 @@ def _forward(layer: Any, place: Tensor) -> Any:
 
 
 def _empty_output(layer: Any, x: Tensor) -> Tensor:
-    """Zeros in the shape of the layer's output."""
+    """Return zeros in the shape of the layer's output."""
     dtype = layer.compute_dtype
     if isinstance(layer, nn.Embedding):
         return torch.zeros(*x.shape, layer.embedding_dim, dtype=dtype)
@@ -127,7 +127,7 @@ def _empty_output(layer: Any, x: Tensor) -> Tensor:
 
 
 def _padding(layer: Any) -> tuple[list[int], list[int]]:
-    """How many zeros the convolution itself puts before and after; what is not zeros is padded before it."""
+    """Return the zero padding of the convolution itself, before and after; other padding modes pad x before it."""
     dims = len(layer.stride)
     if layer.padding_mode != "zeros" or layer.padding == "valid":
         return [0] * dims, [0] * dims

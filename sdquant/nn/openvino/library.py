@@ -12,7 +12,7 @@ from ...utils.no_telemetry import no_telemetry
 
 @cache
 def library() -> Any:
-    """What is used of OpenVINO, imported now: `ov`, `ops` (an opset), `FrontEndManager`, `ConversionExtension`,
+    """Import OpenVINO and return what is used of it: `ov`, `ops` (an opset), `FrontEndManager`, `ConversionExtension`,
     `ModuleExtension`, `Decoder` (of traced models)."""
     with no_telemetry():
         ov: Any = import_module("openvino")  # by name, as it ships no types
@@ -32,5 +32,5 @@ def library() -> Any:
 
 @cache
 def core() -> Any:
-    """OpenVINO's runtime, of which a process needs one."""
+    """Return OpenVINO's runtime, one per process."""
     return library().ov.Core()

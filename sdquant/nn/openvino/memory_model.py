@@ -1,8 +1,8 @@
-"""What a compiled model takes in memory, beside the packed weights that it was made from.
+"""Memory of a compiled model, besides the packed weights that it was built from.
 
-As measured (bench/results/openvino_memory.json, OpenVINO 2026.4): the codes once more, and scales and zero points as
-floats; of convolutions, which OpenVINO decodes once, floats in float32 and again in the precision that it computes in;
-and what each layer takes by itself, code made at run time among it.
+As measured (bench/results/openvino_memory.json, OpenVINO 2026.4): a copy of the codes, and scales and zero points as
+floats; for convolutions, which OpenVINO dequantizes once, the weight in float32 and again in the inference precision;
+and a constant for each layer, including code generated at run time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDE = 4  # bytes of a number in float32
 
 @dataclass(frozen=True)
 class Held:
-    """A packed weight: its bytes, the bits of a code, and the shape that it stands for."""
+    """A packed weight: its bytes, the bits per code, and the shape of the float weight."""
 
     nbytes: int
     bits: float
@@ -26,7 +26,7 @@ class Held:
 
 
 def copied(weights: Iterable[Held], itemsize: int) -> int:
-    """Bytes of the compiled copy of these weights.
+    """Return the bytes of the compiled copy of these weights.
 
     Args:
         itemsize: bytes of a number of the model's dtype.

@@ -1,7 +1,7 @@
-"""A call of a model as a graph of torch operations, and whether two calls have the same graph.
+"""Trace a call of a model as a graph of torch operations, and compare the graphs of two calls.
 
-The graph is a trace: what Python decided on the way is fixed in it. Sizes that flow through operations stay sizes, so
-that one graph is good for many shapes; for which others it is good, a second trace tells (`Trace.same`).
+Python's control flow is fixed in a trace. Sizes that flow through operations stay dynamic, so one graph is valid for
+many shapes; a second trace shows whether it is valid for a new one (`Trace.same`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Trace:
     """A traced call.
 
     Attributes:
-        module: what `torch.jit.trace` made.
-        layers: that its opaque nodes refer to.
+        module: the result of `torch.jit.trace`.
+        layers: those that its opaque nodes refer to.
         form: the graph's nodes, without the shapes at which it was traced.
     """
 
@@ -40,7 +40,7 @@ class Trace:
     form: tuple[Any, ...]
 
     def same(self, other: Trace) -> bool:
-        """Whether the other is the same graph, with the same constants: then one is good for the other's shapes."""
+        """Return whether the other is the same graph with the same constants, so that either serves both shapes."""
         return self.form == other.form
 
 
@@ -70,8 +70,8 @@ def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Se
             warnings.filterwarnings("ignore", "`torch.jit.trace", DeprecationWarning)
             warnings.simplefilter("ignore", TracerWarning)
             jit: Any = torch.jit
-            made = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
-            return Trace(made, layers, _form(made.inlined_graph))
+            module = jit.trace(_Call(model, call).eval(), tuple(tensors), strict=False, check_trace=False)
+            return Trace(module, layers, _form(module.inlined_graph))
     finally:
         for part, was in training.items():
             part.training = was
@@ -79,11 +79,11 @@ def trace(model: nn.Module, call: Callable[[Sequence[Tensor]], Any], tensors: Se
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """The model's floats of 16 bits in float32, but for packed weights; afterwards they are the very tensors they were.
+    """Context with the model's 16-bit floats in float32, except packed weights; afterwards the same tensors are back.
 
-    OpenVINO's patterns are those of float32 models; in which precision it computes is said to it elsewhere.
+    OpenVINO's patterns match float32 models; its inference precision is set in `compile`.
     """
-    kept: list[tuple[dict[str, Any], str, Tensor]] = []
+    originals: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for part in model.modules():
             own: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
@@ -94,17 +94,17 @@ def in_float32(model: nn.Module) -> Iterator[None]:
                         continue
                     if packed and name.startswith(PREFIX):
                         continue
-                    kept.append((tensors, name, tensor))
+                    originals.append((tensors, name, tensor))
                     floats = tensor.detach().float()
                     tensors[name] = nn.Parameter(floats, False) if tensors is part._parameters else floats
         yield
     finally:
-        for tensors, name, tensor in kept:
+        for tensors, name, tensor in originals:
             tensors[name] = tensor
 
 
 def _form(graph: Any) -> tuple[Any, ...]:
-    """Each node's kind, inputs (by the order of their appearance) and attributes."""
+    """Return each node's kind, inputs (numbered by first appearance) and attributes."""
     numbers: dict[str, int] = {}
 
     def number(value: Any) -> int:
@@ -122,7 +122,7 @@ def _form(graph: Any) -> tuple[Any, ...]:
 
 
 def _value(value: Any) -> Any:
-    """An attribute, comparable."""
+    """Return an attribute in a comparable form."""
     if isinstance(value, Tensor):
         flat = dense(value.detach().reshape(-1))
         return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()

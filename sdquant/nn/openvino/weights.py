@@ -2,8 +2,8 @@
 
     codes (u8, i8 or u4) -> Convert f16 -> Subtract zero point -> Multiply by scale -> Reshape -> Convert f32
 
-That is what NNCF itself puts into an OpenVINO model. The constants are views of the packed tensors: nothing is copied
-and nothing decoded. Tensors and constants refer to the same memory for as long as one of them is in use.
+This is what NNCF itself puts into an OpenVINO model. The constants are views of the packed tensors: nothing is copied
+or dequantized. Tensors and constants share memory for as long as one of them is in use.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ MIDDLE = 8  # NNCF adds it to the symmetric codes of 4 bits
 
 
 def constant(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
-    """An OpenVINO constant in a tensor's own memory, which it keeps.
+    """Return an OpenVINO constant that shares and keeps alive a tensor's memory.
 
     Args:
-        shape: of the constant; None is the tensor's.
+        shape: of the constant; None for the tensor's.
     """
     values = tensor.detach().contiguous().numpy()
     return library().ov.op.Constant(values if shape is None else values.reshape(shape), True)
 
 
-def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, kept: list[Any]) -> Any:
-    """The same for codes and zero points.
+def _codes(tensor: Tensor, shape: tuple[int, ...], four: bool, keep_alive: list[Any]) -> Any:
+    """Return a constant of codes or zero points.
 
     Args:
-        four: the bytes hold two codes of 4 bits each, the first in the low bits, as OpenVINO's u4 does.
-        kept: what the constant refers to and does not keep is appended.
+        four: each byte holds two 4-bit codes, the first in the low bits, as in OpenVINO's u4.
+        keep_alive: objects that the constant refers to but does not own are appended.
     """
     if not four:
         return constant(tensor, shape)
     ov, values = library().ov, tensor.detach().contiguous().view(-1).numpy()
-    kept.append(values)
+    keep_alive.append(values)
     return ov.op.Constant(ov.Tensor(values, list(shape), ov.Type.u4), True)
 
 
-def decompressed(packed: Packed, kept: list[Any]) -> Any:
-    """The node that gives the float weight, in f32 and `packed.spec.shape`.
+def decompressed(packed: Packed, keep_alive: list[Any]) -> Any:
+    """Return the node of the dequantized weight, f32 in `packed.spec.shape`.
 
     Args:
-        kept: what must stay in memory for as long as the model is used is appended.
+        keep_alive: objects that must outlive the model are appended.
     """
     ops = library().ops
     shape, parts = packed.spec.shape, packed.parts
@@ -60,9 +60,9 @@ def decompressed(packed: Packed, kept: list[Any]) -> Any:
     four = packed.spec.scheme.startswith("int4")
     grouped = (out, groups, row // groups) if groups > 1 else (out, row)
     each = (out, groups, 1) if groups > 1 else (out, 1)
-    floats = ops.convert(_codes(parts["codes"], grouped, four, kept), "f16")
+    floats = ops.convert(_codes(parts["codes"], grouped, four, keep_alive), "f16")
     if "zero_point" in parts:
-        floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, kept), "f16"))
+        floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, keep_alive), "f16"))
     elif four:
         middle = torch.full((1,) * len(each), MIDDLE, dtype=torch.uint8)
         floats = ops.subtract(floats, ops.convert(constant(middle), "f16"))
@@ -73,5 +73,5 @@ def decompressed(packed: Packed, kept: list[Any]) -> Any:
 
 
 def in_graph(packed: Packed) -> bool:
-    """Whether `decompressed` knows the weight's scheme."""
+    """Return whether `decompressed` supports the weight's scheme."""
     return packed.spec.scheme in SCHEMES

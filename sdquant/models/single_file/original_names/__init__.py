@@ -1,4 +1,4 @@
-"""Names of a model's first authors for its tensors in diffusers: what files for other tools must have. No torch.
+"""Original tensor names of the models' authors, which files for other tools need. Imports no torch.
 
 A module for each family, with rows for the tensors that are fused or renamed there. Written from the authors' layouts;
 `diffusers` has only the way back, against which the writer holds the result.
@@ -76,7 +76,7 @@ _MODELS: Mapping[str, Callable[[Shapes], Iterator[Written]]] = {
 
 
 def written(class_name: str | None, shapes: Shapes) -> list[Written] | None:
-    """A component's tensors under its authors' names, in the order of `shapes`; None if these are not known."""
+    """Return a component's tensors under the original names, in the order of `shapes`; None if these are unknown."""
     make = _MODELS.get(class_name or "")
     rows = list(make(shapes)) if make is not None else []
     place = {name: at for at, name in enumerate(shapes)}

@@ -71,7 +71,7 @@ _COSMOS_2: Rules = (
 
 
 def cosmos(shapes: Shapes) -> Iterator[Written]:
-    """1.0 is told by its learned positions, which later ones do not have."""
+    """Yield the names of Cosmos; 1.0 is detected by its learned positions, which later versions lack."""
     if not any(name.startswith("learnable_pos_embed.") for name in shapes):
         yield from renamed(shapes, _COSMOS_2)
         return

@@ -39,7 +39,7 @@ _PLACE = re.compile(r"((en|de)coder)\.(?:down|up)_blocks\.(\d+)\.(\d+)\.")
 
 def dc_ae(shapes: Shapes) -> Iterator[Written]:
     yield from of_rows(shapes, _ENDS, "", "")
-    places = dict.fromkeys(found.groups() for name in shapes if (found := _PLACE.match(name)))
+    places = dict.fromkeys(match.groups() for name in shapes if (match := _PLACE.match(name)))
     for side, short, block, layer in places:
         theirs = f"{side}.stages.{block}.op_list.{layer}."
         ours = f"{side}.{'down' if short == 'en' else 'up'}_blocks.{block}.{layer}."

@@ -45,7 +45,7 @@ def _in_lists(shapes: Shapes, rules: Rules) -> Iterator[Written]:
 
 
 def _places(shapes: Shapes) -> dict[str, str]:
-    """Where each part of a block is in the authors' list: parts of blocks before the blocks, which are the rest."""
+    """Map each part of a block to its position in the authors' list; longer names come before their blocks'."""
     parts: list[tuple[str, str]] = []
     at = 0
     for i in range(count(shapes, "encoder.down_blocks.")):

@@ -12,11 +12,11 @@ Rules = Sequence[tuple[str, str]]
 
 
 def renamed(shapes: Shapes, rules: Rules) -> Iterator[Written]:
-    """Each tensor by itself, its name put through all rules, one after another."""
-    found = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
+    """Yield each tensor alone, with all rules applied to its name in order."""
+    patterns = [(re.compile(_pattern(ours)), theirs) for ours, theirs in rules]
     for name in shapes:
         there = name
-        for pattern, theirs in found:
+        for pattern, theirs in patterns:
             there = pattern.sub(theirs, there)
         yield Written(there, (name,))
 
@@ -27,5 +27,5 @@ def _pattern(words: str) -> str:
 
 
 def same(shapes: Shapes) -> Iterator[Written]:
-    """A model whose authors have the names of diffusers."""
+    """Yield the tensors of a model whose authors use diffusers' names."""
     yield from renamed(shapes, ())

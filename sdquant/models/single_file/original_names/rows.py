@@ -1,4 +1,4 @@
-"""Tensors under other names, some of them joined: rows of names, for a model and for each of its blocks. No torch."""
+"""Rename and join tensors by rows of names, for a model and for each of its blocks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Rows = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Written:
-    """A tensor to be written: rows of several tensors, one after the other.
+    """A tensor to be written: the rows of one tensor or several, concatenated.
 
     Attributes:
-        name: in the file. sources: where its rows come from. swapped: the two halves of the rows change places.
-        shape: in the file, where it is not that of the rows.
+        name: in the file. sources: the tensors that its rows come from. swapped: its two halves are swapped.
+        shape: in the file, if it is not that of the rows.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Written:
 
 
 def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
-    """The shape of the tensor that is written."""
+    """Return the shape of the tensor that is written."""
     if row.shape is not None:
         return row.shape
     first = shapes[row.sources[0]]
@@ -37,20 +37,20 @@ def shape_of(row: Written, shapes: Shapes) -> tuple[int, ...]:
 
 
 def of_rows(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
-    """What the rows say of the tensors that are there, behind a block's prefix in either layout."""
+    """Apply the rows to the tensors that exist, with a block's prefix in each layout."""
     for name, *sources in rows:
         for leaf in ("weight", "bias") if name.endswith("*") else ("",):
-            found = tuple(ours + source.replace("*", leaf) for source in sources)
-            if all(source in shapes for source in found):
-                yield Written(theirs + name.lstrip("~").replace("*", leaf), found, swapped=name.startswith("~"))
+            names = tuple(ours + source.replace("*", leaf) for source in sources)
+            if all(source in shapes for source in names):
+                yield Written(theirs + name.lstrip("~").replace("*", leaf), names, swapped=name.startswith("~"))
 
 
 def of_blocks(shapes: Shapes, rows: Rows, theirs: str, ours: str) -> Iterator[Written]:
-    """The same for each of a list of blocks, which is called so in either layout."""
+    """Apply the rows to each block of a list, whose names are `theirs` and `ours`."""
     for i in range(count(shapes, f"{ours}.")):
         yield from of_rows(shapes, rows, f"{theirs}.{i}.", f"{ours}.{i}.")
 
 
 def count(shapes: Shapes, prefix: str) -> int:
-    """How many blocks: numbers run from 0 without a gap, or the names do not fit anyway."""
+    """Count the blocks. Their numbers must run from 0 without a gap, or the names do not match anyway."""
     return len({name.removeprefix(prefix).split(".")[0] for name in shapes if name.startswith(prefix)})

@@ -14,12 +14,12 @@ _POOLED = "clip_txt_pooled_mapper."
 def stable_cascade(shapes: Shapes) -> Iterator[Written]:
     stage_c = "clip_txt_mapper.weight" in shapes
     for name in shapes:
-        found = _ATTENTION.fullmatch(name)
-        if found is None:
+        match = _ATTENTION.fullmatch(name)
+        if match is None:
             theirs = name if stage_c else name.replace(_POOLED, "clip_mapper.")
             yield Written(theirs, (name,))
             continue
-        module, part, leaf = found.groups()
+        module, part, leaf = match.groups()
         if part == "out.0":
             yield Written(f"{module}.attn.out_proj.{leaf}", (name,))
         elif part == "q":

@@ -28,9 +28,9 @@ def unet(shapes: Shapes) -> Iterator[Written]:
     stride = len(resnets) + 1  # entries of the authors' list for each block: its layers, and one that changes the size
     attending = {name.split(".")[1] for name in shapes if re.match(r"up_blocks\.\d+\.attentions\.", name)}
     for name in shapes:
-        found = _unet_name(name, stride, attending)
-        if found is not None:
-            yield Written(found, (name,))
+        target = _unet_name(name, stride, attending)
+        if target is not None:
+            yield Written(target, (name,))
 
 
 _CONTROL_ENDS = {
@@ -47,8 +47,8 @@ def controlnet(shapes: Shapes) -> Iterator[Written]:
         module, _, leaf = name.rpartition(".")
         if module in _CONTROL_ENDS:
             yield Written(f"{_CONTROL_ENDS[module]}.{leaf}", (name,))
-        elif found := _CONTROL.fullmatch(name):
-            kind, number, leaf = found.groups()
+        elif match := _CONTROL.fullmatch(name):
+            kind, number, leaf = match.groups()
             # Between the layers of the hint are activations.
             theirs = f"zero_convs.{number}.0" if kind == "down" else f"input_hint_block.{2 * int(number) + 2}"
             yield Written(f"{theirs}.{leaf}", (name,))

@@ -66,7 +66,7 @@ _MOTION_BLOCK: Rows = (
 
 
 def wan(shapes: Shapes) -> Iterator[Written]:
-    """Wan itself, VACE, SkyReels V2, ChronoEdit."""
+    """Yield the names of Wan, VACE, SkyReels V2 and ChronoEdit."""
     yield from of_rows(shapes, _WAN, "", "")
     for blocks in ("blocks.", "vace_blocks."):
         for i in range(count(shapes, blocks)):
@@ -105,7 +105,7 @@ def _motion(shapes: Shapes) -> Iterator[Written]:
 
 
 def wan_animate_2(shapes: Shapes) -> Iterator[Written]:
-    """Wan Animate 2, whose blocks lie in modules of their own there; the rest has the same names in diffusers."""
+    """Yield the names of Wan Animate 2, whose blocks are in modules of their own; the rest is named as in diffusers."""
     for name in shapes:
         top, number, *path = name.split(".")
         if top != "blocks":

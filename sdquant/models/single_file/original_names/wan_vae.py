@@ -43,7 +43,7 @@ def wan_vae(shapes: Shapes) -> Iterator[Written]:
 
 
 def _blocks_2_1(shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """One list there on either side; diffusers has it in the encoder too, and blocks in the decoder."""
+    """Yield (original, diffusers') prefixes of layers: one list on either side, but blocks in diffusers' decoder."""
     for i in range(count(shapes, "encoder.down_blocks.")):
         yield f"encoder.downsamples.{i}", f"encoder.down_blocks.{i}"
     at = 0
@@ -56,7 +56,7 @@ def _blocks_2_1(shapes: Shapes) -> Iterator[tuple[str, str]]:
 
 
 def _blocks_2_2(shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """Lists of blocks there on either side, each of them a list of layers."""
+    """Yield (original, diffusers') prefixes of layers: a list of blocks on either side, each a list of layers."""
     for side, word, theirs in (("encoder", "down", "downsamples"), ("decoder", "up", "upsamples")):
         for i in range(count(shapes, f"{side}.{word}_blocks.")):
             block = f"{side}.{word}_blocks.{i}."
