@@ -1,6 +1,6 @@
-"""Every way to quantize a model that this machine can run, planned: what presets choose from.
+"""Plans for every way to quantize a model that this machine can run; presets choose from them.
 
-Headers are read once; then one plan is made for each scheme, and one for the model as it is found.
+Headers are read once; then one plan is made for each scheme, and one for the unchanged model.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _BLOCK = re.compile(r"(?:.*?\.)??(?:[^.]+\.\d+|mid_block)(?=\.)")
 
 @dataclass(frozen=True)
 class Opened:
-    """A model with the settings that a preset keeps, its headers read.
+    """A model whose headers have been read, with the settings that a preset does not change.
 
     Attributes:
         settings: without schemes, offload and budget, which the preset chooses.
-        asked: their request, with what the files say of its path, base and dtype.
+        asked: the request made from them, with path, base and dtype resolved from the files.
         kind: of the compute device.
     """
 
@@ -56,22 +56,22 @@ class Opened:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The components, as plans name them."""
+        """Component names as used in plans."""
         return tuple("model" if name == "." else name for name in self.detected.sources)
 
     def plan(self, settings: Settings) -> Plan:
-        """The plan with these settings. Raises SdquantError as the planner does; the matrix is not asked."""
+        """Return the plan with these settings. Raises like the planner; does not consult the matrix."""
         same = {name: getattr(self.asked, name) for name in ("base", "parts", "variant", "progress")}
         asked = settings.request(self.asked.path, self.names, **same)
         asked = dataclasses.replace(asked, dtype=self.asked.dtype)
         return planner.make(asked, self.detected, device=self.device, versions=self.machine.versions)
 
     def playing(self, role: str) -> tuple[str, ...]:
-        """The components that play a role."""
+        """Return the names of the components that have this role."""
         return tuple(name for name in self.names if (row := role_of(name)) is not None and row.name == role)
 
     def verdict(self, scheme: str, offload: str, *, found: bool, plain_only: bool = False) -> str | None:
-        """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
+        """Return the matrix's verdict on a scheme with this offload mode; None if its packages are missing."""
         row = registry.scheme(scheme)
         compute = self.settings["compute"] or "float"
         runtime = "plain" if plain_only else meant(self.settings["runtime"], compute) or "default"
@@ -95,9 +95,9 @@ class Candidate:
     Attributes:
         schemes: role to scheme; () roles are as found.
         plan: without offload.
-        noise: share of the weights' power that is lost, over the whole model; 0 as found.
-        worst: decibels of the least precise scheme in it; None as found.
-        verdicts: offload to "works" or "slow"; a mode that cannot be used is not in it.
+        noise: quantization noise power relative to the power of all weights of the model; 0 if unchanged.
+        worst: signal-to-noise ratio of the least precise scheme in it, in dB; None if unchanged.
+        verdicts: offload mode to "works" or "slow"; modes that cannot be used are absent.
     """
 
     schemes: Mapping[str, str]
@@ -108,7 +108,7 @@ class Candidate:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The settings that make it."""
+        """Settings that select this candidate."""
         return {f"quant.{role.name}": self.schemes.get(role.name) for role in ROLES}
 
     @cached_property
@@ -118,9 +118,11 @@ class Candidate:
 
     @cached_property
     def least(self) -> int:
-        """The smallest budget that balanced offload is at ease with, by the tensors' names: of each component what is
-        outside its blocks and two blocks, so that one is on its way while the other runs; or all of it, if that is
-        less."""
+        """Smallest comfortable budget for balanced offload in bytes, estimated from tensor names.
+
+        Each component needs the weights outside its blocks plus two blocks, so that one is prefetched while the other
+        runs; or all of its weights, if that is less.
+        """
         sources = self.plan.detected.sources
         return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
 
@@ -144,12 +146,12 @@ def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mappi
 
 
 def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced")) -> list[Candidate]:
-    """The model as found, and each scheme that the matrix knows to work here for its parts: for the UNet or
-    transformer, for the text encoders, for both. What is quantized on disk stays as it is."""
+    """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
+    and for both. Components that are quantized on disk stay as they are."""
     found = opened.plan(opened.settings)
     held = resolve.held(opened.detected)
     whole = {name: worst_of(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
-    # What is found and untested is no preset's fault: there is no other way to have this file.
+    # "untested" is accepted for weights quantized on disk: there is no other way to load this file.
     base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}
     made = [Candidate(schemes={}, plan=found, noise=0.0, worst=None, verdicts=base)]
     floats = {part.name for part in found.components if part.action == "keep"}
@@ -169,7 +171,7 @@ def _of_scheme(opened: Opened, scheme: str, roles: list[str], found: Candidate) 
         return []
     try:
         every = opened.plan(opened.settings.but({f"quant.{role}": scheme for role in roles}))
-    except SdquantError:  # there is nothing in the model that this scheme can hold
+    except SdquantError:  # the scheme fits no weight of this model
         return []
     ratio = snr(scheme)
     if ratio is None:
@@ -200,7 +202,7 @@ def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
 
 
 def worst_of(verdicts: Iterable[str | None]) -> str | None:
-    """The worst of several verdicts; "works" of none."""
+    """Return the worst of several verdicts; "works" if there are none."""
     order = ("works", "slow", "untested", "breaks", None)
     return max(verdicts, key=order.index, default="works")
 

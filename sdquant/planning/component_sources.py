@@ -1,4 +1,4 @@
-"""Which files make up the model that was asked for: those of the path, and of its base."""
+"""Find the files that make up a requested model: those of the path, of its base and of its parts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ log = logging.getLogger(__name__)
 
 
 def with_base(asked: Request) -> Request:
-    """The request with a base, where one is needed and not given: a checkpoint of several models has no configs, no
-    tokenizers and no scheduler, and diffusers knows from which repository to take them.
+    """Return the request with `base` set if one is needed but missing.
+
+    An all-in-one checkpoint has no configs, tokenizers or scheduler; diffusers knows which repository has them.
 
     Raises:
-        MissingComponentError: they cannot be had.
+        MissingComponentError: they cannot be downloaded.
     """
     seen = look(asked, complete=False)
     row = model_families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
@@ -43,23 +44,24 @@ def with_base(asked: Request) -> Request:
         folder = hub.fetch(Reference(name), progress=asked.progress, weights=False, token=asked.token)
     except MissingComponentError as error:
         raise MissingComponentError(
-            f"{asked.path} was to be loaded",
-            f"it is a checkpoint of {seen.family} in the {row.layout} layout, which has neither configs nor "
-            f"tokenizers, and those of {name} could not be had: {error.__cause__}".splitlines()[0],
+            f"Cannot load {asked.path}",
+            f"it is a {seen.family} checkpoint in the {row.layout} layout, which contains neither configs nor "
+            f"tokenizers, and those of {name} could not be downloaded: {error.__cause__}".splitlines()[0],
             "Give base=<pipeline folder of the same model> (its weights are not needed), or connect to the hub once",
         ) from error
     return dataclasses.replace(asked, base=str(folder))
 
 
 def look(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path itself holds. A pipeline that gets parts may lack the weights of some."""
+    """Detect what the path itself contains. If parts are given, a pipeline may lack the weights of some components."""
     see = detection.detect_base if asked.parts else detection.headers
     return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle, variant=asked.variant)
 
 
 def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detection.Detected | None:
-    """The pipeline in which lone files take their places: the base, or the path itself where it gets parts; None where
-    there are no lone files, or one alone.
+    """Return the base pipeline that single-component files are merged into, or None if there is nothing to merge.
+
+    It is the base, or the path itself if parts are given.
 
     Raises:
         MissingComponentError: there is no such pipeline, or one too many.
@@ -68,26 +70,27 @@ def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detec
     if asked.base is None:
         if asked.parts and not whole:
             raise MissingComponentError(
-                f"{asked.path} was to be loaded with parts",
-                "it is no pipeline folder, and the rest of the pipeline (configs, tokenizers, scheduler) is in no file",
-                "Give base=<pipeline folder of the same model> (of what the files hold, its weights are not needed)",
+                f"Cannot load {asked.path} with parts",
+                "it is not a pipeline folder, and none of the files contains the rest of the pipeline (configs, "
+                "tokenizers, scheduler)",
+                "Give base=<pipeline folder of the same model> (it needs no weights for components in these files)",
             )
         return seen if asked.parts else None
     base = detection.detect_base(asked.base, complete=complete, allow_pickle=asked.allow_pickle)
     if whole or base.container != "pipeline":
         raise MissingComponentError(
-            f"{asked.path} was to be loaded with base={asked.base}",
-            "base is for a lone component, and must be a pipeline folder",
-            "Leave base out" if whole else "Give the folder with the model_index.json",
+            f"Cannot load {asked.path} with base={asked.base}",
+            "base is for a single component and must be a pipeline folder",
+            "Remove base" if whole else "Give the folder with the model_index.json",
         )
     return base
 
 
 def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path holds; with a base or parts, the pipeline's components with the lone ones in their places.
+    """Return everything to load: the path, or the base pipeline with single-component files merged into it.
 
     Args:
-        complete: also hold the components against their models, whose names the tensors then have (`models.fitting`).
+        complete: also check the components against their models and use the models' tensor names (`models.fitting`).
     """
     seen = _gathered(asked, complete=complete)
     sources = {name: text_encoders.tidied(src) for name, src in seen.sources.items()}
@@ -99,7 +102,7 @@ def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
 
 
 def lacking(asked: Request) -> list[str]:
-    """The components of a pipeline that its folder would have to give weights for: no lone file has them."""
+    """Return the components whose weights have to come from the pipeline folder, since no file contains them."""
     seen = _gathered(asked, complete=True, may_lack=True)
     return [name for name, src in seen.sources.items() if src.empty]
 
@@ -126,7 +129,7 @@ def _gathered(asked: Request, *, complete: bool, may_lack: bool = False) -> dete
 
 
 def _own_place(asked: Request) -> tuple[str | None, tuple[Part, ...]]:
-    """The component that the path itself was given for, by a part that names the same file; and the other parts."""
+    """Return the component that a part assigns to the path itself (it names the same file), and the other parts."""
     own = [one for one in asked.parts if one.component is not None and _same_file(one.path, asked.path)]
     return (own[0].component if own else None), tuple(one for one in asked.parts if one not in own[:1])
 
@@ -137,11 +140,11 @@ def _same_file(one: str, other: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Take:
-    """What a lone file gives to a pipeline.
+    """The components of a pipeline that a file replaces.
 
     Attributes:
-        seen: the file. place: the component that it is for; of a checkpoint the main one.
-        sources: all components that are made of it.
+        seen: the file. place: the component that it replaces; the main one for an all-in-one checkpoint.
+        sources: all components that come from the file.
     """
 
     seen: detection.Detected
@@ -166,19 +169,19 @@ def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, com
 
 
 def _one_component(part: detection.Detected) -> detection.Detected:
-    """A part as it is; MissingComponentError if it is a pipeline, or a checkpoint of several models."""
+    """Return the part unchanged; raise MissingComponentError for pipelines and all-in-one checkpoints."""
     if part.container == "pipeline" or part.component == CHECKPOINT:
         raise MissingComponentError(
-            f"{part.path} was given as a part",
+            f"Cannot use {part.path} as a part",
             f"it is a {'pipeline' if part.container == 'pipeline' else 'checkpoint'} of several components, and a part "
-            "takes the place of one",
-            "Load it by its own path, with the lone files as parts",
+            "replaces one component",
+            "Load it by its own path, with the files of single components as parts",
         )
     return part
 
 
 def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
-    """Raise ConflictError if two lone files are for the same component. What else a checkpoint holds gives way."""
+    """Raise ConflictError if two files are for the same component. Components of a checkpoint give way to others."""
     owners: dict[str, _Take] = {}
     for take in takes:
         for name in () if take.seen.component == CHECKPOINT else take.sources:
@@ -190,13 +193,13 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
                     f"both are its {name}",
                     f"Say which one is which, as in parts={_spelled(dict(zip([name, free[0]], pair, strict=True)))}"
                     if free
-                    else "Leave one of them out",
+                    else "Remove one of them",
                 )
             owners[name] = take
 
 
 def _with_config(seen: detection.Detected) -> detection.Detected:
-    """A lone UNet or transformer in a foreign layout under diffusers' names, if its config is beside it or known."""
+    """Convert a single UNet or transformer in a foreign layout to diffusers' names, if its config is known."""
     lone = seen.sources.get(".")
     row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
@@ -212,22 +215,22 @@ def _with_config(seen: detection.Detected) -> detection.Detected:
 
 
 def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
-    """Raise MissingComponentError for components that none of the files and folders has weights for."""
+    """Raise MissingComponentError for components without weights in any of the files and folders."""
     missing = [name for name, src in sources.items() if src.empty]
     if missing:
         places = ", ".join(str(sources[name].path) for name in missing)
         given = f" with base={asked.base}" if asked.base is not None else ""
         given += f"{' and' if given else ' with'} parts {', '.join(map(str, asked.parts))}" if asked.parts else ""
         raise MissingComponentError(
-            f"{asked.path} was to be loaded{given}",
+            f"Cannot load {asked.path}{given}",
             f"{'none' if asked.parts else 'neither'} of them has weights for {' and '.join(missing)}",
-            f"Put those of the same model into {places}, give their files as parts=, or give a base that has them",
+            f"Put the weights of the same model into {places}, pass their files as parts=, or use a base that has them",
         )
 
 
 def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
-    """The components of a file in a foreign layout, under the names of the base's: the main one (a UNet or transformer)
-    and what else the file has."""
+    """Convert the components of a file in a foreign layout to the base's names: the main one (a UNet or transformer)
+    and any others in the file."""
     from ..models.single_file import convert
 
     owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
@@ -235,28 +238,26 @@ def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, 
     parts = {name: src for name, src in made.items() if src is not None}
     if not parts:
         raise UnsupportedFileError(
-            f"{lone.path} was to take its place in {base.path}",
+            f"Cannot use {lone.path} in {base.path}",
             f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
     left = [name for name in convert.unused(lone, parts.values()) if not convert.idle(name)]
     if left:
-        log.warning(
-            "%s holds %d tensors that no component has a place for, the first is %r", lone.path, len(left), left[0]
-        )
+        log.warning("%s contains %d tensors that no component uses, the first is %r", lone.path, len(left), left[0])
     return parts
 
 
-_Wanted = Sequence[tuple[detection.Detected, str | None]]  # lone files, each with the component it was given for
+_Wanted = Sequence[tuple[detection.Detected, str | None]]  # files, each with the component that the user assigned it to
 
 
 def _places(wanted: _Wanted, base: detection.Detected) -> list[str]:
-    """The component of the base that each lone file takes the place of: the one it was given for, the only one that it
-    fits, the one its name tells of, or the only one that the other files leave.
+    """Return the component of the base that each file replaces: the one that the user assigned, the only one that it
+    fits, the one that its name indicates, or the only one that the other files leave.
 
     Raises:
-        MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the one
-            that it was given for. SettingsError: there is no component of that name.
+        MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the
+            assigned one. SettingsError: there is no component of that name.
     """
     fitting = [places.candidates(seen, base) for seen, _ in wanted]
     chosen = [
@@ -273,7 +274,7 @@ def _places(wanted: _Wanted, base: detection.Detected) -> list[str]:
 
 
 def _named(seen: detection.Detected, name: str, base: detection.Detected) -> str:
-    """The component that a file was given for, if there is one and nothing says that it does not fit."""
+    """Return the component that the user assigned a file to, after checking that it exists and may fit."""
     if name not in base.sources:
         near = difflib.get_close_matches(name, base.sources, n=1, cutoff=0.5)
         raise SettingsError(
@@ -293,42 +294,42 @@ def _named(seen: detection.Detected, name: str, base: detection.Detected) -> str
 
 
 def _sure(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> str | None:
-    """The component that a lone file fits alone, or that its name tells of among several; None if that is not known."""
+    """Return the only component that a file fits, or the one of several that its name indicates; None if unclear."""
     if not names:
         raise _no_place(seen, base)
     return names[0] if len(names) == 1 else places.hinted(seen.path, names)
 
 
 def _not_told(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> MissingComponentError:
-    """The error for a file that fits several components, none of which its name tells of."""
+    """Return the error for a file that fits several components, none of which its name indicates."""
     each = " or ".join(f"parts={_spelled({name: seen.path})}" for name in names)
     return MissingComponentError(
         f"Cannot tell which component of {base.path} the file {seen.path} is",
-        f"it fits {' and '.join(names)}, and its name says neither" if len(names) == 2
-        else f"it fits {', '.join(names)}, and its name says none of them",
-        f"Say which, with {each} (on the command line --part {names[-1]}=FILE)",
+        f"it fits {' and '.join(names)}, and its name indicates neither" if len(names) == 2
+        else f"it fits {', '.join(names)}, and its name indicates none of them",
+        f"Say which one, with {each} (on the command line --part {names[-1]}=FILE)",
     )  # fmt: skip
 
 
 def _spelled(parts: Mapping[str, str]) -> str:
-    """A mapping of parts as one writes it."""
+    """Return the source text of a mapping of parts."""
     return "{" + ", ".join(f'"{name}": "{path}"' for name, path in parts.items()) + "}"
 
 
 def _chosen_by_name(wanted: _Wanted, chosen: Sequence[str], base: detection.Detected) -> list[str]:
-    """A line for each lone file whose place only its name told, where the base keeps the other place."""
+    """Return a warning for each file whose component was guessed from its name while the base keeps the other one."""
     lines = []
     for (seen, name), place in zip(wanted, chosen, strict=True):
         others = [one for one in places.candidates(seen, base) if one not in chosen]
         if name is None and others:
             kept = " and ".join(others)
-            verb = "stays" if len(others) == 1 else "stay"
-            lines.append(f"{seen.path} was taken for {place}, by its name; {kept} {verb} that of {base.path}")
+            verb = "is" if len(others) == 1 else "are"
+            lines.append(f"{seen.path} is used as {place} because of its name; {kept} {verb} taken from {base.path}")
     return lines
 
 
 def _no_place(seen: detection.Detected, base: detection.Detected) -> MissingComponentError:
-    """The error for a file that fits no component of a pipeline."""
+    """Return the error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
     if seen.family in text_encoders.KINDS:
         kind, mine = text_encoders.KINDS[str(seen.family)], text_encoders.sizes(seen.sources["."].tensors)
@@ -339,7 +340,9 @@ def _no_place(seen: detection.Detected, base: detection.Detected) -> MissingComp
         what = f"of kind {seen.component!r}" if seen.component else "of a kind that sdquant does not know"
     return MissingComponentError(
         f"Cannot use {seen.path} with {base.path}",
-        f"it is {what}, and the pipeline has {has}",
+        f"it is {what}, but the pipeline has {has}",
         "Use a file that was made for this model, or the pipeline folder that this file was made for"
-        + ("" if seen.component else f". If you know what it is, say so: parts={_spelled({'NAME': seen.path})}"),
+        + (
+            "" if seen.component else f". If you know which component it is, pass parts={_spelled({'NAME': seen.path})}"
+        ),
     )

@@ -1,4 +1,4 @@
-"""From what a request names to files on this machine: what is on the hub is downloaded, as far as it will be loaded."""
+"""Resolve the paths of a request to local files; files on the hub are downloaded as far as they will be loaded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def fetched(asked: Request) -> Request:
-    """The request with paths on this machine: of the model, its base and its parts.
+    """Return the request with local paths of the model, its base and its parts.
 
-    Of a pipeline on the hub that lends what lone files lack, only those components' weights are downloaded.
+    If files of single components are merged into a pipeline on the hub, weights are downloaded only for the others.
 
     Raises:
-        MissingComponentError, UnsupportedFileError: as `hub.fetch`. SettingsError: revision or subfolder for what has
-            none.
+        MissingComponentError, UnsupportedFileError: as `hub.fetch`. SettingsError: revision or subfolder for a path
+            that has none.
     """
     parts = tuple(dataclasses.replace(one, path=str(_place(one.path, asked))) for one in asked.parts)
     asked = dataclasses.replace(asked, parts=parts)
@@ -41,30 +41,30 @@ def fetched(asked: Request) -> Request:
 
 
 def resolve(asked: Request) -> Path:
-    """The file or folder of a request's path, downloaded if it is on the hub."""
+    """Return the file or folder of a request's path, downloaded if it is on the hub."""
     what = _of_path(asked)
     return _fetch(what, asked, True, asked.variant) if isinstance(what, Reference) else what
 
 
 def _of_path(asked: Request) -> Path | Reference:
-    """What the path names, at its revision and with its subfolder."""
+    """Parse the request's path, revision and subfolder into a local path or a hub reference."""
     what = _of(asked.path)
     if isinstance(what, Path):
         if asked.revision is not None:
             raise SettingsError(
-                f"revision={asked.revision!r} was given for {asked.path}", "it is on this machine", "Leave revision out"
+                f"Cannot use revision={asked.revision!r} for {asked.path}", "it is a local path", "Remove revision"
             )
         if asked.subfolder is not None and what.is_file():
             raise SettingsError(
-                f"subfolder={asked.subfolder!r} was given for {asked.path}", "it is a file", "Leave subfolder out"
+                f"Cannot use subfolder={asked.subfolder!r} for {asked.path}", "it is a file", "Remove subfolder"
             )
         return what if asked.subfolder is None else what / asked.subfolder
     if asked.revision is not None:
         if what.revision not in (None, asked.revision):
             raise SettingsError(
-                f"revision={asked.revision!r} was given for {asked.path}",
-                f"the path says revision {what.revision}",
-                "Leave one of the two out",
+                f"Cannot use revision={asked.revision!r} for {asked.path}",
+                f"the path already specifies revision {what.revision}",
+                "Remove one of the two",
             )
         what = dataclasses.replace(what, revision=asked.revision)
     if asked.subfolder is None:
@@ -73,7 +73,7 @@ def _of_path(asked: Request) -> Path | Reference:
 
 
 def _of(text: str) -> Path | Reference:
-    # os.path's functions say no where Path's raise: a name that is too long, a user that does not exist.
+    # os.path's functions return False where Path's raise: a name that is too long, a user that does not exist.
     place = Path(os.path.expanduser(text))
     if os.path.exists(place):
         return place
@@ -81,7 +81,7 @@ def _of(text: str) -> Path | Reference:
 
 
 def _place(text: str, asked: Request) -> Path:
-    """A part's file or folder."""
+    """Return a part's local file or folder."""
     what = _of(text)
     return _fetch(what, asked, True) if isinstance(what, Reference) else what
 

@@ -1,4 +1,4 @@
-"""From a request to a plan: everything that can be refused is refused here, from headers at most."""
+"""Turn a request into a plan. Everything that can be refused is refused here, after reading only headers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def plan(
     offload: str = "none",
     **values: Any,
 ) -> planner_plan.Plan:
-    """What `load_model` with the same arguments would do, and the bytes of it; headers are all that is read.
+    """Plan what `load_model` with the same arguments would do, with sizes in bytes. Reads only headers.
 
     Raises:
-        SdquantError: what `load_model` would raise before reading weights.
+        SdquantError: any error that `load_model` would raise before reading weights.
     """
     return prepare(request(path, quant=quant, offload=offload, **values))
 
 
 def prepare(asked: Request) -> planner_plan.Plan:
-    """Check and plan a request. Everything that can be refused is refused here, from headers at most.
+    """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
 
-    The matrix is asked twice: first with what the request says, before any file is opened; then with what the files
-    hold. Only after that are the files held against their own headers.
+    The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
+    Only after that are the files checked against their own headers.
     """
     here = hardware.probe()
     why = foreseen = None
@@ -58,7 +58,7 @@ def prepare(asked: Request) -> planner_plan.Plan:
             allow_incompatible=asked.allow_incompatible,
         )  # fmt: skip
 
-    # A gguf scheme on a file that may hold it is not yet a refusal.
+    # A gguf scheme is not refused yet, since the file may be quantized to it.
     named = {name: str(spec) for name, spec in asked.specs().items() if spec is not None}
     check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
     asked = located(asked)
@@ -77,11 +77,11 @@ def prepare(asked: Request) -> planner_plan.Plan:
 
 
 def _needs(made: planner_plan.Plan) -> list[str]:
-    """What loading will ask for beside a lone file, whose weights can be planned without it."""
+    """Return a warning if a single file can be planned, but not loaded without a config."""
     lone = made.detected.sources.get(".")
     try:
         if lone is not None:
             class_of(lone)
     except MissingComponentError as error:
-        return [f"load_model cannot load it alone: {error.why}. {error.fix}"]
+        return [f"load_model cannot load it on its own: {error.why}. {error.fix}"]
     return []

@@ -1,4 +1,4 @@
-"""From what a request names to what is on this machine: its device, its files, one dtype."""
+"""Resolve the names in a request to what this machine has: its device, its files, one dtype."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ if TYPE_CHECKING:
 
 
 def device_of(asked: Request, here: hardware.Machine) -> str:
-    """The compute device of a request.
+    """Return the compute device of a request.
 
     Raises:
-        BackendUnavailableError: this machine has none of that kind.
+        BackendUnavailableError: this machine has no device of that kind.
     """
     device = asked.device or hardware.default_device(here)
     if hardware.device_kind(device, here) not in here.kinds:
         raise BackendUnavailableError(
-            f"Device {device!r} was asked for",
-            f"torch sees {', '.join(here.kinds)} on this machine",
-            "Leave device out, or see `sdquant doctor` for what is missing",
+            f"Cannot use device {device!r}",
+            f"torch finds only {', '.join(here.kinds)} on this machine",
+            "Remove device, or run `sdquant doctor` to see what is missing",
         )
     return device
 
 
 def located(asked: Request) -> Request:
-    """The request with the place of its files, and with a base where it needs one."""
+    """Return the request with local paths, and with a base if it needs one."""
     from . import fetching
 
     asked = with_base(fetching.fetched(asked))
-    return dataclasses.replace(asked, revision=None, subfolder=None, token=None)  # what they were for is done
+    return dataclasses.replace(asked, revision=None, subfolder=None, token=None)  # no longer needed
 
 
 def held(seen: detection.Detected) -> list[tuple[str, bool]]:
-    """The schemes that the files hold already, each with whether only plain layers run it. One file may hold several,
-    as one whose layers two libraries have quantized; of GGUF, whose types mix, the main one stands for all."""
+    """Return the schemes of the weights quantized on disk, each with whether only plain layers can run it.
+
+    A file has several if two libraries have quantized its layers. GGUF files mix types; only the main one counts.
+    """
     rows: set[tuple[str, bool]] = set()
     for part in (seen.parts or {".": seen}).values():
         for src in part.sources.values():
@@ -55,16 +57,16 @@ def held(seen: detection.Detected) -> list[tuple[str, bool]]:
 
 
 def with_dtype(asked: Request, seen: detection.Detected) -> Request:
-    """The request with the dtype to bring all floats to, where it names none and one is needed."""
+    """Return the request with `dtype` set if it names none and all floats have to be cast to one dtype."""
     return dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
 
 
 def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
-    """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
+    """Return the dtype to cast all floats to if the files mix dtypes; None to leave them unchanged.
 
-    That is so where a lone component joins the others of its base, in checkpoints of several (whose VAE is often in
-    F32), and in GGUF files, which keep small tensors in F32. The dtype with the most bytes decides: for a lone
-    component that in the base, else in the file. A GGUF file of ours says what it was made from.
+    Dtypes mix when a single component joins those of its base, in all-in-one checkpoints (whose VAE is often float32),
+    and in GGUF files, which keep small tensors in float32. The dtype with the most bytes decides: for a single
+    component that of the base, else that of the file. GGUF files written by sdquant record their original dtype.
     """
     lone = look(asked, complete=False)
     base = lender(asked, lone, complete=False)
@@ -78,8 +80,11 @@ def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
 
 
 def _most_of_lone(seen: detection.Detected) -> str:
-    """The same for a base that lends only configs: the main component's. That of packed weights where it has no other:
-    the F32 of a GGUF file, which its small tensors are in whatever they were, says nothing."""
+    """Return the main component's dtype, for a base that provides only configs.
+
+    The dtype for packed weights if there is no other: float32 in a GGUF file tells nothing, since small tensors are
+    always stored in it.
+    """
     main = next((seen.sources[name] for name in choices.MAIN if name in seen.sources), None)
     said = _most(dataclasses.replace(seen, sources={} if main is None else {"main": main}))
     foreign = main is not None and main.container == "gguf" and main.named_dtype is None
@@ -87,7 +92,7 @@ def _most_of_lone(seen: detection.Detected) -> str:
 
 
 def _most(seen: detection.Detected) -> str | None:
-    """The float dtype with the most bytes; None if there are no floats."""
+    """Return the float dtype with the most bytes; None if there are no floats."""
     sizes: Counter[str] = Counter()
     for src in seen.sources.values():
         for info in src.plain.values():
