@@ -1,4 +1,4 @@
-"""Read one quantized weight from a file, its parts held against each other: what loading and verifying both do."""
+"""Read one quantized weight from a file and check its parts against each other, for loading and verification."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NOT_FINITE = "it has values that are not finite"
 
 
 def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    """The packed weight.
+    """Read a packed weight.
 
     Args:
-        spec: what sdquant's metadata says of the weight; None in files of others.
-        shape: of the float weight in the model; None where no model is known.
+        spec: the weight's description in sdquant's metadata; None for files of other tools.
+        shape: of the float weight in the model; None if no model is known.
         get: reads a tensor by its file key.
 
     Raises:
-        BadFileError: the parts do not belong together, do not fit the model or the metadata, or hold scales that no
+        BadFileError: the parts are inconsistent, do not fit the model or the metadata, or contain scales that no
             encoder writes: NaN, infinite, or negative where a scale is a magnitude.
         Unfit, NotImplementedError: see `Backend.read`.
     """
@@ -43,7 +43,7 @@ def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | 
     except NotImplementedError:  # a RuntimeError, for Python
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise _bad(found.name, f"its parts do not belong together: {error!r}") from error
+        raise _bad(found.name, f"its parts are inconsistent ({error!r})") from error
     _check_scales(backend, found, packed.parts)
     return packed
 
@@ -56,9 +56,9 @@ def require_sound(found: Found, packed: Packed) -> None:
 
 
 def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    """A weight of sdquant's own files: read as any reader of its format would, where the format has readers."""
+    """Read a weight from sdquant's own files and check it like any reader of its format, if the format has readers."""
     if shape is not None and spec.shape != shape:
-        raise _bad(found.name, f"it is {list(spec.shape)}, and the model wants {list(shape)}")
+        raise _bad(found.name, f"its shape is {list(spec.shape)}, and the model wants {list(shape)}")
     packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
     try:
         seen = backend.read(replace(found, details={"dtype": spec.dtype, **found.details}), spec.shape, get)
@@ -69,17 +69,17 @@ def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...
         _compare(found.name, spec.details, seen.spec.details)
     if not sound:
         parts = ", ".join(f"{part} {dtype} {list(size)}" for part, (dtype, size) in forms(packed).items())
-        why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
+        why = f"its parts ({parts}) do not match a weight of shape {list(spec.shape)} in {spec.scheme}"
         raise _bad(found.name, why)
     return packed
 
 
 def _compare(name: str, said: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """Raise BadFileError unless the metadata says what the tensors show, kinds of numbers included."""
+    """Raise BadFileError unless the metadata agrees with the tensors, including JSON number types."""
     for key in sorted(said.keys() | shown.keys()):
         one, other = (json.dumps(table[key]) if key in table else "nothing" for table in (said, shown))
         if one != other:
-            raise _bad(name, f"sdquant's metadata says {key}={one:.40}, its tensors say {other:.40}")
+            raise _bad(name, f"sdquant's metadata says {key}={one:.40}, but its tensors say {other:.40}")
 
 
 def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -> None:
@@ -96,4 +96,4 @@ def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -
 
 
 def _bad(name: str, why: str) -> BadFileError:
-    return BadFileError(f"Tensor {name!r} was read", why, AGAIN)
+    return BadFileError(f"Cannot read tensor {name!r}", why, AGAIN)

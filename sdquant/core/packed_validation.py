@@ -1,4 +1,4 @@
-"""Whether the parts of a packed weight are those that its scheme makes of such a weight."""
+"""Check that the parts of a packed weight match the layout of its scheme."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of each part."""
+    """Return the dtype and shape of each part."""
     return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
 
 
 def has_layout(packed: Packed) -> bool:
-    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
+    """Return whether the parts match the scheme's layout for such a weight, for some values of its options."""
     spec = packed.spec
     row = registry.scheme(spec.scheme)
     backend = registry.get(row.backend)
