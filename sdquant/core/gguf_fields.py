@@ -59,8 +59,8 @@ def places(kind: str, *, apart: bool) -> dict[str, Place]:
     if not apart:
         nbytes = sum(field.size for field in rows)
         return {field.name: Place(field.start, nbytes) for field in rows}
-    found, start = {}, 0
+    result, start = {}, 0
     for field in rows:
-        found[field.name] = Place(start, field.size)
+        result[field.name] = Place(start, field.size)
         start += field.size
-    return found
+    return result

@@ -53,12 +53,12 @@ _DTYPES = {
 
 @lru_cache(maxsize=1)
 def _registry() -> Mapping[str, Backend]:
-    found: dict[str, Backend] = {}
+    backends: dict[str, Backend] = {}
 
     def add(backend: Backend) -> None:
-        if backend.name in found:
-            raise RuntimeError(f"two backends are called {backend.name!r}: {found[backend.name]!r} and {backend!r}")
-        found[backend.name] = backend
+        if backend.name in backends:
+            raise RuntimeError(f"two backends are called {backend.name!r}: {backends[backend.name]!r} and {backend!r}")
+        backends[backend.name] = backend
 
     folder = importlib.import_module(HOME).__path__  # by name: this room is below that one
     modules = {info.name: f"{HOME}.{info.name}" for info in pkgutil.iter_modules(folder)}
@@ -70,7 +70,7 @@ def _registry() -> Mapping[str, Backend]:
 
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         add(point.load())
-    return MappingProxyType(found)
+    return MappingProxyType(backends)
 
 
 @lru_cache(maxsize=1)
