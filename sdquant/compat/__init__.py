@@ -159,16 +159,16 @@ def check(
         offload = _working(quant, mode=mode, runtime=runtime, device=device, machine=machine, source=source)
     offload = _offload(offload)
     mode = _choice("mode", mode, ("auto", *MODES))
-    asked = _choice("runtime", runtime or "default", RUNTIMES)
+    named_runtime = _choice("runtime", runtime or "default", RUNTIMES)
     source = _choice("source", source, SOURCES)
     compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
         machines.device_kind(device, machine)  # a wrong name is an error even if nothing is quantized
     specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
-        if asked != "default" and asked not in scheme.runtimes:
+        if named_runtime != "default" and named_runtime not in scheme.runtimes:
             raise SettingsError(
-                f"Cannot run {scheme.name} with runtime={asked!r}",
+                f"Cannot run {scheme.name} with runtime={named_runtime!r}",
                 f"it supports only {', '.join(scheme.runtimes)}",
                 f"Use runtime={scheme.runtimes[0]!r}, or remove runtime",
             )
@@ -185,7 +185,7 @@ def check(
                 backend=scheme.backend,
                 mode=way,
                 offload=offload,
-                runtime=asked,
+                runtime=named_runtime,
                 device=kind,
                 source=source,
                 compute=compute,

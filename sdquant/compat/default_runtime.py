@@ -26,18 +26,18 @@ MEASURED = frozenset({"amx", "avx512bf16", "avx2"})
 
 
 def default_runtime(
-    asked: Scheme | QuantSpec, device: str, *, found: bool = False, versions: Mapping[str, str] | None = None
+    spec: Scheme | QuantSpec, device: str, *, found: bool = False, versions: Mapping[str, str] | None = None
 ) -> str:
     """Return the runtime to use if the user names none: plain layers if they are faster, else the scheme's default.
 
     Args:
-        asked: the scheme; options that only the library's modules have select the library.
+        spec: the scheme; options that only the library's modules have select the library.
         device: the compute device, by torch name or matrix kind: "cpu", "cuda:0".
         found: the weights are already quantized on disk; then plain layers also run them if the package is missing or
             too old, since they need it neither to read nor to dequantize.
         versions: installed packages; None: all are installed.
     """
-    scheme, options = (asked.scheme, asked.options) if isinstance(asked, QuantSpec) else (asked, ())
+    scheme, options = (spec.scheme, spec.options) if isinstance(spec, QuantSpec) else (spec, ())
     lacks = found and versions is not None and problem(registry.get(scheme.backend), versions) is not None
     faster = device.partition(":")[0] == PLAIN_FIRST and cpu.isa() in MEASURED
     for_library = any(scheme.options[name].library for name, _ in options if name in scheme.options)

@@ -136,19 +136,19 @@ def versions() -> dict[str, str]:
 
     known = [registry.get(name) for name in registry.names()]
     required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]
-    found = {}
+    installed = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
         try:
-            found[name] = _version(metadata.distribution(name))
+            installed[name] = _version(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _version(one: metadata.Distribution) -> str:
     """Return a distribution's version without parsing all metadata, which includes the README."""
-    found = _VERSION.search(one.read_text("METADATA") or "")
-    return found[1] if found else one.version
+    match = _VERSION.search(one.read_text("METADATA") or "")
+    return match[1] if match else one.version
 
 
 def probe() -> Machine:
@@ -277,8 +277,8 @@ def card_memory(api: Any, device: Any) -> tuple[int, int]:
         RuntimeError: the driver does not report it.
     """
     free, total = api.mem_get_info(device)
-    kept = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
-    return int(free) + max(0, int(kept)), int(total)
+    cached = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
+    return int(free) + max(0, int(cached)), int(total)
 
 
 def mps_memory() -> tuple[int, int]:

@@ -106,7 +106,8 @@ class Row:
     def matches(self, query: Query) -> bool:
         """Return whether the rule applies to this combination."""
         return all(_fits(getattr(self, axis), getattr(query, axis)) for axis in AXES) and all(
-            name in query.versions and in_range(query.versions[name], wanted) for name, wanted in self.versions.items()
+            name in query.versions and in_range(query.versions[name], specifier)
+            for name, specifier in self.versions.items()
         )
 
 
@@ -128,21 +129,21 @@ def _fits(pattern: Pattern, value: str) -> bool:
     return value in pattern if isinstance(pattern, frozenset) else pattern in ("*", value)
 
 
-def in_range(version: str, wanted: str) -> bool:
-    """Return whether `version` is in the range `wanted`, such as ">=0.48,<1". Pre-releases and local builds count.
+def in_range(version: str, specifier: str) -> bool:
+    """Return whether `version` is in the range `specifier`, such as ">=0.48,<1". Pre-releases and local builds count.
 
     An invalid version (a source build may have "unknown") is in no range.
     """
     from packaging.version import InvalidVersion, Version
 
     try:
-        return _specifiers(wanted).contains(Version(version), prereleases=True)
+        return _specifiers(specifier).contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
 
 
 @lru_cache(maxsize=256)
-def _specifiers(wanted: str) -> SpecifierSet:
+def _specifiers(specifier: str) -> SpecifierSet:
     from packaging.specifiers import SpecifierSet
 
-    return SpecifierSet(wanted)
+    return SpecifierSet(specifier)
