@@ -121,21 +121,21 @@ def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
         yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
-def resolve(asked: Request, here: Machine) -> Resolved:
+def resolve(request: Request, here: Machine) -> Resolved:
     """Resolve every "auto" of the request. Reads headers, and traces shapes to estimate the activations.
 
     Raises:
         BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
     """
-    device = preparation_resolve.device_of(asked, here)
-    asked = preparation_resolve.located(asked)
-    asked = preparation_resolve.with_dtype(asked, whole_of(asked, complete=False))
+    device = preparation_resolve.device_of(request, here)
+    request = preparation_resolve.located(request)
+    request = preparation_resolve.with_dtype(request, whole_of(request, complete=False))
     opened = Opened(
-        settings=_settings(asked), asked=asked, detected=whole_of(asked, complete=True), device=device,
+        settings=_settings(request), asked=request, detected=whole_of(request, complete=True), device=device,
         kind=machines.device_kind(device, here), machine=here,
     )  # fmt: skip
-    modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
-    rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
+    modes = OFFLOADS if request.offload == AUTO else (request.offload,)
+    rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
     times = [step_time.step(row.plan, traced, here.native) for row in rows]
@@ -144,42 +144,46 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
     if best is None:
         raise BudgetError(
-            f"Cannot choose settings for {_asked(asked)}",
+            f"Cannot choose settings for {_asked(request)}",
             f"no way to run this model fits in {size(free)} of free memory on {device}, of which activations need "
             + size(rest)
-            + (f", with a budget of {size(asked.budget_bytes)} for weights" if asked.budget_bytes is not None else ""),
-            ("Raise the budget, free" if asked.budget_bytes is not None else "Free")
+            + (
+                f", with a budget of {size(request.budget_bytes)} for weights"
+                if request.budget_bytes is not None
+                else ""
+            ),
+            ("Raise the budget, free" if request.budget_bytes is not None else "Free")
             + " memory, generate smaller images, or use a smaller model",
         )
-    changes: dict[str, Any] = {"offload": best.offload, "quant": asked.quant}
-    if asked.quant == AUTO:
+    changes: dict[str, Any] = {"offload": best.offload, "quant": request.quant}
+    if request.quant == AUTO:
         schemes = best.candidate.schemes
         changes["quant"] = {name: scheme for role, scheme in schemes.items() for name in opened.playing(role)} or None
     if best.offload == "balanced":
         changes["budget"] = best.left
-    elif asked.offload == AUTO:
+    elif request.offload == AUTO:
         changes["budget"] = None
-    return Resolved(dataclasses.replace(asked, **changes), _why(best, rows, opened, free, rest), best.foreseen)
+    return Resolved(dataclasses.replace(request, **changes), _why(best, rows, opened, free, rest), best.foreseen)
 
 
-def _settings(asked: Request) -> Settings:
+def _settings(request: Request) -> Settings:
     """Return the request's settings for `Opened`, which plans without offload."""
     names = {row.name for row in fields()} & {row.name for row in dataclasses.fields(Request)}
     fixed = {"offload": "none", "budget": None, "mode": "auto"}
-    return Settings({name: getattr(asked, name) for name in names} | fixed)
+    return Settings({name: getattr(request, name) for name in names} | fixed)
 
 
 def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
     """Return the only candidate if the request names the quantization."""
-    asked = dataclasses.replace(opened.asked, offload="none", budget=None)
-    made = planner.make(asked, opened.detected, device=opened.device, versions=opened.machine.versions)
-    used = {(part.scheme, part.action == "found", part.runtime) for part in made.components if part.scheme is not None}
+    request = dataclasses.replace(opened.asked, offload="none", budget=None)
+    plan = planner.make(request, opened.detected, device=opened.device, versions=opened.machine.versions)
+    used = {(part.scheme, part.action == "found", part.runtime) for part in plan.components if part.scheme is not None}
     verdicts: dict[str, str] = {}
     for mode in modes:
-        said = worst_of(opened.verdict(s, mode, found=f, plain_only=r == "plain") for s, f, r in used)
-        if said in GOOD or (said == "untested" and any(found for _, found, _ in used)):
-            verdicts[mode] = said
-    return Candidate(schemes={}, plan=made, noise=0.0, worst=None, verdicts=verdicts)
+        verdict = worst_of(opened.verdict(s, mode, prequantized=f, plain_only=r == "plain") for s, f, r in used)
+        if verdict in GOOD or (verdict == "untested" and any(f for _, f, _ in used)):
+            verdicts[mode] = verdict
+    return Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts=verdicts)
 
 
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
@@ -195,11 +199,11 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
             f"{device.torch_name} does not report how much memory it has",
             "Set the quantization scheme and the offload mode explicitly",
         )
-    told = [one.peak for one in traced.values() if one is not None]
+    peaks = [one.peak for one in traced.values() if one is not None]
     parts = rows[0].plan.components
-    if not told or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
-        told.append(allowance(sum(part.bytes_bf16 for part in parts)))
-    rest = max(told)
+    if not peaks or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
+        peaks.append(allowance(sum(part.bytes_bf16 for part in parts)))
+    rest = max(peaks)
     room = memory_budget.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
@@ -222,8 +226,8 @@ def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
     return peak.weights + peak.copied <= way.left
 
 
-def _asked(asked: Request) -> str:
-    words = [f"{name}='auto'" for name in ("quant", "offload") if getattr(asked, name) == AUTO]
+def _asked(request: Request) -> str:
+    words = [f"{name}='auto'" for name in ("quant", "offload") if getattr(request, name) == AUTO]
     return " and ".join(words)
 
 
@@ -232,17 +236,17 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int)
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
     unchanged = "quantized as requested" if opened.asked.quant != AUTO else "not quantized further"
-    held = f"{what or unchanged}, offload {way.offload}"
-    text = f"{held}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
+    summary = f"{what or unchanged}, offload {way.offload}"
+    text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:
         text += f"; {size(way.each_step)} are copied to the device in every step"
     elif one.plan.bytes <= way.left and way.offload == "none":
         text += "; everything stays on the device"
     else:
         text += "; components take turns on the device, none is copied again between steps"
-    found = rows[0]
-    if schemes and found is not one:
-        text += f"; unchanged, the model takes {size(found.plan.bytes)}"
+    unchanged_model = rows[0]
+    if schemes and unchanged_model is not one:
+        text += f"; unchanged, the model takes {size(unchanged_model.plan.bytes)}"
     if way.foreseen is not None and any(part.weights for part in one.plan.components):
         text += f"; {step_time.said(way.foreseen)}"
     if math.isfinite(one.worst or math.inf) and (one.worst or 0) < USABLE:

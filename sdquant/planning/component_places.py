@@ -53,10 +53,12 @@ def hinted(path: str | Path, names: Sequence[str]) -> str | None:
     """Return the component that the file name indicates, else the folder name; None if unclear."""
     place = Path(path)
     for word in (place.name, place.parent.name):
-        told = {row.component for row in HINTS if {row.component, row.other} <= set(names) and row.pattern.search(word)}
-        told |= set(_named(word, names))
-        if told:
-            return told.pop() if len(told) == 1 else None
+        matches = {
+            row.component for row in HINTS if {row.component, row.other} <= set(names) and row.pattern.search(word)
+        }
+        matches |= set(_named(word, names))
+        if matches:
+            return matches.pop() if len(matches) == 1 else None
     return None
 
 
@@ -71,35 +73,35 @@ def _named(word: str, names: Iterable[str]) -> Iterable[str]:
             word = re.sub(pattern, "", word, flags=re.IGNORECASE)
 
 
-def candidates(seen: Detected, base: Detected) -> tuple[str, ...]:
+def candidates(detected: Detected, base: Detected) -> tuple[str, ...]:
     """Return the components of a pipeline that a single-component file may replace; () if there are none.
 
     A text encoder fits those of its kind and sizes; other files fit those of one class and one set of sizes, found by
     tensor names or by kind; an all-in-one checkpoint fits the main component.
     """
-    if seen.family in text.KINDS:
-        alike = text_encoders(seen, base)
-        mine = text.sizes(seen.sources["."].tensors)
+    if detected.family in text.KINDS:
+        alike = text_encoders(detected, base)
+        mine = text.sizes(detected.sources["."].tensors)
         fitting = tuple(name for name, sizes in alike.items() if sizes == mine)
         # If there is only one, comparing the weights later shows what does not fit.
         return fitting or (tuple(alike) if len(alike) == 1 else ())
-    first = _first(seen, base)
+    first = _first(detected, base)
     if first is None:
         return ()
     owner = base.sources[first]
     kind = (owner.library, owner.class_name)
     peers = {name: src for name, src in base.sources.items() if (src.library, src.class_name) == kind}
-    return _of_one_size(seen.sources["."], peers) if owner.class_name else (first,)
+    return _of_one_size(detected.sources["."], peers) if owner.class_name else (first,)
 
 
-def text_encoders(seen: Detected, base: Detected) -> dict[str, text.Sizes]:
+def text_encoders(detected: Detected, base: Detected) -> dict[str, text.Sizes]:
     """Return the base's text encoders of the same kind as the file, with their sizes."""
-    kind = text.KINDS[str(seen.family)]
+    kind = text.KINDS[str(detected.family)]
     return {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
 
 
-def _first(seen: Detected, base: Detected) -> str | None:
-    names, kind = seen.sources["."].names, seen.component or ""
+def _first(detected: Detected, base: Detected) -> str | None:
+    names, kind = detected.sources["."].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
     if shared[best] > 0.9:
@@ -108,7 +110,7 @@ def _first(seen: Detected, base: Detected) -> str | None:
         return kind
     if kind == CHECKPOINT:
         return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
-    mine = seen.class_name
+    mine = detected.class_name
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 
 
@@ -129,36 +131,36 @@ def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
 
     row = model_families.recognise(lone.names)
     try:
-        made = convert.convert(lone, name, owner) if row is not None and row.foreign else None
+        converted = convert.convert(lone, name, owner) if row is not None and row.foreign else None
         model = components.empty(owner.library, str(owner.class_name), owner.config)
     except SdquantError:  # its key map does not fit this one
         return False
     shapes = convert.shapes(lone)
-    if made is not None:
-        cuts = {key: found.cut.shape for key, found in made.found.items() if found.cut is not None}
-        shapes = {key: info.shape for key, info in made.plain.items()} | cuts
-    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    return all(tuple(shape) == wanted[key] for key, shape in shapes.items() if key in wanted)
+    if converted is not None:
+        cuts = {key: weight.cut.shape for key, weight in converted.found.items() if weight.cut is not None}
+        shapes = {key: info.shape for key, info in converted.plain.items()} | cuts
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    return all(tuple(shape) == expected[key] for key, shape in shapes.items() if key in expected)
 
 
-def misfit(seen: Detected, name: str, base: Detected) -> str | None:
+def misfit(detected: Detected, name: str, base: Detected) -> str | None:
     """Return why a file cannot be this component of a pipeline; None if nothing rules it out before loading."""
     owner = base.sources[name]
     has = str(owner.class_name or "a component without a class")
-    if seen.family in text.KINDS:
-        alike, mine = text_encoders(seen, base), text.sizes(seen.sources["."].tensors)
-        if name in alike and (name in candidates(seen, base) or None in (*alike[name], *mine)):
+    if detected.family in text.KINDS:
+        alike, mine = text_encoders(detected, base), text.sizes(detected.sources["."].tensors)
+        if name in alike and (name in candidates(detected, base) or None in (*alike[name], *mine)):
             return None
         if name in alike:
             has += f" of {text.told(alike[name])}"
-        return f"it is a {text.KINDS[str(seen.family)]} text encoder of {text.told(mine)}, but {name} is {has}"
-    fitting, kind = candidates(seen, base), seen.component or ""
+        return f"it is a {text.KINDS[str(detected.family)]} text encoder of {text.told(mine)}, but {name} is {has}"
+    fitting, kind = candidates(detected, base), detected.component or ""
     if name in fitting:
         return None
     if fitting:
         return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
-    mine_class, wanted = seen.sources["."].class_name, _kind(name)
-    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and wanted and _kind(kind) != wanted):
+    mine_class, name_kind = detected.sources["."].class_name, _kind(name)
+    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and name_kind and _kind(kind) != name_kind):
         return f"it is {mine_class or kind}, but {name} is {has}"
     return None
 

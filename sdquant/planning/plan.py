@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ..core.backend import QuantSpec
     from ..formats.checkpoint import Source
     from ..models.detection import Detected
-    from . import plan
     from .weight_selection import WeightPlan
 
 
@@ -118,14 +117,14 @@ class Plan:
         }
 
 
-def source_of(made: plan.Plan, part: plan.ComponentPlan) -> Source:
+def source_of(plan: Plan, part: ComponentPlan) -> Source:
     """Return the source that a component is read from."""
-    return made.detected.sources["." if part.name == "model" else part.name]
+    return plan.detected.sources["." if part.name == "model" else part.name]
 
 
-def folder_of(made: plan.Plan) -> Path:
+def folder_of(plan: Plan) -> Path:
     """Return the pipeline folder, which has the scheduler and the tokenizers."""
-    return Path(made.base) if made.base is not None else Path(made.path)
+    return Path(plan.base) if plan.base is not None else Path(plan.path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,12 +103,12 @@ def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
     """Return whether the request says how to quantize this component, and the scheme (None: do not quantize)."""
     specs = request.specs()
     if name in specs:
-        found = specs[name]
+        spec = specs[name]
     elif "*" not in specs or not _chosen(name, request):
         return False, None
     else:
-        found = specs["*"]
-    return True, None if found is None else found.of_component("" if name == "model" else name)
+        spec = specs["*"]
+    return True, None if spec is None else spec.of_component("" if name == "model" else name)
 
 
 def _chosen(name: str, request: Request) -> bool:
@@ -120,16 +120,16 @@ def _chosen(name: str, request: Request) -> bool:
 def _component(
     name: str,
     src: Source,
-    asked: tuple[bool, QuantSpec | None],
+    requested: tuple[bool, QuantSpec | None],
     request: Request,
     device: str,
     versions: Mapping[str, str] | None,
     marked: Marked,
 ) -> ComponentPlan:
-    said, spec = asked
+    is_set, spec = requested
     if src.found:
         rules_in(src.files[0], src.rules)  # refused here, before a weight is read
-        _refuse_conflict(name, src, said, spec)
+        _refuse_conflict(name, src, is_set, spec)
         return _found(name, src, request, device, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
         spec = None  # a GGUF file of floats, requested by its type: loaded as it is
@@ -155,8 +155,10 @@ def _component(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
         )  # fmt: skip
-    chosen = named or spec.scheme.runtimes[0]
-    weights, kept = select(shapes, spec, chosen, request.skip, src.class_name, src.layers, src.keys)
+    selection_runtime = named or spec.scheme.runtimes[0]
+    weights, skipped_weights = select(
+        shapes, spec, selection_runtime, request.skip, src.class_name, src.layers, src.keys
+    )
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,
@@ -166,7 +168,7 @@ def _component(
         mode="post" if request.mode == "post" else "pre",
         runtime=runtime,
         weights=weights,
-        kept=kept,
+        kept=skipped_weights,
         bytes=total - saved,
         bytes_bf16=as_bf16,
         spec=spec,
@@ -185,8 +187,8 @@ def _products(spec: QuantSpec, marked: Marked) -> int | None:
 def _require_something(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
     """Apply `require_something` to the components that are to be quantized now, not to those quantized on disk."""
     extents = extents_of(parts, sources)
-    asked = any(spec is not None for spec in request.specs().values())
-    if not extents and (not asked or any(part.weights for part in parts)):
+    has_scheme = any(spec is not None for spec in request.specs().values())
+    if not extents and (not has_scheme or any(part.weights for part in parts)):
         return []
     named = {*(request.components or ()), *(request.quant if isinstance(request.quant, Mapping) else ())} - {"*"}
     return require_something(request.path, extents, named)
@@ -197,16 +199,16 @@ def by_name(detected: Detected) -> dict[str, Source]:
     return {("model" if name == "." else name): src for name, src in detected.sources.items()}
 
 
-def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
-    schemes = sorted({found.scheme for found in src.found.values()})
-    held = src.named_quant or max(
+def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | None) -> None:
+    schemes = sorted({weight.scheme for weight in src.found.values()})
+    scheme = src.named_quant or max(
         schemes, key=lambda s: sum(src.found_bytes(n) for n, f in src.found.items() if f.scheme == s)
     )
-    if said and (spec is None or not same_scheme(spec.scheme.name, held)):
+    if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
         raise ConflictError(
             f"Cannot quantize {src.path} to {spec.scheme.name}" if spec else f"Cannot load {src.path} unquantized",
-            f"its weights ({name}) are already quantized to {held}",
-            f"Remove quant to load it as {held}, or use the unquantized model",
+            f"its weights ({name}) are already quantized to {scheme}",
+            f"Remove quant to load it as {scheme}, or use the unquantized model",
         )
     if isinstance(spec, RulesSpec):
         refuse_other_rules(name, src, spec)
@@ -251,8 +253,8 @@ def _of_a_layer(src: Source, name: str) -> bool:
     blocks are dequantized while loading."""
     if src.container != "gguf":
         return True
-    found = src.found[name]
-    shape = src.tensors[found.keys["blocks"]].shape if found.cut is None else found.cut.shape
+    weight = src.found[name]
+    shape = src.tensors[weight.keys["blocks"]].shape if weight.cut is None else weight.cut.shape
     return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
 
 
@@ -277,11 +279,11 @@ def _without_effect(request: Request, parts: tuple[ComponentPlan, ...], sources:
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino.NAME and not any(part.runtime == request.runtime for part in parts):
         lines.append("runtime='openvino' has no effect: it applies to UNets and transformers, and none is quantized")
-    kept = [
+    skipped_weights = [
         (name, sources[part.name].keys) for part in parts for name, reason in part.kept.items() if reason == SKIPPED
     ]
     for pattern in request.skip:
-        if not any(skipped(name, (pattern,), keys) for name, keys in kept):
+        if not any(skipped(name, (pattern,), keys) for name, keys in skipped_weights):
             lines.append(f"skip={pattern!r} has no effect: it matches no layer that would be quantized")
     return lines
 
@@ -300,11 +302,11 @@ def _unused_rules(
     return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
 
 
-def _in_memory(src: Source, key: str, asked: str | None) -> str:
+def _in_memory(src: Source, key: str, target: str | None) -> str:
     """Return the dtype of an unquantized tensor in memory, after `Installer.cast`."""
     dtype = src.tensors[key].dtype
     if dtype.startswith("float8"):
-        dtype = asked or "bfloat16"
-    elif asked is not None and dtype in FLOATS:
-        dtype = asked
+        dtype = target or "bfloat16"
+    elif target is not None and dtype in FLOATS:
+        dtype = target
     return float32_of_class(src.class_name).dtype(key, dtype)

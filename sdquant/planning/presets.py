@@ -190,8 +190,8 @@ def choose(
     return _chosen(row, opened, candidates(opened), held)
 
 
-def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) -> Chosen:
-    limit = _limit(preset, opened, held)
+def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
+    limit = _limit(preset, opened, in_use)
     rest = allowance(max(sum(part.bytes_bf16 for part in row.plan.components) for row in rows))
     room = max(limit - rest, 0)
     ways = [way for row in rows for offload in row.verdicts if _fits(way := _Way(row, offload, room), opened)]
@@ -221,7 +221,7 @@ def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
     ]
 
 
-def _limit(preset: Preset, opened: Opened, held: int) -> int:
+def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
     """Return how many bytes of fast memory the preset may use."""
     if preset.memory is not None:
         return parse_size(preset.memory, "A preset")
@@ -235,7 +235,7 @@ def _limit(preset: Preset, opened: Opened, held: int) -> int:
             f"{device.torch_name} does not report how much memory it has",
             "Use a preset for a fixed size, such as fits-8gb",
         )
-    return memory + held
+    return memory + in_use
 
 
 def _fits(way: _Way, opened: Opened) -> bool:
@@ -292,8 +292,8 @@ def _next(way: _Way, rows: list[Candidate], order: str) -> Candidate | None:
 def _named(candidate: Candidate, opened: Opened) -> str:
     """Describe a candidate, such as "nf4 for the transformer and the text encoders"."""
     if not candidate.schemes:
-        held = opened.detected.quant
-        return f"as found ({held})" if held else "not quantized"
+        scheme = opened.detected.quant
+        return f"as found ({scheme})" if scheme else "not quantized"
     words = [_role(role, opened.playing(role)) for role in candidate.schemes]
     return f"{next(iter(candidate.schemes.values()))} for {' and '.join(words)}"
 

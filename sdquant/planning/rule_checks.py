@@ -29,28 +29,28 @@ def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
     """Raise ConflictError if both the rules and compute= set what products are computed in."""
     if compute in (None, "float") or not isinstance(spec, RulesSpec):
         return
-    said = next((row for row in spec.rules if row.act_qtype is not None), None)
-    if said is not None:
+    rule = next((row for row in spec.rules if row.act_qtype is not None), None)
+    if rule is not None:
         raise ConflictError(
             f"Cannot combine compute={compute!r} with rules",
-            f"one of them already sets what products are computed in ({to_dict(said)})",
+            f"one of them already sets what products are computed in ({to_dict(rule)})",
             "Remove compute, or act_qtype from the rules",
         )
 
 
 def refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
     """Raise ConflictError if a weight on disk is quantized by a rule other than the requested one."""
-    for key, found in src.found.items():
-        said = dict(found.details.get("rule") or {k: v for k, v in found.details.items() if k != ACT_SHAPE})
-        shape = src.specs[key].shape if key in src.specs else src.tensors[found.keys["qvalue"]].shape
+    for key, weight in src.found.items():
+        recorded = dict(weight.details.get("rule") or {k: v for k, v in weight.details.items() if k != ACT_SHAPE})
+        shape = src.specs[key].shape if key in src.specs else src.tensors[weight.keys["qvalue"]].shape
         try:
-            asked = does(plain_tiles(spec.of(key, shape).rule, shape))
+            requested = does(plain_tiles(spec.of(key, shape).rule, shape))
         except Unfit:
-            asked = None
-        if asked != does(plain_tiles(rule_of(said), shape)):
+            requested = None
+        if requested != does(plain_tiles(rule_of(recorded), shape)):
             raise ConflictError(
                 f"Cannot apply the rules to {src.path}",
-                f"its weights ({name}) are already quantized by rules, {key!r} by a different one ({said})",
+                f"its weights ({name}) are already quantized by rules, {key!r} by a different one ({recorded})",
                 "Remove rules to load it as it is, or use the unquantized model",
             )
 
@@ -98,9 +98,9 @@ def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Source]) ->
 
 def unused(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]]], marked: Iterable[Marked]) -> list[str]:
     """Return a sentence for each rule that matches no weight, or, if it is for products only, no module."""
-    found = [*marked]
+    modules = [*marked]
     rows = [*spec.unused(weights)]
-    if None not in found:
-        used = {rule for one in found for chosen in (one or {}).values() for rule in chosen.values()}
+    if None not in modules:
+        used = {rule for one in modules for by_operation in (one or {}).values() for rule in by_operation.values()}
         rows += [row for row in spec.rules if row.products and is_for_products_alone(row) and row not in used]
     return [f"the rule {to_dict(row)} matches no layer: it has no effect" for row in rows]

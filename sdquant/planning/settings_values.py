@@ -32,8 +32,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise SettingsError("Invalid settings", "they are not name and value", "Pass a mapping of names to values")
-        given = {name: _given(name, value) for name, value in self.values.items()}
-        whole = {row.name: given.get(row.name, row.default) for row in fields()}
+        parsed = {name: _given(name, value) for name, value in self.values.items()}
+        whole = {row.name: parsed.get(row.name, row.default) for row in fields()}
         object.__setattr__(self, "values", MappingProxyType(whole))
         self.request(_NO_PATH, [role.name for role in ROLES])
 
@@ -59,14 +59,14 @@ class Settings:
         Raises:
             SdquantError: as `sdquant.planning.request.request` does.
         """
-        chosen = {}
+        schemes = {}
         for name in components:
             role = role_of(name)
             scheme = self.values[_PREFIX + role.name] if role is not None else None
             if scheme is not None:
-                chosen[name] = scheme
+                schemes[name] = scheme
         others = {name: value for name, value in self.values.items() if not name.startswith(_PREFIX)}
-        return request(path, quant=chosen or None, **others, **call)
+        return request(path, quant=schemes or None, **others, **call)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, as JSON values."""

@@ -65,31 +65,31 @@ def select(
         keys: names of the weights in their file, which `skip` may match as well.
     """
     backend = registry.get(spec.scheme.backend)
-    weights, kept, floats = [], {}, keep_in_fp32.kept(class_name, spec)
-    for name, said in candidates(shapes):
-        kind, why = (layers or {}).get(name, (said, ""))
-        if (kind or said) == "embedding" and not spec.embeddings:
+    weights, skipped_weights, floats = [], {}, keep_in_fp32.kept(class_name, spec)
+    for name, guess in candidates(shapes):
+        kind, why = (layers or {}).get(name, (guess, ""))
+        if (kind or guess) == "embedding" and not spec.embeddings:
             continue
         shape, dtype = shapes[name]
         if kind is None:
-            kept[name] = why
+            skipped_weights[name] = why
         elif skipped(name, skip, keys):
-            kept[name] = SKIPPED
+            skipped_weights[name] = SKIPPED
         elif keep_in_fp32.matched(name.removesuffix(".weight"), floats):
-            kept[name] = keep_in_fp32.why_kept(spec)
+            skipped_weights[name] = keep_in_fp32.why_kept(spec)
         elif kind != "embedding" and not spec.scheme.runs(runtime, kind, shape):  # embeddings are plain everywhere
             layer = layer_name(kind, shape)
-            kept[name] = f"{backend.title} has no module for {layer} layers; runtime=plain quantizes them"
+            skipped_weights[name] = f"{backend.title} has no module for {layer} layers; runtime=plain quantizes them"
         else:
             try:
                 layout = backend.layout(spec.of(name, shape), shape, dtype)
             except Unfit as reason:
-                kept[name] = str(reason)
+                skipped_weights[name] = str(reason)
                 continue
             size = sum(part.nbytes for part in layout.values())
             bf16 = nbytes(shape, "bfloat16")
             weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
-    return tuple(weights), kept
+    return tuple(weights), skipped_weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,9 +56,9 @@ class Facts:
             None if it was not measured.
         """
         both = ((self.integers, self.call_integers),) if compute == "int8" else ()
-        for held, calls in (*both, (self.exact, self.call_exact)):  # fall back to exact if integers were not measured
+        for table, calls in (*both, (self.exact, self.call_exact)):  # fall back to exact if integers were not measured
             for name in names:
-                points = {n: ratio for n, ratio in zip(self.rows, held.get(name, ()), strict=False) if ratio}
+                points = {n: ratio for n, ratio in zip(self.rows, table.get(name, ()), strict=False) if ratio}
                 if points:
                     return calls.get(name, 1.0), _at(list(points), list(points.values()), rows)
         return None

@@ -50,13 +50,13 @@ class Network:
             return 0
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
-        held = [
+        weights = [
             memory_model.Held(
                 w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name]
             )
             for w in self.plan.weights
         ]
-        return memory_model.copied(held, self._itemsize)
+        return memory_model.copied(weights, self._itemsize)
 
     @property
     def _compiled(self) -> bool:
@@ -79,13 +79,13 @@ class Network:
         return self.plan.runtime != "library"
 
 
-def of_plan(made: Plan) -> dict[str, Network]:
+def of_plan(plan: Plan) -> dict[str, Network]:
     """Build the network of each component. Raises SdquantError for unusable configs, as loading would."""
-    return {part.name: _network(part, loader_plan.source_of(made, part), made.dtype) for part in made.components}
+    return {part.name: _network(part, loader_plan.source_of(plan, part), plan.dtype) for part in plan.components}
 
 
 def trace(
-    made: Plan, networks: Mapping[str, Network] | None = None, *, width: int | None = None, height: int | None = None
+    plan: Plan, networks: Mapping[str, Network] | None = None, *, width: int | None = None, height: int | None = None
 ) -> dict[str, Trace | None]:
     """Trace the memory and operations of each component while one image is generated, in the order in which they run.
 
@@ -102,19 +102,19 @@ def trace(
     Raises:
         SdquantError: an unusable config or pipeline folder, as loading would raise; an impossible image size.
     """
-    networks = of_plan(made) if networks is None else networks
+    networks = of_plan(plan) if networks is None else networks
     if set(networks) == {"model"}:
         return {"model": activation_memory.of_component(networks["model"].module, width=width, height=height)}
-    folder = loader_plan.folder_of(made)
+    folder = loader_plan.folder_of(plan)
     pipeline_folders.check_pipeline(folder)
     pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
     return activation_memory.of_pipeline(pipe, width=width, height=height)
 
 
-def trace_if_sound(made: Plan) -> dict[str, Trace | None]:
+def trace_if_sound(plan: Plan) -> dict[str, Trace | None]:
     """Call `trace`; return {} for an unusable model, since loading reports it with a better message."""
     try:
-        return trace(made)
+        return trace(plan)
     except SdquantError:
         return {}
 
@@ -125,9 +125,9 @@ def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
     usual = dtype or _most(stored, src) or "bfloat16"
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point():
-            said = stored.get(name, usual)
-            kept = dtype is None and said in ("float32", "float16", "bfloat16")
-            parameter.data = parameter.data.to(components.dtype_named(said if kept else usual))
+            file_dtype = stored.get(name, usual)
+            keeps_dtype = dtype is None and file_dtype in ("float32", "float16", "bfloat16")
+            parameter.data = parameter.data.to(components.dtype_named(file_dtype if keeps_dtype else usual))
     return Network(part, module, _sizes(part, module))
 
 

@@ -34,7 +34,7 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def predict(
-    made: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
+    plan: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
 ) -> Peak:
     """Predict the peak memory of a plan while one image is generated.
 
@@ -46,27 +46,29 @@ def predict(
         BudgetError: the model cannot run within its budget.
         SdquantError: an unusable config or pipeline folder, as loading would raise.
     """
-    nets = of_plan(made)
-    found = trace(made, nets, width=width, height=height) if traced is None else traced
-    parts = {name: None if one is None else one.peak for name, one in found.items()}
+    nets = of_plan(plan)
+    traces = trace(plan, nets, width=width, height=height) if traced is None else traced
+    parts = {name: None if one is None else one.peak for name, one in traces.items()}
     known = [size for size in parts.values() if size is not None]
     most = max(known) if known else None
-    kept = max((one.scratch for one in nets.values() if one.keeps), default=0)
+    kept_scratch = max((one.scratch for one in nets.values() if one.keeps), default=0)
     scratch = max((one.scratch for one in nets.values()), default=0)
     copied = sum(one.copied for one in nets.values())  # the matrix allows it only without offload
-    device = torch.device(made.device)
-    kernels = sum(one.kernels for one in found.values() if one is not None) if device.type == "cpu" else 0
+    device = torch.device(plan.device)
+    kernels = sum(one.kernels for one in traces.values() if one is not None) if device.type == "cpu" else 0
     ordered = {name: nets[name] for name in parts}
     budget = None
-    if made.offload == "balanced":
-        budget = made.budget
+    if plan.offload == "balanced":
+        budget = plan.budget
         if budget is None:
             budget = default_budget(device, 0, None if most is None else most + scratch)
         moments = _balanced(ordered, device, budget)
     else:
-        moments = _MODES[made.offload](ordered, device)
+        moments = _MODES[plan.offload](ordered, device)
     used = copied + kernels
-    used += max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items())
+    used += max(
+        weights + (parts[name] or 0) + max(kept_scratch, nets[name].scratch) for name, weights in moments.items()
+    )
     unused = malloc_trim.spare(used) if device.type == "cpu" else 0
     return Peak(
         weights=max(moments.values()),
@@ -150,16 +152,16 @@ def _balanced(networks: Mapping[str, Network], device: torch.device, budget: int
     if total <= budget:
         return _none(networks, device)
     handle = OffloadHandle("balanced", str(device), total)
-    made: list[Any] = []
+    components: list[Any] = []
     for name, one in networks.items():
         sizes = _by(one, [block for block, _ in find_blocks(one.module)])
         rest: Any = _Paper("", sizes.pop("", 0), handle)
         blocks: list[Any] = [_Paper(block, size, handle) for block, size in sizes.items() if size]
-        made.append(Component(name, one.module, rest, blocks))
-    refuse_too_small(made, 0, budget)
-    residency = Residency(made, (), None, device, handle, budget)  # type: ignore[arg-type]
+        components.append(Component(name, one.module, rest, blocks))
+    refuse_too_small(components, 0, budget)
+    residency = Residency(components, (), None, device, handle, budget)  # type: ignore[arg-type]
     moments: dict[str, int] = {}
-    for component in (*made, *made):  # twice: the second image starts with what the first left resident
+    for component in (*components, *components):  # twice: the second image starts with what the first left resident
         _run(component, residency, budget)
         moments[component.name] = max(moments.get(component.name, 0), handle.counters.resident)
     return moments
@@ -169,8 +171,8 @@ def _run(component: Component, residency: Residency, budget: int) -> None:
     """Simulate what a call of the component does on the device; see `offload.balanced`."""
     units, buffers = component.units, 0
     if component.nbytes > budget:
-        made = streaming_plan.plan(component, budget)
-        units, buffers = list(made.resident), 0 if component.release else made.buffers * made.buffer_bytes
+        plan = streaming_plan.plan(component, budget)
+        units, buffers = list(plan.resident), 0 if component.release else plan.buffers * plan.buffer_bytes
     residency.touch(component)
     residency.make_room(sum(unit.nbytes for unit in units if not unit.resident) + buffers, component)
     residency.fetch(units)

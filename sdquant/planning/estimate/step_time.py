@@ -34,11 +34,11 @@ RULES = "rules"  # a scheme that is defined by its options alone
 FLOATS = frozenset(name for name, row in TYPES.items() if row.dtype)  # unquantized GGUF types
 
 
-def step(made: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:
+def step(plan: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:
     """Return the computing time of a step relative to the same model unquantized, both on one CPU.
 
     Args:
-        made: the plan; only components that run in every step count: UNets, transformers.
+        plan: only components that run in every step count: UNets, transformers.
         traced: result of `meta_models.trace` for it, or for the same model with other schemes.
         isa: instruction set of the C kernels, as in `Machine.native`.
 
@@ -46,17 +46,17 @@ def step(made: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | No
         None if there are no measurements: another device or instruction set, another runtime or scheme, or shapes that
         cannot be traced.
     """
-    parts = [part for part in made.components if (row := role_of(part.name)) is not None and row.name == "model"]
-    if made.device.partition(":")[0] != "cpu" or not parts:
+    parts = [part for part in plan.components if (row := role_of(part.name)) is not None and row.name == "model"]
+    if plan.device.partition(":")[0] != "cpu" or not parts:
         return None
     ours = floats = 0.0
     for part in parts:
         trace = traced.get(part.name)
-        found = None if trace is None else products(part, trace.work, isa)
-        if trace is None or found is None:
+        seconds = None if trace is None else products(part, trace.work, isa)
+        if trace is None or seconds is None:
             return None
         rest = trace.work.others * OTHER + trace.work.made * BYTE
-        ours, floats = ours + found[0] + rest, floats + found[1] + rest
+        ours, floats = ours + seconds[0] + rest, floats + seconds[1] + rest
     return ours / floats if floats else None
 
 
@@ -111,8 +111,8 @@ def _ratios(part: ComponentPlan, scheme: str, product: Product, isa: str) -> tup
     exact = () if part.spec is None or part.spec.scheme.name != scheme else (str(part.spec),)
     names = exact if scheme == RULES else (*exact, scheme)
     for table in _tables(product, isa):
-        found = table.ratios(names, product.rows, part.compute)
-        if found is not None:
-            return found
+        ratios = table.ratios(names, product.rows, part.compute)
+        if ratios is not None:
+            return ratios
     others = (table for key, table in known().items() if key[0] == isa)
     return (1.0, 1.0) if any(table.ratios(names, 1, part.compute) for table in others) else None
