@@ -66,7 +66,7 @@ class Cell:
     seen: str
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 

@@ -123,7 +123,7 @@ class Machine:
         return min(self.devices, key=lambda device: (KINDS.index(device.kind), device.index))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["devices"] = [asdict(device) | {"torch_name": device.torch_name} for device in self.devices]
         values["locks"] = [asdict(lock) for lock in self.locks]

@@ -172,7 +172,7 @@ class PackedSpec:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return {
             "scheme": self.scheme,
             "shape": list(self.shape),

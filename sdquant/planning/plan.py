@@ -46,7 +46,7 @@ class ComponentPlan:
     path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; weights as their number and sums."""
+        """Return the fields as JSON values, with the number and total sizes of the weights."""
         return {
             "name": self.name,
             "path": self.path,
@@ -97,7 +97,7 @@ class Plan:
         return sum(part.bytes for part in self.components)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return {
             "path": self.path,
             "base": self.base,
@@ -156,5 +156,5 @@ class Peak:
     unused: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"parts": dict(self.parts)}

@@ -143,7 +143,7 @@ def _fast(way: _Way) -> tuple[Any, ...]:
 
 
 def _tier(way: _Way) -> int:
-    """0: runs well. 1: streams too much for that. 2: images suffer."""
+    """Return 0 if it runs well, 1 if it streams too much for that, 2 if images suffer."""
     return 2 if not way.usable else int(way.share > STREAMED)
 
 
