@@ -109,7 +109,7 @@ def test_a_mode_that_was_named_is_kept(here: hardware.Machine, sizes: dict[str, 
 
 
 def test_nothing_fits(here: hardware.Machine) -> None:
-    with pytest.raises(BudgetError, match="no way to run the model"):
+    with pytest.raises(BudgetError, match="no way to run this model"):
         chosen(here, 1000 - LEAST_MARGIN, quant="auto", offload="auto")
 
 

@@ -297,7 +297,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert (code, err) == (0, "")
     assert lines[3].startswith("as found") and lines[4].startswith("unet=nf4+text_encoder=int8")
     assert lines[5].split()[0] == "q4_k" and lines[5].endswith("no image")
-    assert lines[6].startswith("no image: q4_k: q4_k was asked for on the float weights")
+    assert lines[6].startswith("no image: q4_k: Cannot quantize the float weights")
     assert lines[-1] == "picture: sdquant-compare.png"
     with Image.open("sdquant-compare.png") as image:
         image.load()

@@ -230,7 +230,7 @@ class TestRefused:
             sdquant.Config("int7")
 
     def test_gguf(self) -> None:
-        with pytest.raises(sdquant.IncompatibleError, match="GGUF is loaded, not quantized to"):
+        with pytest.raises(sdquant.IncompatibleError, match="models cannot be quantized to GGUF"):
             FluxTransformer2DModel.from_pretrained(FLUX, quantization_config=sdquant.Config("q8_0"))
 
     def test_nothing_to_quantize(self) -> None:

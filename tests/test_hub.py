@@ -371,9 +371,9 @@ def test_revisions(hub: Hub, sd: Path) -> None:
         sdquant.plan(path, **values)
         assert hub.revisions <= {"v1", "refs/pr/1", COMMIT} and hub.revisions - {COMMIT}
     for path, values, words in (
-        (f"{NAME}@v1", {"revision": "v2"}, "Leave one of the two out"),
-        (str(sd), {"revision": "v1"}, "Leave revision out"),
-        (str(sd / VAE), {"subfolder": "vae"}, "Leave subfolder out"),
+        (f"{NAME}@v1", {"revision": "v2"}, "Remove one of the two"),
+        (str(sd), {"revision": "v1"}, "Remove revision"),
+        (str(sd / VAE), {"subfolder": "vae"}, "Remove subfolder"),
     ):
         with pytest.raises(SettingsError) as error:
             sdquant.plan(path, **values)

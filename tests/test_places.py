@@ -103,7 +103,7 @@ def test_a_lone_one_by_its_name_says_so(wan: Wan, caplog: Any) -> None:
         pipe = sdquant.load_model(path, progress=False, **asked)
         assert places(pipe, wan) == {"transformer": "base", "transformer_2": "low"}
         (line,) = pipe.sdquant.plan.warnings
-        assert str(wan.low) in line and "transformer_2, by its name; transformer stays that of" in line
+        assert str(wan.low) in line and "transformer_2 because of its name; transformer is taken from" in line
         assert [record.getMessage() for record in caplog.records] == [line]
 
 
@@ -162,7 +162,7 @@ def test_component_folders(wan: Wan, tmp_path: Path) -> None:
     lone = source / "transformer_2" / "diffusion_pytorch_model.safetensors"
     assert sdquant.plan(lone, base=wan.base).detected.parts["transformer_2"].path == str(lone)
     (source / "transformer").rename(tmp_path / "mine")
-    with pytest.raises(MissingComponentError, match="its name says neither"):
+    with pytest.raises(MissingComponentError, match="its name indicates neither"):
         sdquant.plan(tmp_path / "mine", base=wan.base)
 
 

@@ -185,7 +185,7 @@ class TestShipped:
         peak = pipe.sdquant.offload.report()["peak"]
         assert peak <= (one.plan.budget or one.plan.bytes * 1.01)
         assert needed(one) <= memory
-        assert ("show in the images" in one.why) == (precision(one) < USABLE)
+        assert ("degrade the images" in one.why) == (precision(one) < USABLE)
 
     def test_quantized_on_disk_stays_as_found(self, saved: Callable[..., Path]) -> None:
         for one in chosen(saved("nf4"), hardware.probe()).values():

@@ -1,6 +1,6 @@
-"""The compatibility matrix: what can be combined, said before a byte of weights is read.
+"""The compatibility matrix: which combinations work, known before any weights are read.
 
-`look_up` answers one question, `check` refuses what cannot work, `matrix` lists every cell. The facts are in table.py.
+`look_up` answers one query, `check` refuses unsupported combinations, `matrix` lists all. The rules are in table.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LAYERS = {"library": ", the library's modules", "plain": ", plain layers", "ope
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One combination with its verdict: a row of `sdquant matrix`."""
+    """A combination and its verdict: one row of `sdquant matrix`."""
 
     scheme: str
     backend: str
@@ -66,12 +66,12 @@ class Cell:
     seen: str
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
 def look_up(query: Query) -> Row:
-    """The row that decides about this combination: the first that matches."""
+    """Return the rule that decides on this combination: the first that matches."""
     return next(row for row in ROWS if row.matches(query))
 
 
@@ -81,14 +81,14 @@ def matrix(
     schemes: Iterable[str] | None = None,
     machine: Machine | None = None,
 ) -> tuple[Cell, ...]:
-    """Every scheme × mode × offload × runtime × kind of device, with the verdict on it.
+    """Return the verdict on every scheme × mode × offload × runtime × device kind.
 
-    It speaks of installed packages by their version ranges, not of whether they are installed: `sdquant doctor` does.
+    It considers the version ranges of installed packages, not whether packages are missing; see `sdquant doctor`.
 
     Args:
-        device: kinds of device or names of devices; None for those of this machine.
+        device: device kinds or device names; None for those of this machine.
         schemes: names of schemes; None for all.
-        machine: the machine to speak of; None for this one.
+        machine: the machine to describe; None for this one.
     """
     if machine is None and device is None:
         machine = machines.probe()
@@ -136,22 +136,22 @@ def check(
     allow_incompatible: bool = False,
     compute: str | None = None,
 ) -> None:
-    """Refuse what cannot work. Reads no file; imports torch only if `machine` is None and the device is not named.
+    """Refuse unsupported combinations. Reads no file; imports torch only if `machine` and `device` are both None.
 
     Args:
         quant: a scheme with its options ("nf4,double_quant"), a dict component -> scheme, or None or "none".
-        offload: name of the offload mode; "auto" for whichever works.
-        mode: auto | pre | post | found. auto is "pre", or "found" for schemes that are only read (gguf).
+        offload: name of the offload mode; "auto" for the first that works.
+        mode: auto | pre | post | found. auto is "pre", or "found" for schemes that can only be read (gguf).
         runtime: library | plain | openvino; None for the scheme's default.
         device: the compute device, e.g. "cuda:0", here or on another machine; None for this machine's default.
-        machine: what is installed; None for this machine.
-        source: "weights", or "all-in-one" for a file that holds the VAE and the text encoders too.
+        machine: devices and installed packages; None for this machine.
+        source: "weights", or "all-in-one" for a file that also contains the VAE and the text encoders.
         compute: float | int8 | fp8; None is "float".
-        allow_incompatible: warn instead of refusing. A package that is missing or too old is refused all the same.
+        allow_incompatible: warn instead of refusing. Missing or outdated packages are still refused.
 
     Raises:
         UnknownQuantError, UnknownOffloadError: no such scheme or offload mode.
-        SettingsError: a mode, runtime, device or source that does not exist, or that this scheme does not have.
+        SettingsError: a mode, runtime, device or source that does not exist or that this scheme does not support.
         IncompatibleError: the matrix refuses the combination (RefusedFileError: the file).
         BackendUnavailableError: the package is missing, too old, or does not support the device.
     """
@@ -159,18 +159,18 @@ def check(
         offload = _working(quant, mode=mode, runtime=runtime, device=device, machine=machine, source=source)
     offload = _offload(offload)
     mode = _choice("mode", mode, ("auto", *MODES))
-    asked = _choice("runtime", runtime or "default", RUNTIMES)
+    named_runtime = _choice("runtime", runtime or "default", RUNTIMES)
     source = _choice("source", source, SOURCES)
     compute = _choice("compute", compute or "float", COMPUTES)
     if device is not None:
-        machines.device_kind(device, machine)  # a wrong name is an error even where nothing is quantized
+        machines.device_kind(device, machine)  # a wrong name is an error even if nothing is quantized
     specs = [registry.parse(name).scheme for name in _names(quant)]
     for scheme in specs:
-        if asked != "default" and asked not in scheme.runtimes:
+        if named_runtime != "default" and named_runtime not in scheme.runtimes:
             raise SettingsError(
-                f"{scheme.name} was asked for with runtime={asked!r}",
-                f"it has only {', '.join(scheme.runtimes)}",
-                f"Use runtime={scheme.runtimes[0]!r}, or leave it out",
+                f"Cannot run {scheme.name} with runtime={named_runtime!r}",
+                f"it supports only {', '.join(scheme.runtimes)}",
+                f"Use runtime={scheme.runtimes[0]!r}, or remove runtime",
             )
     if not specs:
         return
@@ -185,7 +185,7 @@ def check(
                 backend=scheme.backend,
                 mode=way,
                 offload=offload,
-                runtime=asked,
+                runtime=named_runtime,
                 device=kind,
                 source=source,
                 compute=compute,
@@ -200,46 +200,46 @@ def _check(scheme: Scheme, query: Query, allow: bool) -> None:
     breaks = row.verdict == "breaks"
     if breaks and row.refuses != "backend":
         _refuse(row, query, allow)
-    # After the refusals that hold whatever is installed, before those that speak of the backend's devices.
+    # After the refusals that do not depend on what is installed, before those about the backend's devices.
     require(scheme, query.mode, query.runtime, query.versions)
     if breaks and row.refuses == "backend":
         _refuse(row, query, allow)
     if row.verdict == "untested":
-        text = f"{_asked(query)}: untested, as {row.why}. {row.fix or 'If it fails, please report it'}."
+        text = f"{_asked(query)} is untested: {row.why}. {row.fix or 'If it fails, please report it'}."
         warnings.warn(text, UntestedWarning, stacklevel=4)
 
 
 def _refuse(row: Row, query: Query, allow: bool) -> None:
-    error = ERRORS[row.refuses](_asked(query), row.why, row.fix)
+    error = ERRORS[row.refuses](f"Cannot use {_asked(query)}", row.why, row.fix)
     if not allow:
         raise error
-    warnings.warn(f"Allowed although the matrix refuses it: {error}", IncompatibleWarning, stacklevel=5)
+    warnings.warn(f"Trying a combination that the matrix refuses: {error}", IncompatibleWarning, stacklevel=5)
 
 
 def _asked(query: Query) -> str:
-    ways = {"pre": "quantized while loading", "post": "quantized after loading", "found": "read as found"}
+    ways = {"pre": "quantized while loading", "post": "quantized after loading", "found": "already quantized"}
     layers = _LAYERS.get(query.runtime, "")
     return f"{query.scheme} ({ways[query.mode]}{layers}) with offload={query.offload!r} on {query.device}"
 
 
 def _names(quant: str | Mapping[str, str | None] | None) -> Iterator[str]:
-    """The schemes asked for; nothing for None and "none"."""
+    """Yield the names of the requested schemes; nothing for None and "none"."""
     values: Iterable[Any] = quant.values() if isinstance(quant, Mapping) else (quant,)
     for value in values:
         if value is None:
             continue
         if not isinstance(value, str):
             raise SettingsError(
-                f"quant={quant!r} was asked for",
+                f"Invalid quant={quant!r}",
                 f"{value!r} is not the name of a scheme",
-                'Use a name such as "nf4", or a dict from component to name',
+                'Use a name such as "nf4", or a dict of component names to scheme names',
             )
         if value.strip().lower() != "none":
             yield value
 
 
 def _working(quant: str | Mapping[str, str | None] | None, **axes: Any) -> str:
-    """The first offload mode that the matrix does not refuse; the first of all if it refuses every one."""
+    """Return the first offload mode that the matrix does not refuse; the first of all if it refuses every one."""
     for name in OFFLOADS:
         try:
             check(quant, name, **axes)
@@ -250,13 +250,13 @@ def _working(quant: str | Mapping[str, str | None] | None, **axes: Any) -> str:
 
 
 def _offload(name: str) -> str:
-    """The offload mode called `name`, in any case."""
+    """Return the offload mode called `name`, case-insensitive."""
     short = str(name).strip().lower()
     if short in OFFLOADS:
         return short
     near = difflib.get_close_matches(short, OFFLOADS, n=2, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Use one of {', '.join(OFFLOADS)}"
-    raise UnknownOffloadError(f"Offload {name!r} was asked for", f"the modes are {', '.join(OFFLOADS)}", hint)
+    raise UnknownOffloadError(f"Unknown offload mode {name!r}", f"the modes are {', '.join(OFFLOADS)}", hint)
 
 
 def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:
@@ -265,14 +265,14 @@ def _choice(setting: str, value: str, known: tuple[str, ...]) -> str:
         return short
     near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     raise SettingsError(
-        f"{setting}={value!r} was asked for",
-        f"{setting} is one of {', '.join(known)}",
-        f"Did you mean {near[0]!r}?" if near else f"Use {known[0]!r}, or leave it out",
+        f"Unknown {setting} {value!r}",
+        f"{setting} must be one of {', '.join(known)}",
+        f"Did you mean {near[0]!r}?" if near else f"Use {known[0]!r}, or remove {setting}",
     )
 
 
 def _kind(device: str | None, machine: Machine | None) -> str:
-    """The kind of the compute device. Only torch knows which is the default, and whether "cuda" is rocm."""
+    """Return the kind of the compute device. Only torch knows the default device, and whether "cuda" is rocm."""
     if device is None:
         machine = machine or machines.probe()
         return machines.device_kind(machines.default_device(machine), machine)

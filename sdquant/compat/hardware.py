@@ -1,4 +1,4 @@
-"""The only file that asks the machine: platform, devices, memory, installed packages, compilers.
+"""Probe the machine: platform, devices, memory, installed packages, compilers. No other file does.
 
 `versions()` reads package metadata and imports nothing. `probe()` imports torch, because only torch knows its devices.
 All sizes are bytes.
@@ -25,13 +25,13 @@ from ..utils.distributed import local_rank
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Kinds of device, the one to use first in front.
+# Device kinds in order of preference.
 KINDS = ("cuda", "rocm", "xpu", "mps", "directml", "cpu")
 
-# What torch calls a device of a kind, where that is not the kind's own name.
+# torch's names of device kinds, where they differ.
 TORCH_NAMES: Mapping[str, str] = MappingProxyType({"rocm": "cuda", "directml": "privateuseone"})
 
-# Distributions whose version decides what works. Those that the backends require are added to them.
+# Distributions whose version affects what works, besides those that the backends require.
 PACKAGES = (
     "torch", "diffusers", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface-hub", "numpy",
     "bitsandbytes", "optimum-quanto", "gguf", "libgguf", "nncf", "sdnq", "torchao", "torch-directml",
@@ -52,9 +52,9 @@ class Device:
     Attributes:
         kind: one of KINDS.
         index: its number among those of its kind.
-        name: what its maker calls it.
-        memory_total: bytes; None where the driver does not say.
-        memory_free: bytes that this process can have just now; None where the driver does not say.
+        name: the vendor's name for it.
+        memory_total: bytes; None if the driver does not report it.
+        memory_free: bytes currently available to this process; None if the driver does not report it.
     """
 
     kind: str
@@ -65,14 +65,14 @@ class Device:
 
     @property
     def torch_name(self) -> str:
-        """What `torch.device` is called with: "cuda:0", "privateuseone:0", "mps", "cpu"."""
+        """Name for `torch.device`: "cuda:0", "privateuseone:0", "mps", "cpu"."""
         name = TORCH_NAMES.get(self.kind, self.kind)
         return name if name in ("cpu", "mps") else f"{name}:{self.index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A lock file of a compilation. torch writes no process number into it, so its age is all there is to judge by."""
+    """A lock file of a compilation. torch writes no process id into it, so only its age tells whether it is stale."""
 
     path: str
     age_s: float
@@ -80,22 +80,22 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the machine was when it was asked.
+    """Snapshot of the machine when it was probed.
 
     Attributes:
         platform: linux, windows or darwin.
         wsl: whether this Linux runs inside Windows.
         python: version of the interpreter.
-        devices: what torch can compute on; the CPU is the last.
+        devices: devices that torch can compute on; the CPU is the last.
         versions: distribution name to version, installed ones only.
-        ram_total: bytes; what the container allows, if that is less than what the machine has.
-        ram_available: bytes that can be had without swapping.
+        ram_total: bytes; the container's limit, if it is lower than the machine's RAM.
+        ram_available: bytes available without swapping.
         has_compiler: a C++ compiler is on the path.
         has_ninja: the build tool ninja is on the path.
         has_triton: triton can be imported.
-        gpu_vendors: makers of the graphics cards on the PCI bus, seen by torch or not; only Linux tells.
+        gpu_vendors: vendors of the graphics cards on the PCI bus, usable by torch or not; Linux only.
         locks: lock files in optimum-quanto's build folders.
-        native: which of sdquant's kernels in C run, in words.
+        native: description of sdquant's C kernels that run here.
     """
 
     platform: str
@@ -114,16 +114,16 @@ class Machine:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of device there are, the one to use first in front."""
+        """Kinds of the available devices in order of preference."""
         return tuple(kind for kind in KINDS if any(device.kind == kind for device in self.devices))
 
     @property
     def best(self) -> Device:
-        """The device to compute on if the user names none: the first of the best kind."""
+        """Default compute device: the first of the preferred kind."""
         return min(self.devices, key=lambda device: (KINDS.index(device.kind), device.index))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["devices"] = [asdict(device) | {"torch_name": device.torch_name} for device in self.devices]
         values["locks"] = [asdict(lock) for lock in self.locks]
@@ -131,28 +131,28 @@ class Machine:
 
 
 def versions() -> dict[str, str]:
-    """Installed distributions that matter, by name. Reads metadata, imports none of them."""
+    """Return the versions of installed distributions that matter, by name. Reads metadata, imports none of them."""
     from ..core import registry
 
     known = [registry.get(name) for name in registry.names()]
     required = [row for one in known for row in (one.requires, *one.runtime_requires.values())]
-    found = {}
+    installed = {}
     for name in dict.fromkeys((*PACKAGES, *(row.package for row in required if row is not None))):
         try:
-            found[name] = _version(metadata.distribution(name))
+            installed[name] = _version(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _version(one: metadata.Distribution) -> str:
-    """A distribution's version. The library would parse all of its metadata, of which a README is the most."""
-    found = _VERSION.search(one.read_text("METADATA") or "")
-    return found[1] if found else one.version
+    """Return a distribution's version without parsing all metadata, which includes the README."""
+    match = _VERSION.search(one.read_text("METADATA") or "")
+    return match[1] if match else one.version
 
 
 def probe() -> Machine:
-    """Ask the machine. Imports torch; on a GPU it opens a context, as the free memory cannot be had without one."""
+    """Probe the machine. Imports torch; on a GPU it creates a context, which is needed to read the free memory."""
     total, available = ram()
     return Machine(
         platform=platform.system().lower(),
@@ -172,33 +172,33 @@ def probe() -> Machine:
 
 
 def default_device(machine: Machine) -> str:
-    """The device to compute on if the user names none, as torch calls it. Each process of torchrun has its own."""
+    """Return torch's name of the default compute device. Each process of torchrun has its own."""
     same = [device for device in machine.devices if device.kind == machine.best.kind]
     return sorted(same, key=lambda device: device.index)[local_rank() % len(same)].torch_name
 
 
 def device_kind(name: str, machine: Machine | None = None) -> str:
-    """The kind of the device called `name`: "cuda:0" is cuda or rocm, as the machine's torch was built.
+    """Return the kind of the device called `name`: "cuda:0" is cuda or rocm, depending on the machine's torch build.
 
-    The device need not exist here: the matrix can be asked about another machine.
+    The device need not exist here: the matrix also answers for other machines.
 
     Raises:
-        SettingsError: no kind of device has such a name.
+        SettingsError: no device kind has such a name.
     """
     stem, colon, index = str(name).strip().lower().partition(":")
     kind = "directml" if stem == TORCH_NAMES["directml"] else stem
     if kind not in KINDS or (colon and not index.isdigit()):
         raise SettingsError(
-            f"Device {name!r} was asked for",
-            f"the kinds of device are {', '.join(KINDS)}, with a number after a colon if there are several",
-            'Use for example "cuda:0" or "cpu", or leave it out',
+            f"Unknown device {name!r}",
+            f"the kinds of device are {', '.join(KINDS)}, with an index after a colon if there are several",
+            'Use for example "cuda:0" or "cpu", or remove device',
         )
     kinds = machine.kinds if machine is not None else ()
     return "rocm" if kind == "cuda" and "rocm" in kinds and "cuda" not in kinds else kind
 
 
 def ram() -> tuple[int, int]:
-    """Bytes of RAM, and those that can be had without swapping; within a container, what it allows."""
+    """Return total RAM and RAM available without swapping, in bytes; within a container, its limits."""
     import psutil  # type: ignore[import-untyped,unused-ignore]  # required by accelerate, hence always there
 
     memory = psutil.virtual_memory()
@@ -209,7 +209,7 @@ def ram() -> tuple[int, int]:
 
 
 def _container(folder: Path) -> tuple[int | None, int]:
-    """The memory limit that cgroup v2 sets on this container and the bytes in use; (None, 0) without a limit."""
+    """Return the cgroup v2 memory limit of this container and the bytes in use; (None, 0) without a limit."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())
@@ -254,35 +254,36 @@ def _accelerators() -> Iterator[Device]:
 
 
 def _card(kind: str, index: int, api: Any) -> Device:
-    """A card behind `torch.cuda` or `torch.xpu`, which share this part of their interface."""
+    """Describe a GPU through `torch.cuda` or `torch.xpu`, which share this part of their API."""
     properties = api.get_device_properties(index)
     try:
         free, _ = card_memory(api, index)
-    except RuntimeError:  # a card that is full or reserved for another process, or a driver that does not tell
+    except RuntimeError:  # the GPU is full or reserved for another process, or the driver does not report it
         free = None
     total = int(properties.total_memory)
     return Device(kind=kind, index=index, name=str(properties.name), memory_total=total, memory_free=free)
 
 
 def card_memory(api: Any, device: Any) -> tuple[int, int]:
-    """Bytes that this process can have of a card's memory, and those that the card has. What torch keeps of freed
-    tensors for the next ones is taken, to the driver, and free here.
+    """Return the memory of a GPU that is available to this process, and its total memory, in bytes.
+
+    Freed memory in torch's caching allocator, which the driver counts as used, counts as free.
 
     Args:
-        api: torch's module for such cards: torch.cuda, torch.xpu, or another maker's.
-        device: the card, or its number.
+        api: torch's module for such GPUs: torch.cuda, torch.xpu, or another vendor's.
+        device: the GPU, or its index.
 
     Raises:
-        RuntimeError: the driver does not say.
+        RuntimeError: the driver does not report it.
     """
     free, total = api.mem_get_info(device)
-    kept = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
-    return int(free) + max(0, int(kept)), int(total)
+    cached = api.memory_reserved(device) - api.memory_allocated(device) if hasattr(api, "memory_reserved") else 0
+    return int(free) + max(0, int(cached)), int(total)
 
 
 def mps_memory() -> tuple[int, int]:
-    """Bytes that this process should still take of a Mac's memory, which is the CPU's too, and those it should in all:
-    the driver recommends them."""
+    """Return how many bytes of a Mac's unified memory this process should still use, and in total, as recommended by
+    the driver."""
     import torch
 
     total = int(torch.mps.recommended_max_memory())
@@ -290,13 +291,13 @@ def mps_memory() -> tuple[int, int]:
 
 
 def _gpu_vendors(folder: Path) -> tuple[str, ...]:
-    """The makers of the cards under `folder` (/sys/class/drm), each once."""
+    """Return the vendors of the graphics cards under `folder` (/sys/class/drm), each once."""
     names = (VENDORS.get(path.read_text().strip()) for path in sorted(folder.glob("card*/device/vendor")))
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 def _quanto_extensions() -> Path | None:
-    """The folder in which optimum-quanto compiles its extensions; None if it is not installed. Imports nothing."""
+    """Return the folder in which optimum-quanto compiles its extensions; None if not installed. Imports nothing."""
     try:
         quanto = metadata.distribution("optimum-quanto")
     except metadata.PackageNotFoundError:
@@ -305,7 +306,7 @@ def _quanto_extensions() -> Path | None:
 
 
 def _locks(extensions: Path | None) -> Iterator[Lock]:
-    """Lock files under optimum-quanto's extensions: `<extension>/build/lock`, written by torch's builder."""
+    """Yield lock files under optimum-quanto's extensions: `<extension>/build/lock`, written by torch's builder."""
     for path in sorted(extensions.glob("*/build/lock")) if extensions is not None else ():
         try:
             yield Lock(path=str(path), age_s=max(0.0, time.time() - path.stat().st_mtime))

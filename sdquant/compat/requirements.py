@@ -1,4 +1,4 @@
-"""Whether the package behind a scheme is installed and new enough, and the line that installs it."""
+"""Check that the package of a scheme is installed and new enough, and name the command that installs it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from ..core.backend import Requirement
     from ..core.registry import Backend, Scheme
 
-# fp8 has a second packing, torch's own float8, which is used where bitsandbytes is missing.
+# fp8 has a second packing, torch's own float8, which is used if bitsandbytes is missing.
 PACKAGE_OPTIONAL = frozenset({"fp8"})
 
 
 def problem(backend: Backend, versions: Mapping[str, str]) -> str | None:
-    """Why the backend cannot be used with the packages in `versions`; None if it can.
+    """Return why the backend cannot be used with the packages in `versions`; None if it can.
 
-    A version that cannot be compared, as of a build from source, is taken to be new enough.
+    A version that cannot be compared, such as that of a source build, counts as new enough.
     """
     return _lacks(backend.requires, versions)
 
 
 def runtime_problem(backend: Backend, runtime: str, versions: Mapping[str, str]) -> str | None:
-    """The same for what one of its runtimes needs beside the backend's package."""
+    """Return why a runtime of the backend cannot be used, if it needs a package of its own; None if it can."""
     return _lacks(backend.runtime_requires.get(runtime), versions)
 
 
@@ -43,29 +43,29 @@ def _lacks(needs: Requirement | None, versions: Mapping[str, str]) -> str | None
 
 
 def pip_line(backend: Backend, runtime: str = "default") -> str | None:
-    """The command that installs or upgrades what the backend, or a runtime of it, needs; None if it needs nothing."""
+    """Return the command that installs or upgrades the packages of the backend or runtime; None if it needs none."""
     needs = backend.runtime_requires.get(runtime, backend.requires)
     return f'pip install "sdquant[{needs.extra}]"' if needs is not None else None
 
 
 def require(scheme: Scheme, mode: str, runtime: str, versions: Mapping[str, str]) -> None:
-    """Check that the scheme's package is there, if it is needed: to encode, and for the library's own modules; and that
-    of the runtime.
+    """Check that the packages of the scheme and the runtime are installed, if they are needed: the scheme's to quantize
+    and for the library's own modules.
 
     Args:
         mode: pre | post | found. runtime: library | plain | openvino | default.
 
     Raises:
-        BackendUnavailableError: it is missing or too old; names the pip line and the backends that are there.
+        BackendUnavailableError: it is missing or too old; names the pip command and the available backends.
     """
     backend = registry.get(scheme.backend)
     lacks = runtime_problem(backend, runtime, versions)
     if lacks is not None:
-        fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no more'
-        raise BackendUnavailableError(f"{scheme.name} was asked for with runtime={runtime!r}", lacks, fix)
+        fix = f'Run: {pip_line(backend, runtime)}. Or use runtime="{scheme.runtimes[0]}", which needs no other package'
+        raise BackendUnavailableError(f"Cannot run {scheme.name} with runtime={runtime!r}", lacks, fix)
     why = problem(backend, versions)
     if why is None or scheme.name in PACKAGE_OPTIONAL or (mode == "found" and runtime != "library"):
         return
     here = [name for name in registry.names() if problem(registry.get(name), versions) is None]
-    instead = f". Or use a scheme of {' or '.join(here)}, which this machine has" if here else ""
-    raise BackendUnavailableError(f"{scheme.name} was asked for", why, f"Run: {pip_line(backend)}{instead}")
+    instead = f". Or use a scheme of {' or '.join(here)}, which can be used here" if here else ""
+    raise BackendUnavailableError(f"Cannot use {scheme.name}", why, f"Run: {pip_line(backend)}{instead}")

@@ -1,4 +1,4 @@
-"""What a row of the compatibility matrix is, and what is looked up in it."""
+"""Rules of the compatibility matrix, and queries that are looked up in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSALS = ("combination", "file", "backend")
 
 
 def meant(runtime: str | None, compute: str | None) -> str | None:
-    """The runtime that a call is for: the one it names, else the plain one where only that computes so."""
+    """Return the requested runtime: the named one, else "plain" if `compute` needs it."""
     return "plain" if runtime is None and compute not in (None, "float") else runtime
 
 
@@ -34,7 +34,7 @@ Pattern = str | frozenset[str]
 
 
 def any_of(*names: str) -> frozenset[str]:
-    """A pattern that matches each of `names`."""
+    """Return a pattern that matches each of `names`."""
     return frozenset(names)
 
 
@@ -49,8 +49,8 @@ class Query:
         offload: name of the offload mode.
         runtime: "library", "plain" or "openvino" if the user named it, else "default".
         device: kind of the compute device.
-        source: "weights", or "all-in-one" for a checkpoint that holds the VAE and text encoders too.
-        compute: what products are computed in.
+        source: "weights", or "all-in-one" for a checkpoint that also contains the VAE and text encoders.
+        compute: numeric type of the products: "float", "int8" or "fp8".
         versions: installed distributions and their versions.
     """
 
@@ -67,16 +67,16 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A fact about combinations: which ones (the patterns), what is known about them, and how.
+    """A rule about combinations: patterns, a verdict and the evidence.
 
     Attributes:
-        backend, scheme, mode, offload, runtime, device, source, compute: patterns on the fields of `Query`.
-        versions: distribution name to version range; the row applies only where each is installed in its range.
+        backend, scheme, mode, offload, runtime, device, source, compute: patterns for the fields of `Query`.
+        versions: distribution name to version range; the rule applies only if each is installed in its range.
         verdict: works, slow, untested (warns) or breaks (is refused).
-        why: the reason, in the library's own words where there are such.
-        fix: what to use instead; every row that breaks has one.
+        why: the reason, in the library's own words if it has an error message.
+        fix: alternative to suggest; required if the verdict is "breaks".
         seen: the test that shows it, or the public document or issue that says so.
-        refuses: what is at fault in a row that breaks: the combination, the file as such, or the backend (its device).
+        refuses: cause of a "breaks" verdict: the combination, the file itself, or the backend (its device).
     """
 
     backend: Pattern = "*"
@@ -101,12 +101,13 @@ class Row:
             if unknown := names - {"*", *known}:
                 raise ValueError(f"a row has {axis} {sorted(unknown)}, which is none of {known}: {self}")
         if self.verdict == "breaks" and not self.fix:
-            raise ValueError(f"a row that breaks says no way out: {self}")
+            raise ValueError(f"a row that breaks has no fix: {self}")
 
     def matches(self, query: Query) -> bool:
-        """Whether the row is about this combination."""
+        """Return whether the rule applies to this combination."""
         return all(_fits(getattr(self, axis), getattr(query, axis)) for axis in AXES) and all(
-            name in query.versions and in_range(query.versions[name], wanted) for name, wanted in self.versions.items()
+            name in query.versions and in_range(query.versions[name], specifier)
+            for name, specifier in self.versions.items()
         )
 
 
@@ -128,21 +129,21 @@ def _fits(pattern: Pattern, value: str) -> bool:
     return value in pattern if isinstance(pattern, frozenset) else pattern in ("*", value)
 
 
-def in_range(version: str, wanted: str) -> bool:
-    """Whether `version` lies in the range `wanted`, such as ">=0.48,<1". Pre-releases and local builds count.
+def in_range(version: str, specifier: str) -> bool:
+    """Return whether `version` is in the range `specifier`, such as ">=0.48,<1". Pre-releases and local builds count.
 
-    A version that is not one by Python's rules (a build from source may say "unknown") lies in no range.
+    An invalid version (a source build may have "unknown") is in no range.
     """
     from packaging.version import InvalidVersion, Version
 
     try:
-        return _specifiers(wanted).contains(Version(version), prereleases=True)
+        return _specifiers(specifier).contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
 
 
 @lru_cache(maxsize=256)
-def _specifiers(wanted: str) -> SpecifierSet:
+def _specifiers(specifier: str) -> SpecifierSet:
     from packaging.specifiers import SpecifierSet
 
-    return SpecifierSet(wanted)
+    return SpecifierSet(specifier)

@@ -1,18 +1,17 @@
 """The compatibility matrix: rows and nothing else. The first row that matches a combination decides.
 
-Order: files and modes, then combinations that a library's modules cannot do, then what they need not do, then devices,
-then versions, then what works, then what nobody has tried. Refusals come before devices, so that a combination is
-refused on every device alike. `seen` of a row that works names the generated test, which runs every cell of the devices
-that the testing machine has.
+Order: files and modes, combinations that a library's modules cannot do, what they need not do, devices, versions, what
+works, what is untested. Refusals come before devices, so that a combination is refused on every device alike. `seen` of
+a row that works names the generated test, which runs every cell of the devices of the testing machine.
 """
 
 from __future__ import annotations
 
 from .row import Row, any_of
 
-# Runtimes: what a scheme with library modules is held to unless plain layers are asked for by name, and the opposite.
-# Where plain layers are the default, as on CPUs (`runtimes`), a call that names no runtime is refused all the same what
-# the library's modules cannot do, so that it is refused on every device alike.
+# Runtimes: LIBRARY rows apply unless plain layers are requested by name, PLAIN rows unless the library is. Even where
+# plain layers are the default, as on CPUs (`default_runtime`), a call that names no runtime is refused if the library's
+# modules cannot do it, so that it is refused on every device alike.
 LIBRARY = any_of("default", "library")
 PLAIN = any_of("default", "plain")
 
@@ -40,7 +39,8 @@ ROWS: tuple[Row, ...] = (
         backend="gguf",
         mode=any_of("pre", "post"),
         verdict="breaks",
-        why="GGUF is loaded, not quantized to, at load time; `sdquant quantize` writes one",
+        why="GGUF files can be loaded, but models cannot be quantized to GGUF at load time; "
+        "`sdquant quantize` writes one",
         fix="Write the file once with `sdquant quantize` and load that, or use a scheme that quantizes while loading, "
         'such as quant="int8" or quant="nf4"',
         seen=CELLS,
@@ -50,40 +50,40 @@ ROWS: tuple[Row, ...] = (
         compute=any_of("int8", "fp8"),
         runtime=any_of("library", "openvino"),
         verdict="breaks",
-        why="libraries compute as they do, and only sdquant's plain layers multiply 8-bit numbers when asked to",
-        fix='Use runtime="plain", or leave the runtime out: compute= chooses plain layers',
+        why="compute= does not change how the libraries compute; only sdquant's plain layers support it",
+        fix='Use runtime="plain", or remove runtime, since compute= selects plain layers',
         seen="tests/test_compute.py::test_the_librarys_modules_are_refused",
     ),
     Row(
         compute="int8",
         device="cuda",
         verdict="untested",
-        why="its product is torch's own, and nobody has run it on a card",
+        why="it uses torch's own integer product, and nobody has run it on a card",
         seen="nobody has run it",
     ),
     Row(
         compute="int8",
         device=any_of("rocm", "xpu", "mps", "directml"),
         verdict="untested",
-        why='compute="int8" has no fast product of integers there, and computes with the float weights',
-        fix='Leave out compute="int8", which has no effect on this device',
+        why='compute="int8" has no fast integer product on this device and computes with the float weights',
+        fix='Remove compute="int8", which has no effect on this device',
         seen="sdquant/kernels/int8_linear.py",
     ),
     Row(
         compute="fp8",
         device=any_of("cpu", "xpu", "mps", "directml"),
         verdict="breaks",
-        why="products of 8-bit floats need a card that has them, such as NVIDIA's of compute capability 8.9 and later; "
-        "on a CPU torch's take ten times as long as bf16's",
-        fix='Use compute="int8", or leave compute out',
+        why="products of 8-bit floats need a card that supports them, such as NVIDIA's of compute capability 8.9 and "
+        "later; on a CPU they take ten times as long as bf16 products",
+        fix='Use compute="int8", or remove compute',
         seen="tests/test_compute.py::test_8_bit_floats_are_for_cards",
     ),
     Row(
         compute="fp8",
         device="rocm",
         verdict="untested",
-        why="its product is torch's own, and nobody has run it on such a card",
-        fix="A card without products of 8-bit floats computes with the float weights, and the log says so",
+        why="it uses torch's own fp8 product, and nobody has run it on such a card",
+        fix="A card without fp8 products computes with the float weights, and the log says so",
         seen="nobody has run it",
     ),
     # Combinations that the libraries' modules cannot do, on any device and in any version.

@@ -1,4 +1,4 @@
-"""Names that users choose from, and names that files carry."""
+"""Names that users choose from, and names that appear in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the codes of bitsandbytes' formats stand for. Needs no bitsandbytes; the tests hold the tables against its own.
+"""Code tables of bitsandbytes' formats, without bitsandbytes; tests compare them with its own.
 
 All tables are scaled to [-1, 1]: a weight is its code's value times its block's scale.
 """
@@ -22,7 +22,7 @@ _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 @constant
 def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
-    """The 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
+    """Return the 16 values of "nf4" or "fp4" by code: float32 [16] in [-1, 1]."""
     values = NF4 if quant_type == "nf4" else (*_FP4, *(-value for value in _FP4))
     table = torch.tensor(values, dtype=torch.float32, device="cpu")
     return (table / table.abs().max()).to(device)
@@ -30,9 +30,10 @@ def fourbit_code(quant_type: str, device: torch.device) -> Tensor:
 
 @constant
 def dynamic_code(device: torch.device) -> Tensor:
-    """The 256 values in which double quantization stores scales: float32 [256] in [-1, 1], sorted.
+    """Return the 256 values in which double quantization stores scales: float32 [256] in [-1, 1], sorted.
 
-    For each of seven powers of ten, ever more values in the middle of equal steps between a tenth of it and itself:
+    For each of seven powers of ten, the midpoints of equal steps between a tenth of it and itself, twice as many for
+    each power:
     "8-bit Optimizers via Block-wise Quantization", https://arxiv.org/abs/2110.02861, section 1.3.
     """
     values = [0.0, 1.0]
@@ -45,7 +46,7 @@ def dynamic_code(device: torch.device) -> Tensor:
 
 @constant
 def e4m3_code(device: torch.device) -> Tensor:
-    """The 256 values of a float with four bits of exponent and three of mantissa: float32 [256], sorted, in [-1, 1]."""
+    """Return the 256 values of 8-bit floats with 4 exponent and 3 mantissa bits: float32 [256], sorted, in [-1, 1]."""
     values = [mantissa / 8 * 2.0**-8 for mantissa in range(8)]
     values += [(1 + mantissa / 8) * 2.0 ** (9 - exponent) for exponent in range(1, 16) for mantissa in range(8)]
     table = torch.tensor(sorted([*values, *(-value for value in values)]), dtype=torch.float32, device="cpu")

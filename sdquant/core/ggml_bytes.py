@@ -1,4 +1,4 @@
-"""Numbers of more than a byte out of raw GGUF blocks, [n, bytes per block] uint8."""
+"""Read multi-byte numbers from raw GGUF blocks, uint8 [n, bytes per block]."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def copied(part: Tensor) -> Tensor:
-    """In aligned memory, which a view as wider numbers needs; `contiguous` would leave a single row where it is."""
+    """Copy to aligned memory, which a view as a wider dtype needs; `contiguous` would not copy a single row."""
     return part.clone(memory_format=torch.contiguous_format)
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
-    """The fp16 number at byte `at` of each block, [n, 1] float32."""
+    """Read the fp16 number at byte `at` of each block: float32 [n, 1]."""
     return copied(blocks[:, at : at + 2]).view(torch.float16).float()

@@ -1,4 +1,4 @@
-"""The rarer GGUF block types to floats: IQ1 to IQ4, ternary, MXFP4, NVFP4. The common ones are in `_gguf_decode`.
+"""Dequantize the rarer GGUF block types: IQ1 to IQ4, ternary, MXFP4, NVFP4. The common ones are in `_gguf_decode`.
 
 The IQ types store indices into tables of 8 (or 4) small weights each, which are part of the format: `tools/gguf_grids`
 wrote them into `gguf_grids.safetensors`. Layouts: ggml's `ggml-common.h`; order of the arithmetic: gguf-py's.
@@ -27,13 +27,13 @@ GRIDS = {
 }  # fmt: skip
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4's 16 values
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a float with 2 + 1 bits
-_DELTA = 0.125  # by which IQ1's weights are shifted
+_DELTA = 0.125  # shift of IQ1's weights
 _THREES = (1, 3, 9, 27, 81)
 
 
 @cache
 def grid(kind: str) -> Tensor:
-    """The table of a type: int8 [codes, 8 or 4], contiguous, on the CPU."""
+    """Load the table of a type: int8 [codes, 8 or 4], contiguous, on the CPU."""
     from safetensors import safe_open
 
     with safe_open(str(_FILE), framework="pt") as file:
@@ -43,7 +43,7 @@ def grid(kind: str) -> Tensor:
 
 @constant
 def _grid(kind: str, device: torch.device) -> Tensor:
-    """The same as float32."""
+    """Return the table of a type as float32."""
     return grid(kind).float().to(device)
 
 
@@ -54,43 +54,43 @@ def _values(values: tuple[int, ...], device: torch.device, dtype: torch.dtype = 
 
 @constant
 def _signs(device: torch.device) -> Tensor:
-    """For each byte, -1 where a bit is set and 1 where not, the lowest first: float32 [256, 8]."""
+    """Return the signs that each byte encodes, -1 for a set bit, lowest bit first: float32 [256, 8]."""
     byte = torch.arange(256, device=device)[:, None]
     return 1.0 - 2.0 * (byte >> torch.arange(8, device=device) & 1)
 
 
 @constant
 def _even_signs(device: torch.device) -> Tensor:
-    """The same for 7 bits, the eighth such that an even number of signs is negative: float32 [128, 8]."""
+    """Return the signs that 7 bits encode, with an eighth that makes the count of -1 even: float32 [128, 8]."""
     seven = _signs(device)[:128].clone()
     seven[:, 7] = seven[:, :7].prod(1)
     return seven
 
 
 def _ints(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Bytes of each block as unsigned numbers of 1, 2 or 4 bytes: int64 [n, count]."""
+    """Read bytes of each block as unsigned integers of 1, 2 or 4 bytes: int64 [n, count]."""
     return copied(blocks[:, start:stop]).view(dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
 
 
 def _split(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """[n, a] to [n, a * len(shifts)]: each number's parts after one another."""
+    """Split each number into bit fields: [n, a] to [n, a * len(shifts)]."""
     return torch.stack([numbers >> shift & mask for shift in shifts], dim=2).flatten(1)
 
 
 def _looked_up(table: tuple[int, ...], blocks: Tensor, start: int, stop: int, group: int) -> Tensor:
-    """What 4-bit codes stand for, float32 [n, 2 * bytes]: of each `group` bytes the low halves first."""
+    """Look up 4-bit codes in a table: float32 [n, 2 * bytes]; of each `group` bytes the low nibbles come first."""
     codes = blocks[:, start:stop].reshape(len(blocks), -1, 1, group)
     index = torch.cat((codes & 15, codes >> 4), dim=2).flatten().int()
     return _values(table, blocks.device).index_select(0, index).view(len(blocks), -1)
 
 
 def _put(out: Tensor, scale: Tensor, values: Tensor) -> None:
-    """out = scale [n, groups] * values, which has as many weights as `out` has."""
+    """Compute out = scale [n, groups] * values, which has as many elements as `out`."""
     torch.mul(scale.unsqueeze(2), values.reshape(*scale.shape, -1), out=out.view(*scale.shape, -1))
 
 
 def _signed(out: Tensor, scale: Tensor, kind: str, index: Tensor, signs: Tensor) -> None:
-    """out = scale * weights of the table * signs."""
+    """Compute out = scale * table weights * signs."""
     _put(out, scale, _grid(kind, out.device)[index])
     view = out.view(signs.shape)
     view.mul_(signs)
@@ -134,7 +134,7 @@ def _iq3_s(blocks: Tensor, out: Tensor) -> None:
 
 
 def _shifted(out: Tensor, scale: Tensor, index: Tensor, negative: Tensor) -> None:
-    """IQ1: out = scale * (weights of the table + a shift, up or down)."""
+    """Compute IQ1's out = scale * (table weights ± shift)."""
     shift = torch.where(negative, -_DELTA, _DELTA).unsqueeze(2)
     values = _grid("iq1_s", out.device)[index].view(*negative.shape, -1) + shift
     _put(out, scale, values)
@@ -156,7 +156,7 @@ def _iq1_m(blocks: Tensor, out: Tensor) -> None:
 
 
 def iq1_m_scale(blocks: Tensor) -> Tensor:
-    """The fp16 number that IQ1_M keeps in the upper four bits of four numbers: float32 [n, 1]."""
+    """Read the fp16 scale that IQ1_M stores in the upper four bits of four numbers: float32 [n, 1]."""
     scales = _ints(blocks, 48, 56, torch.int16)
     bits = sum((scales[:, part] >> 12) << 4 * part for part in range(4))
     assert isinstance(bits, Tensor)
@@ -206,7 +206,7 @@ def _nvfp4(blocks: Tensor, out: Tensor) -> None:
     _put(out, scale, _looked_up(_E2M1, blocks, 4, 36, 8))
 
 
-# Type name to its function and the weights in a block.
+# Type name to its decoder and the number of weights per block.
 IQ_DECODERS: dict[str, tuple[Callable[[Tensor, Tensor], None], int]] = {
     "iq1_s": (_iq1_s, 256), "iq1_m": (_iq1_m, 256), "iq2_xxs": (_iq2_xxs, 256), "iq2_xs": (_iq2_xs, 256),
     "iq2_s": (_iq2_s, 256), "iq3_xxs": (_iq3_xxs, 256), "iq3_s": (_iq3_s, 256), "iq4_nl": (_iq4_nl, 32),

@@ -1,10 +1,10 @@
-"""Where the fields of GGUF's blocks lie, as rows, and the order in which kernels of GPUs want them.
+"""Byte layout of GGUF blocks, and the field order that GPU kernels use.
 
-In a file a weight is blocks of 18 or 34 or 210 bytes, one after the other, so that no block begins where a load of 16
-bytes, or of 4, could begin. "Fields apart" are the same bytes in another order: the first field of all blocks, then the
-second of all blocks, and so on. The fields with the largest powers of two in their sizes come first, and sizes are
+In a file a weight is a sequence of blocks of 18, 34 or 210 bytes, so blocks are not aligned for loads of 16 or even 4
+bytes. "Fields apart" are the same bytes in another order: the first field of all blocks, then the second of all blocks,
+and so on. The fields with the largest powers of two in their sizes come first, and sizes are
 even: with a multiple of 8 blocks, which nearly all weights have, every field begins at a multiple of 16 bytes, and
-with any number half-precision numbers are at even addresses. Nothing is added. No torch in here.
+with any number half-precision numbers are at even addresses. No padding is added. No torch in here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a field is: that of block b at byte `start` + b * `step`, or n * `start` + b * `step` with the fields of n
+    """Position of a field: for block b at byte `start` + b * `step`, or n * `start` + b * `step` with the fields of n
     blocks apart."""
 
     start: int
@@ -54,13 +54,13 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
 
 
 def places(kind: str, *, apart: bool) -> dict[str, Place]:
-    """Where each field of a type is, in blocks or apart."""
+    """Return the position of each field of a type, in blocks or apart."""
     rows = FIELDS[kind]
     if not apart:
         nbytes = sum(field.size for field in rows)
         return {field.name: Place(field.start, nbytes) for field in rows}
-    found, start = {}, 0
+    result, start = {}, 0
     for field in rows:
-        found[field.name] = Place(start, field.size)
+        result[field.name] = Place(start, field.size)
         start += field.size
-    return found
+    return result

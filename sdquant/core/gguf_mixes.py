@@ -1,7 +1,7 @@
-"""Mixes: `q4_k_m` and its like are names of files, not of types. Most weights get the base type, some a better one.
+"""GGUF mixes such as `q4_k_m`: names of files, not of types. Most weights get the base type, some a more precise one.
 
-The rows are llama.cpp's `llama_tensor_get_type` as city96's patch applies it to diffusion models, reduced to what a
-name alone can say: where llama.cpp spends the better type on every third block only, all blocks get it here.
+The rows follow llama.cpp's `llama_tensor_get_type` as city96's patch applies it to diffusion models, reduced to rules
+on names: where llama.cpp uses the better type for every third block only, all blocks get it here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 )
 _COMPILED = tuple((mix, re.compile(pattern), kind) for mix, pattern, kind in _ROWS)
 
-# `general.file_type` of llama.cpp's LlamaFileType, for the ones that are read.
+# Supported values of `general.file_type` (llama.cpp's LlamaFileType).
 FILE_TYPES: Mapping[int, str] = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 7: "q8_0", 8: "q5_0", 9: "q5_1", 10: "q2_k", 11: "q3_k_s", 12: "q3_k_m",
     13: "q3_k_l", 14: "q4_k_s", 15: "q4_k_m", 16: "q5_k_s", 17: "q5_k_m", 18: "q6_k", 32: "bf16",
@@ -55,21 +55,21 @@ _FLOATS: Mapping[str, str] = {"float32": "f32", "float16": "f16", "bfloat16": "b
 
 
 def mix_type(mix: str, weight_name: str) -> str:
-    """The type of one weight in a mix; a plain type is returned as it is."""
+    """Return the type of one weight in a mix; plain types are returned unchanged."""
     base = BASES.get(mix, mix)
     return next((kind for name, test, kind in _COMPILED if name == mix and test.search(weight_name)), base)
 
 
 def dominant(types: Mapping[str, int], file_type: int | None = None, name: str = "") -> str:
-    """The scheme that a file's tensors amount to.
+    """Return the scheme of a file as a whole.
 
     Args:
         types: bytes by type, as GGUF type names or torch dtype names.
         file_type: the file's `general.file_type`.
         name: the file's name.
 
-    The block type with the most bytes, because floats beside it are what was left out; the float type with the most
-    where there is no block type. A mix is named if the file says so and that type is one of the mix's.
+    It is the block type with the most bytes, since floats next to it are the unquantized rest; without block types, the
+    float type with the most bytes. It is a mix if the file names one that contains that type.
     """
     sizes: dict[str, int] = {}
     for kind, nbytes in types.items():

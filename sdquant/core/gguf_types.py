@@ -31,7 +31,7 @@ class GGMLType:
     dtype: str | None = None
 
     def size(self, numel: int) -> int:
-        """Bytes of `numel` weights, a whole number of blocks."""
+        """Return the size of `numel` weights in bytes; they must be a whole number of blocks."""
         return numel // self.block * self.nbytes
 
 
@@ -75,7 +75,7 @@ BY_ID: Mapping[int, GGMLType] = {row.id: row for row in _ROWS}
 
 _GONE = "was removed from GGUF"
 _INNER = "is a type for activations inside ggml, not for files"
-# Numbers that had or have a meaning, but not in a file that anyone should load.
+# Type ids that are defined, but must not occur in files.
 REFUSED: Mapping[int, str] = {
     4: f"Q4_2 {_GONE}", 5: f"Q4_3 {_GONE}", 9: f"Q8_1 {_INNER}", 15: f"Q8_K {_INNER}",
     31: f"Q4_0_4_4 {_GONE}", 32: f"Q4_0_4_8 {_GONE}", 33: f"Q4_0_8_8 {_GONE}",

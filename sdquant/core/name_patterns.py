@@ -1,4 +1,4 @@
-"""Patterns of module names, as `skip=` takes them."""
+"""Patterns for module names, as used by `skip=`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 def skipped(name: str, skip: tuple[str, ...], keys: Mapping[str, str] | None = None) -> bool:
-    """Whether a pattern of `skip` means this weight: a run of whole parts of its module's path ("mid_block",
+    """Return whether a pattern of `skip` matches this weight: consecutive parts of its module path ("mid_block",
     "attn.to_q"), or a pattern with * or ? for the whole path.
 
     Args:
-        keys: what files call weights that the model calls otherwise: a pattern may have either.
+        keys: names of weights in their file, if they differ from the model's; a pattern may match either.
     """
     modules = {one.removesuffix(".weight") for one in (name, (keys or {}).get(name, name))}
     return any(

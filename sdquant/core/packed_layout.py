@@ -1,7 +1,8 @@
-"""How the numbers of a packed weight lie in its parts, and what they stand for: what kernels are written against.
+"""Memory layout and meaning of the numbers in packed weights: the contract between backends and kernels.
 
-A backend describes its packed weights by a `Form` (`Backend.form`), a kernel reads forms. So a kernel knows no backend,
-and a new backend that describes its weights has the kernels that there are. Nothing here imports torch.
+A backend describes its packed weights by a `Form` (`Backend.form`), and kernels read forms. So kernels need no
+knowledge of backends, and a new backend that describes its weights can use all existing kernels. Nothing here imports
+torch.
 
 A weight is seen as a matrix, [rows, columns], row-major: outputs by everything else. "The k-th weight" counts in that
 order. Its value is
@@ -9,16 +10,16 @@ order. Its value is
     (code - zero) * scale * factor - shift
 
 where each operation is rounded to `arithmetic`; with `fused` the last two are one, rounded once. The result is rounded
-to the dtype that is wanted. Whoever decodes has to give these bits, so that it does not matter who decodes.
+to the requested dtype. Every implementation must produce exactly these bits, so that they are interchangeable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Packings of one code a byte; floats are the code's own value.
+# Packings of one code per byte; float8 codes are their own values.
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-# More codes in a byte, each an unsigned number.
+# Packings of several unsigned codes per byte.
 # * "nibbles-low": weights 2i and 2i + 1 in byte i, the first in the low half; "nibbles-high": in the high half.
 # * "planes4", "planes2": optimum-quanto's. The groups are the rows of a matrix; of its R rows, byte row r of R / n
 #   holds rows r, r + R / n, r + 2R / n, ..., the first in the low bits (R / n rounded up; the last plane may be short).
@@ -33,30 +34,30 @@ PACKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """See the module.
+    """Memory layout of a packed weight; see the module's docstring.
 
     Attributes:
         rows, columns: of the weight as a matrix.
-        codes: name of the part that holds the codes.
+        codes: name of the part that contains the codes.
         packing: one of BYTES or PACKED, or the name of a GGUF block type ("q8_0"): blocks of ggml's layout, which hold
             their scales, so that of the fields below only `group` and `apart` count.
-        group: how many weights share a scale: the k-th has scale k // group. Of GGUF's blocks: how many are in one.
-        taps: how many scales a group has, which its weights have by turns: the k-th weight has scale
-            k // group * taps + k % taps. For convolutions whose positions of the kernel have scales of their own.
-        table: name of the table that turns a code into a number ("nf4", "fp4", "e4m3", "e2m1"; see `tables`), which
-            is rounded to `arithmetic`; "" where the code is the number.
+        group: number of weights that share a scale: the k-th has scale k // group. For GGUF: weights per block.
+        taps: number of scales per group, used in turn: the k-th weight has scale k // group * taps + k % taps. For
+            convolutions with a scale for each kernel position.
+        table: name of the table that maps codes to numbers ("nf4", "fp4", "e4m3", "e2m1"; see `code_tables`), which
+            are rounded to `arithmetic`; "" if the code is the number.
         scale: name of the part of scales, flat in the order of the groups, which may be float8; "" for none.
         nested: scales are uint8 codes of the "dynamic" table themselves, times `nested`'s value (float32, one for each
             256 scales), plus `offset`: the name of that part, else "".
         offset: see `nested`.
-        zero: what is subtracted from a code: a number, or the name of a part with one for each group.
-        zero_packing: of that part: "uint8", "int8" or "nibbles-low".
-        factor: a second factor, a float32; 1.0 where there is none.
-        shift: name of the part that is subtracted after scaling, one for each group; "" for none.
-        added: whether the shift is added instead.
+        zero: zero point, subtracted from the code: a number, or the name of a part with one per group.
+        zero_packing: packing of that part: "uint8", "int8" or "nibbles-low".
+        factor: a second factor, a float32; 1.0 for none.
+        shift: name of the part that is subtracted after scaling, one value per group; "" for none.
+        added: the shift is added instead.
         arithmetic: "float32", "float16" or "bfloat16".
-        apart: whether GGUF's blocks are not one after the other, but their fields are (`formats.gguf_fields`).
-        fused: whether scaling and shifting are one operation with one rounding (a fused multiply-add in float32).
+        apart: GGUF blocks are stored field by field instead of block by block (`gguf_fields`).
+        fused: scaling and shifting are one operation with one rounding (a fused multiply-add in float32).
     """
 
     rows: int
@@ -80,18 +81,18 @@ class Form:
 
     @property
     def aligned(self) -> bool:
-        """Whether groups do not cross rows: each row is whole groups, or each group whole rows."""
+        """True if groups do not cross rows: each row is whole groups, or each group whole rows."""
         return self.columns % self.group == 0 or self.group % self.columns == 0
 
     @property
     def by_row(self) -> bool:
-        """Whether a row has one scale."""
+        """True if each row has a single scale."""
         return self.group % self.columns == 0 and self.taps == 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """How a scheme that quantizes activations itself makes integers of them (`Backend.activations`).
+    """Activation quantization of a scheme that quantizes activations itself (`Backend.activations`).
 
     A code is x / scale, rounded to the dtype of x (to float32 for float16), then to the nearest integer, ties to even,
     and saturated; NaN is 0. The result is the sum of products of codes times the scale of the row of activations, times
@@ -100,9 +101,9 @@ class Activations:
 
     Attributes:
         bound: a scale is the largest magnitude of its row of activations / bound.
-        low, high: the least and the largest code.
-        scale: name of the part that has one scale for all activations, found beforehand; "" for none.
-        tile: columns that have a scale, of the weight too; 0: all of them.
+        low, high: the smallest and the largest code.
+        scale: name of the part with a static scale for all activations, from calibration; "" for none.
+        tile: number of columns that share a scale, in the weight too; 0: all of them.
     """
 
     bound: float

@@ -1,4 +1,4 @@
-"""Read one quantized weight from a file, its parts held against each other: what loading and verifying both do."""
+"""Read one quantized weight from a file and check its parts against each other, for loading and verification."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ AGAIN = "Download the file again, or quantize the model again"
 NOT_FINITE = "it has values that are not finite"
 
 
-def read_weight(found: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    """The packed weight.
+def read_weight(weight: Found, spec: PackedSpec | None, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    """Read a packed weight.
 
     Args:
-        spec: what sdquant's metadata says of the weight; None in files of others.
-        shape: of the float weight in the model; None where no model is known.
+        spec: the weight's description in sdquant's metadata; None for files of other tools.
+        shape: of the float weight in the model; None if no model is known.
         get: reads a tensor by its file key.
 
     Raises:
-        BadFileError: the parts do not belong together, do not fit the model or the metadata, or hold scales that no
+        BadFileError: the parts are inconsistent, do not fit the model or the metadata, or contain scales that no
             encoder writes: NaN, infinite, or negative where a scale is a magnitude.
         Unfit, NotImplementedError: see `Backend.read`.
     """
-    backend = registry.of_scheme(found.scheme)
+    backend = registry.of_scheme(weight.scheme)
     try:
-        packed = backend.read(found, shape, get) if spec is None else _own(backend, found, spec, shape, get)
+        packed = backend.read(weight, shape, get) if spec is None else _own(backend, weight, spec, shape, get)
     except Unfit:
-        _check_scales(backend, found, {part: get(key) for part, key in found.keys.items()})
+        _check_scales(backend, weight, {part: get(key) for part, key in weight.keys.items()})
         raise
     except NotImplementedError:  # a RuntimeError, for Python
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise _bad(found.name, f"its parts do not belong together: {error!r}") from error
-    _check_scales(backend, found, packed.parts)
+        raise _bad(weight.name, f"its parts are inconsistent ({error!r})") from error
+    _check_scales(backend, weight, packed.parts)
     return packed
 
 
-def require_sound(found: Found, packed: Packed) -> None:
+def require_sound(weight: Found, packed: Packed) -> None:
     """Raise BadFileError if a scale among the codes of a weight is NaN or infinite: see `Backend.sound`."""
-    if not registry.of_scheme(found.scheme).sound(packed):
-        key = next(iter(found.keys.values()))
-        raise _bad(key, f"it is in {found.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
+    if not registry.of_scheme(weight.scheme).sound(packed):
+        key = next(iter(weight.keys.values()))
+        raise _bad(key, f"it is in {weight.scheme}, and the scale of one of its blocks is not finite (NaN or infinite)")
 
 
-def _own(backend: Backend, found: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
-    """A weight of sdquant's own files: read as any reader of its format would, where the format has readers."""
+def _own(backend: Backend, weight: Found, spec: PackedSpec, shape: tuple[int, ...] | None, get: Get) -> Packed:
+    """Read a weight from sdquant's own files and check it like any reader of its format, if the format has readers."""
     if shape is not None and spec.shape != shape:
-        raise _bad(found.name, f"it is {list(spec.shape)}, and the model wants {list(shape)}")
-    packed = Packed(spec=spec, parts={part: get(key) for part, key in found.keys.items()})
+        raise _bad(weight.name, f"its shape is {list(spec.shape)}, and the model wants {list(shape)}")
+    packed = Packed(spec=spec, parts={part: get(key) for part, key in weight.keys.items()})
     try:
-        seen = backend.read(replace(found, details={"dtype": spec.dtype, **found.details}), spec.shape, get)
+        reread = backend.read(replace(weight, details={"dtype": spec.dtype, **weight.details}), spec.shape, get)
     except NotImplementedError:
         sound = has_layout(packed)
     else:
-        sound = forms(seen) == forms(packed)
-        _compare(found.name, spec.details, seen.spec.details)
+        sound = forms(reread) == forms(packed)
+        _compare(weight.name, spec.details, reread.spec.details)
     if not sound:
         parts = ", ".join(f"{part} {dtype} {list(size)}" for part, (dtype, size) in forms(packed).items())
-        why = f"its parts ({parts}) are not those of a weight of {list(spec.shape)} in {spec.scheme}"
-        raise _bad(found.name, why)
+        why = f"its parts ({parts}) do not match a weight of shape {list(spec.shape)} in {spec.scheme}"
+        raise _bad(weight.name, why)
     return packed
 
 
-def _compare(name: str, said: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """Raise BadFileError unless the metadata says what the tensors show, kinds of numbers included."""
-    for key in sorted(said.keys() | shown.keys()):
-        one, other = (json.dumps(table[key]) if key in table else "nothing" for table in (said, shown))
+def _compare(name: str, metadata: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+    """Raise BadFileError unless the metadata agrees with the tensors, including JSON number types."""
+    for key in sorted(metadata.keys() | shown.keys()):
+        one, other = (json.dumps(table[key]) if key in table else "nothing" for table in (metadata, shown))
         if one != other:
-            raise _bad(name, f"sdquant's metadata says {key}={one:.40}, its tensors say {other:.40}")
+            raise _bad(name, f"sdquant's metadata says {key}={one:.40}, but its tensors say {other:.40}")
 
 
-def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -> None:
+def _check_scales(backend: Backend, weight: Found, parts: Mapping[str, Tensor]) -> None:
     import torch
 
     for part, tensor in parts.items():
@@ -90,10 +90,10 @@ def _check_scales(backend: Backend, found: Found, parts: Mapping[str, Tensor]) -
             continue  # codes: `verify` decodes them
         low, high = (bound.item() for bound in torch.aminmax(tensor))
         if not (low > -torch.inf and high < torch.inf):  # NaN is neither
-            raise _bad(found.keys[part], f"it is the {part} of a quantized weight, and has values that are not finite")
+            raise _bad(weight.keys[part], f"it is the {part} of a quantized weight, and has values that are not finite")
         if low < 0 and part in backend.magnitudes:
-            raise _bad(found.keys[part], f"it is the {part} of a quantized weight, and has negative values")
+            raise _bad(weight.keys[part], f"it is the {part} of a quantized weight, and has negative values")
 
 
 def _bad(name: str, why: str) -> BadFileError:
-    return BadFileError(f"Tensor {name!r} was read", why, AGAIN)
+    return BadFileError(f"Cannot read tensor {name!r}", why, AGAIN)

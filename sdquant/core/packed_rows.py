@@ -1,4 +1,4 @@
-"""Some rows of a packed weight, where its backend says that it is packed row by row (`Backend.by_row`)."""
+"""Slice and join rows of packed weights, if their backend packs them row by row (`Backend.by_row`)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Range = tuple[int, int]  # first row, and the one after the last
 
 
 def take(packed: Packed, index: Tensor) -> Packed:
-    """The packed form of rows `index`, [n] of int64."""
+    """Return the packed form of the rows in `index`, int64 [n]."""
     return _of_rows(packed, len(index), lambda part: part.index_select(0, index))
 
 
 def cut(packed: Packed, ranges: Sequence[Range]) -> Packed:
-    """The packed form of ranges of rows, one after another. A single range shares the memory of the whole, where
-    every part holds the rows."""
+    """Return the packed form of row ranges, concatenated. A single range shares memory with the whole weight if every
+    part is row-major."""
     count = sum(end - begin for begin, end in ranges)
     return _of_rows(packed, count, lambda part: pieces(part, ranges))
 
 
 def join(packs: Sequence[Packed]) -> Packed | None:
-    """The packed form of weights whose rows follow one another; None where it is more than their parts in a row."""
+    """Concatenate packed weights along the output dimension; None if their parts cannot simply be concatenated."""
     if len(packs) == 1:
         return packs[0]
     backend = registry.of_scheme(packs[0].spec.scheme)
@@ -53,14 +53,14 @@ def join(packs: Sequence[Packed]) -> Packed | None:
 
 
 def pieces(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:
-    """Ranges of a tensor's rows, one after another; a view where there is one range."""
+    """Concatenate row ranges of a tensor; a view if there is only one range."""
     if len(ranges) == 1:
         return tensor[slice(*ranges[0])]
     return torch.cat([tensor[begin:end] for begin, end in ranges])
 
 
 def _for_all(part: Tensor, rows: int) -> bool:
-    """Whether a part is one number for all rows. Of a weight with one row, quanto's scale has no dimensions."""
+    """Return whether a part is a scalar for all rows. For a weight with one row, quanto's scale has no dimensions."""
     return part.ndim == 0 or part.numel() == 1 < rows
 
 

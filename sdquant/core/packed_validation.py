@@ -1,4 +1,4 @@
-"""Whether the parts of a packed weight are those that its scheme makes of such a weight."""
+"""Check that the parts of a packed weight match the layout of its scheme."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
 
 def forms(packed: Packed) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of each part."""
+    """Return the dtype and shape of each part."""
     return {part: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for part, t in packed.parts.items()}
 
 
 def has_layout(packed: Packed) -> bool:
-    """Whether the parts are what the scheme makes of such a weight, with some setting of its options."""
+    """Return whether the parts match the scheme's layout for such a weight, for some values of its options."""
     spec = packed.spec
     row = registry.scheme(spec.scheme)
     backend = registry.get(row.backend)
-    said = backend.spec_of(spec)
-    if said is not None:
-        return _is_of(packed, said)
+    recorded = backend.spec_of(spec)
+    if recorded is not None:
+        return _is_of(packed, recorded)
     values = [
         (spec.details[name],) if name in spec.details else option.choices or _both(option.default)
         for name, option in row.options.items()
     ]
-    for chosen in itertools.product(*values):
-        if _is_of(packed, QuantSpec(row, tuple(zip(row.options, chosen, strict=True)))):
+    for combination in itertools.product(*values):
+        if _is_of(packed, QuantSpec(row, tuple(zip(row.options, combination, strict=True)))):
             return True
     return False
 
 
-def _is_of(packed: Packed, asked: QuantSpec) -> bool:
+def _is_of(packed: Packed, spec: QuantSpec) -> bool:
     try:
-        layout = registry.get(asked.scheme.backend).layout(asked, packed.spec.shape, packed.spec.dtype)
+        layout = registry.get(spec.scheme.backend).layout(spec, packed.spec.shape, packed.spec.dtype)
     except Unfit:
         return False
     return forms(packed) == {part: (row.dtype, row.shape) for part, row in layout.items()}

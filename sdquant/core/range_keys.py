@@ -1,4 +1,4 @@
-"""The keys of state dicts under which the static ranges of products are kept."""
+"""State dict keys of the static ranges of activation products."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ BUFFER = re.compile(rf"{OPERAND.pattern}_(scale|zero_point)")
 
 
 def is_range(key: str) -> bool:
-    """Whether a key of a state dict is that of a product's range."""
+    """Return whether a state dict key is that of a product's range."""
     return BUFFER.fullmatch(key.rpartition(".")[2]) is not None

@@ -1,4 +1,4 @@
-"""The registry: which backends and schemes there are.
+"""Registry of backends and schemes.
 
 A backend registers itself by being a module of `sdquant.backends` with a `BACKEND`, as is every entry point of that
 group. Modules whose name starts with an underscore are helpers.
@@ -27,7 +27,7 @@ ENTRY_POINTS = HOME = "sdquant.backends"
 ELSEWHERE: Mapping[str, str] = {"rules": "sdquant.rules.backend"}
 
 
-# What people say for a kind of schemes, without signs between letters: the ones to take, the usual one first.
+# Common informal names, without punctuation: the schemes to suggest, the usual one first.
 LOOSE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("4bit", "4bits", "4", "b4", "loadin4bit", "quant4", "lowvram"), ("nf4", "int4")),
     **dict.fromkeys(("bnb4bit", "bnb4", "bnbnf4", "bnb", "bitsandbytes", "qlora", "normalfloat4"), ("nf4",)),
@@ -53,12 +53,12 @@ _DTYPES = {
 
 @lru_cache(maxsize=1)
 def _registry() -> Mapping[str, Backend]:
-    found: dict[str, Backend] = {}
+    backends: dict[str, Backend] = {}
 
     def add(backend: Backend) -> None:
-        if backend.name in found:
-            raise RuntimeError(f"two backends are called {backend.name!r}: {found[backend.name]!r} and {backend!r}")
-        found[backend.name] = backend
+        if backend.name in backends:
+            raise RuntimeError(f"two backends are called {backend.name!r}: {backends[backend.name]!r} and {backend!r}")
+        backends[backend.name] = backend
 
     folder = importlib.import_module(HOME).__path__  # by name: this room is below that one
     modules = {info.name: f"{HOME}.{info.name}" for info in pkgutil.iter_modules(folder)}
@@ -70,7 +70,7 @@ def _registry() -> Mapping[str, Backend]:
 
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         add(point.load())
-    return MappingProxyType(found)
+    return MappingProxyType(backends)
 
 
 @lru_cache(maxsize=1)
@@ -86,12 +86,12 @@ def _schemes() -> Mapping[str, Scheme]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all backends."""
+    """Return the names of all backends."""
     return tuple(_registry())
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`.
+    """Return the backend called `name`.
 
     Raises:
         UnknownQuantError: there is none.
@@ -100,22 +100,22 @@ def get(name: str) -> Backend:
         return _registry()[name.lower()]
     except KeyError:
         raise UnknownQuantError(
-            f"Backend {name!r} was asked for",
+            f"Unknown backend {name!r}",
             f"sdquant has {', '.join(names())}",
             _did_you_mean(name, names()),
         ) from None
 
 
 def schemes() -> tuple[Scheme, ...]:
-    """All schemes, one row each, by backend."""
+    """Return all schemes, one row each, by backend."""
     return tuple(row for backend in _registry().values() for row in backend.schemes)
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme called `name`: case-insensitive, `backend:scheme` or the scheme alone.
+    """Return the scheme called `name`: case-insensitive, `backend:scheme` or just the scheme.
 
     Raises:
-        UnknownQuantError: there is none; its fix names the nearest ones.
+        UnknownQuantError: there is none; its fix suggests similar ones.
     """
     backend, _, short = name.strip().lower().rpartition(":")
     row = _schemes().get(short)
@@ -123,7 +123,7 @@ def scheme(name: str) -> Scheme:
         return row
     if row is not None:
         raise UnknownQuantError(
-            f"Quantization {name!r} was asked for",
+            f"Unknown quantization {name!r}",
             f"{short!r} belongs to backend {row.backend!r}, not {backend!r}",
             f"Use {row.name!r} or '{row.backend}:{row.name}'",
         )
@@ -132,14 +132,17 @@ def scheme(name: str) -> Scheme:
     if loose is not None and loose[0] in _schemes():
         fix = f"Did you mean {' or '.join(map(repr, loose))}?"
     elif short.strip("_ ") in _DTYPES:
-        why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and leave quant out"
+        why, fix = "it is a dtype", f"Use dtype={_DTYPES[short.strip('_ ')]!r}, and remove quant"
     else:
         fix = _did_you_mean(short, tuple(_schemes()))
-    raise UnknownQuantError(f"Quantization {name!r} was asked for", why, f"{fix}; `sdquant matrix` lists all")
+    listing = "`sdquant matrix` lists all schemes"
+    raise UnknownQuantError(
+        f"Unknown quantization {name!r}", why, f"{fix} {listing}" if fix.endswith("?") else f"{fix}; {listing}"
+    )
 
 
 def of_scheme(name: str) -> Backend:
-    """The backend that has the scheme called `name`."""
+    """Return the backend of the scheme called `name`."""
     return _registry()[scheme(name).backend]
 
 
@@ -147,11 +150,11 @@ _EMBEDDINGS = Option(default=False, help="quantize tables of embeddings too")
 
 
 def parse(text: str) -> QuantSpec:
-    """`scheme[,option[=value]]...` as a QuantSpec: "nf4", "bnb:nf4,double_quant", "int4,group_size=32,embeddings".
+    """Parse `scheme[,option[=value]]...`: "nf4", "bnb:nf4,double_quant", "int4,group_size=32,embeddings".
 
     Raises:
         UnknownQuantError: no such scheme.
-        SettingsError: no such option, or a value it cannot have.
+        SettingsError: an unknown option or an invalid value.
     """
     head, *words = [word.strip() for word in text.split(",")]
     row = scheme(head)
@@ -164,7 +167,7 @@ def parse(text: str) -> QuantSpec:
             continue
         if name not in row.options:
             raise SettingsError(
-                f"Option {name!r} was given for {row.name}",
+                f"Unknown option {name!r} of {row.name}",
                 f"its options are {', '.join((*row.options, EMBEDDINGS))}",
                 _did_you_mean(name, (*row.options, EMBEDDINGS)),
             )
@@ -181,8 +184,8 @@ def _value(row: Scheme, name: str, option: Option, text: str) -> bool | int | st
     if not option.choices and isinstance(option.default, int) and text.lstrip("-").isdigit():
         return int(text)
     raise SettingsError(
-        f"{row.name} was asked for with {name}={text!r}",
-        f"{name} is: {option.help}",
+        f"Invalid option {name}={text!r} of {row.name}",
+        f'the option means "{option.help}"',
         f"Use one of {', '.join(words)}" if words else "Use a whole number",
     )
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def leaf(name: str, part: str) -> str:
-    """The key of a neighbour of a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
+    """Return the key of a tensor next to a weight: leaf("proj.weight", "SCB") is "proj.SCB"."""
     head, dot, _ = name.rpartition(".")
     return f"{head}{dot}{part}"

@@ -1,1 +1,1 @@
-"""What is asked for, before anything is loaded: files of single components, their places, arguments by other names."""
+"""Requests and plans, made before weights are loaded: arguments, settings, component files, "auto" and presets."""

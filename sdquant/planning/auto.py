@@ -1,14 +1,14 @@
 """`quant="auto"`, `offload="auto"`: the fastest way to run a model that fits the device's free memory.
 
-A function of the machine, what was detected and the request, so that it can be asked about a machine that is not here.
-What is faster, in this order:
-1. fewer bytes that come to the device with every step: nothing is, where every component fits;
-2. everything on the device all the time, before components that take turns once an image;
-3. the mode that moves less for the same (ORDER), and what the matrix does not call slow;
-4. what computes faster, as far as that can be foreseen (`foreseeing`: on CPUs whose kernels were measured); what is
-   nearly as fast as the fastest counts as fast;
-5. what is not quantized, else what is more precise.
-A scheme so coarse that images suffer (`precision.USABLE`) comes after all others.
+The choice depends only on the machine, the detected files and the request, so it can also be made for another machine.
+Candidates are ranked by these criteria, in this order:
+1. fewer bytes copied to the device in every step (none if every component fits);
+2. everything on the device all the time, before components that take turns once per image;
+3. the offload mode that moves less (ORDER), and combinations that the matrix does not call slow;
+4. shorter predicted computing time, where it is known (`estimate.step_time`: CPUs whose kernels were measured); times
+   close to the fastest count as equal;
+5. not quantized, else more precise.
+Schemes so coarse that images suffer (`scheme_snr.USABLE`) come after all others.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from ..models.activation_memory import Trace
 
-# Where two modes are equal else: none has no hooks, balanced streams ahead, the others wait for what they move.
+# Tie-break between modes: none has no hooks, balanced prefetches, the others wait for their transfers.
 ORDER = ("none", "balanced", "model", "group", "sequential")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request in which nothing is automatic any more, and a sentence (with no period) about what was chosen.
+    """A request without "auto", and a sentence (without a period) that explains the choice.
 
     Attributes:
-        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
+        foreseen: predicted step time relative to the unquantized model; None if unknown.
     """
 
     request: Request
@@ -64,7 +64,7 @@ class _Way:
 
     Attributes:
         room: bytes of weights that may be on the device, buffers for decoding included.
-        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
+        foreseen: predicted step time relative to the unquantized model; None if unknown.
     """
 
     candidate: Candidate
@@ -85,7 +85,7 @@ class _Way:
 
     @property
     def fits(self) -> bool:
-        """Whether it can run."""
+        """Return whether the weights fit, so that it can run."""
         needed = {"none": self.candidate.plan.bytes, "model": self.candidate.largest, "balanced": self.candidate.least}
         return needed.get(self.offload, 0) <= self.left
 
@@ -98,11 +98,11 @@ class _Way:
 
     @property
     def time(self) -> float:
-        """What counts as its computing time: what nobody can tell is no faster than floats."""
+        """Predicted step time relative to the unquantized model; 1.0 if unknown."""
         return 1.0 if self.foreseen is None else self.foreseen
 
     def key(self) -> tuple[Any, ...]:
-        """The smaller the faster, before computing is looked at."""
+        """Sort key, fastest first, that leaves computing time aside."""
         one = self.candidate
         return (
             one.worst is not None and one.worst < USABLE,
@@ -114,28 +114,28 @@ class _Way:
 
 
 def _ordered(ways: Iterable[_Way]) -> Iterator[_Way]:
-    """The best first."""
+    """Yield the candidates from best to worst."""
     for _, group in groupby(sorted(ways, key=_Way.key), key=_Way.key):
         same = list(group)
         fastest = min(way.time for way in same)
         yield from sorted(same, key=lambda way: (step_time.counted(way.time, fastest), way.candidate.noise))
 
 
-def resolve(asked: Request, here: Machine) -> Resolved:
-    """Choose what the request leaves to be chosen. Headers are read, and shapes are traced for the activations.
+def resolve(request: Request, here: Machine) -> Resolved:
+    """Resolve every "auto" of the request. Reads headers, and traces shapes to estimate the activations.
 
     Raises:
         BudgetError: nothing fits. SdquantError: what loading the model as found would raise before reading weights.
     """
-    device = preparation_resolve.device_of(asked, here)
-    asked = preparation_resolve.located(asked)
-    asked = preparation_resolve.with_dtype(asked, whole_of(asked, complete=False))
+    device = preparation_resolve.device_of(request, here)
+    request = preparation_resolve.located(request)
+    request = preparation_resolve.with_dtype(request, whole_of(request, complete=False))
     opened = Opened(
-        settings=_settings(asked), asked=asked, detected=whole_of(asked, complete=True), device=device,
+        settings=_settings(request), asked=request, detected=whole_of(request, complete=True), device=device,
         kind=machines.device_kind(device, here), machine=here,
     )  # fmt: skip
-    modes = OFFLOADS if asked.offload == AUTO else (asked.offload,)
-    rows = candidates(opened, modes) if asked.quant == AUTO else [_as_asked(opened, modes)]
+    modes = OFFLOADS if request.offload == AUTO else (request.offload,)
+    rows = candidates(opened, modes) if request.quant == AUTO else [_as_asked(opened, modes)]
     traced = meta_models.trace_if_sound(rows[0].plan)
     free, rest, room = _room(opened, rows, traced)
     times = [step_time.step(row.plan, traced, here.native) for row in rows]
@@ -144,45 +144,50 @@ def resolve(asked: Request, here: Machine) -> Resolved:
     best = None if rest > free else next((way for way in fitting if _holds_no_more(way, traced)), None)
     if best is None:
         raise BudgetError(
-            f"{_asked(asked)} was asked for",
-            f"no way to run the model fits {size(free)} of free memory on {device}, {size(rest)} of it for activations"
-            + (f", with {size(asked.budget_bytes)} for weights" if asked.budget_bytes is not None else ""),
-            ("Raise the budget, free" if asked.budget_bytes is not None else "Free")
-            + " memory, draw smaller images, or take a smaller model",
+            f"Cannot choose settings for {_asked(request)}",
+            f"no way to run this model fits in {size(free)} of free memory on {device}, of which activations need "
+            + size(rest)
+            + (
+                f", with a budget of {size(request.budget_bytes)} for weights"
+                if request.budget_bytes is not None
+                else ""
+            ),
+            ("Raise the budget, free" if request.budget_bytes is not None else "Free")
+            + " memory, generate smaller images, or use a smaller model",
         )
-    changes: dict[str, Any] = {"offload": best.offload, "quant": asked.quant}
-    if asked.quant == AUTO:
+    changes: dict[str, Any] = {"offload": best.offload, "quant": request.quant}
+    if request.quant == AUTO:
         schemes = best.candidate.schemes
         changes["quant"] = {name: scheme for role, scheme in schemes.items() for name in opened.playing(role)} or None
     if best.offload == "balanced":
         changes["budget"] = best.left
-    elif asked.offload == AUTO:
+    elif request.offload == AUTO:
         changes["budget"] = None
-    return Resolved(dataclasses.replace(asked, **changes), _why(best, rows, opened, free, rest), best.foreseen)
+    return Resolved(dataclasses.replace(request, **changes), _why(best, rows, opened, free, rest), best.foreseen)
 
 
-def _settings(asked: Request) -> Settings:
-    """What the request says, for `Opened`, which plans without offload."""
+def _settings(request: Request) -> Settings:
+    """Return the request's settings for `Opened`, which plans without offload."""
     names = {row.name for row in fields()} & {row.name for row in dataclasses.fields(Request)}
     fixed = {"offload": "none", "budget": None, "mode": "auto"}
-    return Settings({name: getattr(asked, name) for name in names} | fixed)
+    return Settings({name: getattr(request, name) for name in names} | fixed)
 
 
 def _as_asked(opened: Opened, modes: tuple[str, ...]) -> Candidate:
-    """The one candidate where the quantization was named."""
-    asked = dataclasses.replace(opened.asked, offload="none", budget=None)
-    made = planner.make(asked, opened.detected, device=opened.device, versions=opened.machine.versions)
-    used = {(part.scheme, part.action == "found", part.runtime) for part in made.components if part.scheme is not None}
+    """Return the only candidate if the request names the quantization."""
+    request = dataclasses.replace(opened.asked, offload="none", budget=None)
+    plan = planner.make(request, opened.detected, device=opened.device, versions=opened.machine.versions)
+    used = {(part.scheme, part.action == "found", part.runtime) for part in plan.components if part.scheme is not None}
     verdicts: dict[str, str] = {}
     for mode in modes:
-        said = worst_of(opened.verdict(s, mode, found=f, plain_only=r == "plain") for s, f, r in used)
-        if said in GOOD or (said == "untested" and any(found for _, found, _ in used)):
-            verdicts[mode] = said
-    return Candidate(schemes={}, plan=made, noise=0.0, worst=None, verdicts=verdicts)
+        verdict = worst_of(opened.verdict(s, mode, prequantized=f, plain_only=r == "plain") for s, f, r in used)
+        if verdict in GOOD or (verdict == "untested" and any(f for _, f, _ in used)):
+            verdicts[mode] = verdict
+    return Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts=verdicts)
 
 
 def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | None]) -> tuple[int, int, int]:
-    """Bytes that are free, those of them for activations, and those that weights may take."""
+    """Return three sizes in bytes: free memory, the share reserved for activations, the most that weights may take."""
     device = next(
         (row for row in opened.machine.devices if row.torch_name == opened.device),
         next(row for row in opened.machine.devices if row.kind == opened.kind),
@@ -190,56 +195,60 @@ def _room(opened: Opened, rows: list[Candidate], traced: Mapping[str, Trace | No
     free = device.memory_total if device.memory_free is None else device.memory_free
     if free is None or device.memory_total is None:
         raise BudgetError(
-            f"{_asked(opened.asked)} was asked for",
-            f"{device.torch_name} does not tell how much memory it has",
-            "Name the quantization and the offload mode",
+            f"Cannot choose settings for {_asked(opened.asked)}",
+            f"{device.torch_name} does not report how much memory it has",
+            "Set the quantization scheme and the offload mode explicitly",
         )
-    told = [one.peak for one in traced.values() if one is not None]
+    peaks = [one.peak for one in traced.values() if one is not None]
     parts = rows[0].plan.components
-    if not told or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
-        told.append(allowance(sum(part.bytes_bf16 for part in parts)))
-    rest = max(told)
+    if not peaks or [part.name for part in parts] == ["model"]:  # alone: the rest of its pipeline will want room, too
+        peaks.append(allowance(sum(part.bytes_bf16 for part in parts)))
+    rest = max(peaks)
     room = memory_budget.room(free, device.memory_total, rest)
     budget = opened.asked.budget_bytes
     return free, rest, room if budget is None else min(room, budget)
 
 
 def _holds_no_more(way: _Way, traced: Mapping[str, Trace | None]) -> bool:
-    """Whether the weights that are on the device at once fit. By group and by leaf that is known only from the modules:
-    on the CPU some stay in memory, as they cannot be read from a file; and so it is with what OpenVINO holds twice."""
+    """Return whether the weights that are on the device at once fit.
+
+    For group and sequential offload the modules have to be known, since on the CPU weights that cannot be mapped from
+    a file stay in memory; the same goes for OpenVINO, which keeps a copy of its weights.
+    """
     compiled = any(part.runtime == openvino.NAME for part in way.candidate.plan.components)
     if way.offload not in ("group", "sequential") and not compiled:
         return True
     try:
         plan = dataclasses.replace(way.candidate.plan, offload=way.offload)
         peak = peak_memory.predict(plan, traced=traced or None)
-    except SdquantError:  # which loading will raise again, with better words than these
+    except SdquantError:  # loading raises it again, with a better message
         return True
     return peak.weights + peak.copied <= way.left
 
 
-def _asked(asked: Request) -> str:
-    words = [f"{name}='auto'" for name in ("quant", "offload") if getattr(asked, name) == AUTO]
-    return " with ".join(words)
+def _asked(request: Request) -> str:
+    words = [f"{name}='auto'" for name in ("quant", "offload") if getattr(request, name) == AUTO]
+    return " and ".join(words)
 
 
 def _why(way: _Way, rows: list[Candidate], opened: Opened, free: int, rest: int) -> str:
     one = way.candidate
     schemes: Mapping[str, str] = one.schemes
     what = ", ".join(f"{scheme} for the {role.replace('_', ' ')}" for role, scheme in schemes.items())
-    held = f"{what or ('as asked' if opened.asked.quant != AUTO else 'not quantized further')}, offload {way.offload}"
-    text = f"{held}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
+    unchanged = "quantized as requested" if opened.asked.quant != AUTO else "not quantized further"
+    summary = f"{what or unchanged}, offload {way.offload}"
+    text = f"{summary}: {size(one.plan.bytes)} of weights, {size(rest)} for activations, {size(free)} free"
     if way.each_step:
-        text += f"; {size(way.each_step)} come to the device with every step"
+        text += f"; {size(way.each_step)} are copied to the device in every step"
     elif one.plan.bytes <= way.left and way.offload == "none":
         text += "; everything stays on the device"
     else:
-        text += "; components take turns, none is read again between steps"
-    found = rows[0]
-    if schemes and found is not one:
-        text += f"; as it is found it has {size(found.plan.bytes)}"
+        text += "; components take turns on the device, none is copied again between steps"
+    unchanged_model = rows[0]
+    if schemes and unchanged_model is not one:
+        text += f"; unchanged, the model takes {size(unchanged_model.plan.bytes)}"
     if way.foreseen is not None and any(part.weights for part in one.plan.components):
         text += f"; {step_time.said(way.foreseen)}"
     if math.isfinite(one.worst or math.inf) and (one.worst or 0) < USABLE:
-        text += "; so few bits show in the images"
+        text += "; so few bits visibly degrade the images"
     return text

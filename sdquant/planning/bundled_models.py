@@ -1,4 +1,4 @@
-"""The models that come with sdquant: two small pipelines that draw handwritten digits."""
+"""The models bundled with sdquant: two small pipelines that generate handwritten digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODELS = ("digits-sd", "digits-flux")
 
 
 def path(name: str) -> Path:
-    """The folder of a shipped pipeline.
+    """Return the folder of a bundled pipeline.
 
     Raises:
         MissingComponentError: there is no such model, or it was left out of the installation.
@@ -18,15 +18,17 @@ def path(name: str) -> Path:
     folder = Path(__file__).parents[1] / "demo" / "models" / name
     if name not in MODELS:
         raise MissingComponentError(
-            f"The shipped model {name!r} was asked for", f"sdquant ships {' and '.join(MODELS)}", "Choose one of them"
+            f"Unknown bundled model {name!r}", f"sdquant ships {' and '.join(MODELS)}", "Use one of them"
         )
     if not (folder / "model_index.json").exists():
         raise MissingComponentError(
-            f"The shipped model {name!r} was asked for", f"{folder} is not there", "Install sdquant again, or train it"
+            f"Cannot load the bundled model {name!r}",
+            f"{folder} does not exist",
+            "Reinstall sdquant, or train the model",
         )
     return folder
 
 
 def place(name: str) -> str:
-    """A path as given, or that of the shipped model of this name where no such file exists."""
+    """Return the folder of the bundled model of this name unless a file of that name exists; other paths unchanged."""
     return str(path(name)) if name in MODELS and not Path(name).exists() else name

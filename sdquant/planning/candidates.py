@@ -1,6 +1,6 @@
-"""Every way to quantize a model that this machine can run, planned: what presets choose from.
+"""Plans for every way to quantize a model that this machine can run; presets choose from them.
 
-Headers are read once; then one plan is made for each scheme, and one for the model as it is found.
+Headers are read once; then one plan is made for each scheme, and one for the unchanged model.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _BLOCK = re.compile(r"(?:.*?\.)??(?:[^.]+\.\d+|mid_block)(?=\.)")
 
 @dataclass(frozen=True)
 class Opened:
-    """A model with the settings that a preset keeps, its headers read.
+    """A model whose headers have been read, with the settings that a preset does not change.
 
     Attributes:
         settings: without schemes, offload and budget, which the preset chooses.
-        asked: their request, with what the files say of its path, base and dtype.
+        asked: the request made from them, with path, base and dtype resolved from the files.
         kind: of the compute device.
     """
 
@@ -56,30 +56,30 @@ class Opened:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The components, as plans name them."""
+        """Component names as used in plans."""
         return tuple("model" if name == "." else name for name in self.detected.sources)
 
     def plan(self, settings: Settings) -> Plan:
-        """The plan with these settings. Raises SdquantError as the planner does; the matrix is not asked."""
+        """Return the plan with these settings. Raises like the planner; does not consult the matrix."""
         same = {name: getattr(self.asked, name) for name in ("base", "parts", "variant", "progress")}
-        asked = settings.request(self.asked.path, self.names, **same)
-        asked = dataclasses.replace(asked, dtype=self.asked.dtype)
-        return planner.make(asked, self.detected, device=self.device, versions=self.machine.versions)
+        request = settings.request(self.asked.path, self.names, **same)
+        request = dataclasses.replace(request, dtype=self.asked.dtype)
+        return planner.make(request, self.detected, device=self.device, versions=self.machine.versions)
 
     def playing(self, role: str) -> tuple[str, ...]:
-        """The components that play a role."""
+        """Return the names of the components that have this role."""
         return tuple(name for name in self.names if (row := role_of(name)) is not None and row.name == role)
 
-    def verdict(self, scheme: str, offload: str, *, found: bool, plain_only: bool = False) -> str | None:
-        """What the matrix says of a scheme with this offload here; None if it cannot be used with its packages."""
+    def verdict(self, scheme: str, offload: str, *, prequantized: bool, plain_only: bool = False) -> str | None:
+        """Return the matrix's verdict on a scheme with this offload mode; None if its packages are missing."""
         row = registry.scheme(scheme)
         compute = self.settings["compute"] or "float"
         runtime = "plain" if plain_only else meant(self.settings["runtime"], compute) or "default"
         if runtime != "default" and runtime not in row.runtimes:
             return None
         query = Query(
-            backend=row.backend, scheme=row.name, mode="found" if found else "pre", offload=offload, runtime=runtime,
-            device=self.kind, compute=compute, versions=self.machine.versions,
+            backend=row.backend, scheme=row.name, mode="found" if prequantized else "pre", offload=offload,
+            runtime=runtime, device=self.kind, compute=compute, versions=self.machine.versions,
         )  # fmt: skip
         try:
             require(row, query.mode, runtime, query.versions)
@@ -95,9 +95,9 @@ class Candidate:
     Attributes:
         schemes: role to scheme; () roles are as found.
         plan: without offload.
-        noise: share of the weights' power that is lost, over the whole model; 0 as found.
-        worst: decibels of the least precise scheme in it; None as found.
-        verdicts: offload to "works" or "slow"; a mode that cannot be used is not in it.
+        noise: quantization noise power relative to the power of all weights of the model; 0 if unchanged.
+        worst: signal-to-noise ratio of the least precise scheme in it, in dB; None if unchanged.
+        verdicts: offload mode to "works" or "slow"; modes that cannot be used are absent.
     """
 
     schemes: Mapping[str, str]
@@ -108,7 +108,7 @@ class Candidate:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The settings that make it."""
+        """Settings that select this candidate."""
         return {f"quant.{role.name}": self.schemes.get(role.name) for role in ROLES}
 
     @cached_property
@@ -118,9 +118,11 @@ class Candidate:
 
     @cached_property
     def least(self) -> int:
-        """The smallest budget that balanced offload is at ease with, by the tensors' names: of each component what is
-        outside its blocks and two blocks, so that one is on its way while the other runs; or all of it, if that is
-        less."""
+        """Smallest comfortable budget for balanced offload in bytes, estimated from tensor names.
+
+        Each component needs the weights outside its blocks plus two blocks, so that one is prefetched while the other
+        runs; or all of its weights, if that is less.
+        """
         sources = self.plan.detected.sources
         return max(min(part.bytes, _least(part, sources)) for part in self.plan.components)
 
@@ -131,59 +133,62 @@ def open_model(path: Any, settings: Settings, here: machine.Machine, call: Mappi
     Raises:
         SdquantError: what loading it as found would raise before reading weights.
     """
-    kept = settings.but(
+    fixed_settings = settings.but(
         {f"quant.{row.name}": None for row in ROLES} | {"offload": "none", "budget": None, "mode": "auto"}
     )
-    asked = kept.request(path, (), **call)
-    device = resolve.device_of(asked, here)
-    asked = resolve.located(asked)
-    asked = resolve.with_dtype(asked, whole_of(asked, complete=False))
-    whole = whole_of(asked, complete=True)
+    request = fixed_settings.request(path, (), **call)
+    device = resolve.device_of(request, here)
+    request = resolve.located(request)
+    request = resolve.with_dtype(request, whole_of(request, complete=False))
+    whole = whole_of(request, complete=True)
     kind = machine.device_kind(device, here)
-    return Opened(settings=kept, asked=asked, detected=whole, device=device, kind=kind, machine=here)
+    return Opened(settings=fixed_settings, asked=request, detected=whole, device=device, kind=kind, machine=here)
 
 
 def candidates(opened: Opened, offloads: tuple[str, ...] = ("none", "balanced")) -> list[Candidate]:
-    """The model as found, and each scheme that the matrix knows to work here for its parts: for the UNet or
-    transformer, for the text encoders, for both. What is quantized on disk stays as it is."""
-    found = opened.plan(opened.settings)
-    held = resolve.held(opened.detected)
-    whole = {name: worst_of(opened.verdict(s, name, found=True, plain_only=p) for s, p in held) for name in offloads}
-    # What is found and untested is no preset's fault: there is no other way to have this file.
+    """Return the unchanged model and every scheme that works here, for the UNet or transformer, for the text encoders
+    and for both. Components that are quantized on disk stay as they are."""
+    plan = opened.plan(opened.settings)
+    on_disk = resolve.held(opened.detected)
+    whole = {
+        name: worst_of(opened.verdict(s, name, prequantized=True, plain_only=p) for s, p in on_disk)
+        for name in offloads
+    }
+    # "untested" is accepted for weights quantized on disk: there is no other way to load this file.
     base = {name: verdict for name, verdict in whole.items() if verdict in (*GOOD, "untested")}
-    made = [Candidate(schemes={}, plan=found, noise=0.0, worst=None, verdicts=base)]
-    floats = {part.name for part in found.components if part.action == "keep"}
+    result = [Candidate(schemes={}, plan=plan, noise=0.0, worst=None, verdicts=base)]
+    floats = {part.name for part in plan.components if part.action == "keep"}
     roles = [role for role in CHOSEN if (names := opened.playing(role)) and floats.issuperset(names)]
     for row in registry.schemes():
         if row.on_the_fly and roles:
-            made += _of_scheme(opened, row.name, roles, made[0])
-    return made
+            result += _of_scheme(opened, row.name, roles, result[0])
+    return result
 
 
-def _of_scheme(opened: Opened, scheme: str, roles: list[str], found: Candidate) -> list[Candidate]:
-    said = {name: opened.verdict(scheme, name, found=False) for name in found.verdicts}
+def _of_scheme(opened: Opened, scheme: str, roles: list[str], base: Candidate) -> list[Candidate]:
+    all_verdicts = {name: opened.verdict(scheme, name, prequantized=False) for name in base.verdicts}
     verdicts = {
-        name: str(worst_of((verdict, found.verdicts[name]))) for name, verdict in said.items() if verdict in GOOD
+        name: str(worst_of((verdict, base.verdicts[name]))) for name, verdict in all_verdicts.items() if verdict in GOOD
     }
     if not verdicts:
         return []
     try:
         every = opened.plan(opened.settings.but({f"quant.{role}": scheme for role in roles}))
-    except SdquantError:  # there is nothing in the model that this scheme can hold
+    except SdquantError:  # the scheme fits no weight of this model
         return []
     ratio = snr(scheme)
     if ratio is None:
         return []
     touched = [role for role in roles if any(part.weights for part in _parts(every, opened.playing(role)))]
     groups = [touched, *([role] for role in touched if len(touched) > 1)] if touched else []
-    made = []
+    result = []
     for group in groups:
         names = {name for role in group for name in opened.playing(role)}
-        pairs = zip(every.components, found.plan.components, strict=True)
+        pairs = zip(every.components, base.plan.components, strict=True)
         plan = dataclasses.replace(every, components=tuple(a if a.name in names else b for a, b in pairs))
         lossy = sum(weight.bytes_bf16 for part in _parts(plan, names) for weight in part.weights)
         total = sum(part.bytes_bf16 for part in plan.components)
-        made.append(
+        result.append(
             Candidate(
                 schemes=dict.fromkeys(group, scheme),
                 plan=plan,
@@ -192,7 +197,7 @@ def _of_scheme(opened: Opened, scheme: str, roles: list[str], found: Candidate) 
                 verdicts=verdicts,
             )
         )
-    return made
+    return result
 
 
 def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
@@ -200,7 +205,7 @@ def _parts(plan: Plan, names: Iterable[str]) -> list[ComponentPlan]:
 
 
 def worst_of(verdicts: Iterable[str | None]) -> str | None:
-    """The worst of several verdicts; "works" of none."""
+    """Return the worst of several verdicts; "works" if there are none."""
     order = ("works", "slow", "untested", "breaks", None)
     return max(verdicts, key=order.index, default="works")
 
@@ -214,8 +219,8 @@ def _least(part: ComponentPlan, sources: Mapping[str, Any]) -> int:
     sizes |= {name: size * scale for name, size in floats.items()}
     blocks: dict[str, float] = {}
     for name, size in sizes.items():
-        found = _BLOCK.match(name)
-        block = found[0] if found else ""
+        match = _BLOCK.match(name)
+        block = match[0] if match else ""
         blocks[block] = blocks.get(block, 0) + size
     rest = blocks.pop("", 0)
     return math.ceil(rest + 2 * max(blocks.values(), default=0))

@@ -1,4 +1,4 @@
-"""`parts=`: files of single components, each with the component that it is for, where the user says it."""
+"""`parts=`: files of single components, each with the name of its component if the user gives one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import SettingsError
 
 # "transformer_2=low.gguf". A file whose own name begins so is written with its folder: "./unet=a.gguf".
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
-_FIX = 'Use parts=["ae.safetensors"] or parts={"transformer_2": "low_noise.gguf"}, say'
+_FIX = 'Use for example parts=["ae.safetensors"] or parts={"transformer_2": "low_noise.gguf"}'
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,24 @@ class Part:
     """A file or folder of one component.
 
     Attributes:
-        component: the component of the pipeline that it is for; None for that which it fits.
+        component: the pipeline component that it replaces; None to pick the one that it fits.
     """
 
     path: str
     component: str | None = None
 
     def __str__(self) -> str:
-        """As `--part` and config files have it; `parts_of` reads it back."""
+        """Return the text form used by `--part` and config files, which `parts_of` parses."""
         if self.component is not None:
             return f"{self.component}={self.path}"
         return os.path.join(".", self.path) if _NAMED.fullmatch(self.path) else self.path
 
 
 def parts_of(value: Any) -> Any:
-    """The parts in what callers write: a path, "component=path", a list of these, or a mapping of component to path.
-    What is none of these is returned as it is, for `require_parts` to refuse."""
+    """Convert a path, "component=path", a list of these, or a mapping of component to path to a tuple of parts.
+
+    Anything else is returned unchanged, for `require_parts` to refuse.
+    """
     if value is None:
         return ()
     if isinstance(value, Mapping):
@@ -49,22 +51,22 @@ def require_parts(value: object) -> None:
     """Raise SettingsError unless `value` is a tuple of parts, at most one for each component."""
     if not isinstance(value, tuple) or not all(_is_sound(one) for one in value):
         shown = [str(one) if _is_sound(one) else one for one in value] if isinstance(value, tuple) else value
-        why = "parts is a list of files, or a mapping of components to files"
-        raise SettingsError(f"parts={shown!r} was given", why, _FIX)
+        why = "parts must be a list of files or a mapping of components to files"
+        raise SettingsError(f"Invalid parts={shown!r}", why, _FIX)
     files: dict[str, str] = {}
     for one in value:
         if one.component in files:
             raise SettingsError(
-                f"{files[one.component]} and {one.path} were given as {one.component}",
-                "a pipeline has one component of a name",
-                "Leave one of them out, or name another component for it",
+                f"Cannot use both {files[one.component]} and {one.path} as {one.component}",
+                "a pipeline has only one component of each name",
+                "Remove one of them, or assign it to another component",
             )
         if one.component is not None:
             files[one.component] = one.path
 
 
 def _part(value: Any) -> Any:
-    """A Part of one entry of a list. The text of a path object is never split."""
+    """Convert one list entry to a Part. Path objects are never split at "="."""
     if isinstance(value, str) and (match := _NAMED.fullmatch(value)):
         return Part(_path(match[2]), match[1])
     return Part(_path(value)) if isinstance(value, (str, os.PathLike)) else value

@@ -1,7 +1,7 @@
-"""Which component of a pipeline a lone file is for. Where several would take it, the user or the file's name says it.
+"""Find the pipeline component that a single-component file belongs to.
 
-A pipeline may have two components of one class and size (Wan 2.2's experts): nothing in a file tells whose it is, and
-the wrong place gives wrong pictures without an error. So no place is taken there without a reason.
+A pipeline may have two components of the same class and size (Wan 2.2's experts). Nothing in a file tells them apart,
+and the wrong choice gives wrong images without an error, so there the user or the file's name has to decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint"  # the component of a file that holds those of a whole
 
 @dataclass(frozen=True)
 class Hint:
-    """A word in a file's or folder's name, and the component that it tells of where a pipeline has `other` too."""
+    """A word in a file or folder name, and the component that it indicates in pipelines that also have `other`."""
 
     pattern: re.Pattern[str]
     component: str
@@ -36,7 +36,7 @@ def _hint(pattern: str, component: str, other: str) -> Hint:
     return Hint(re.compile(pattern, re.IGNORECASE), component, other)
 
 
-# What "high" and "low" may be said of, besides the noise.
+# "high" and "low" before one of these words do not refer to the noise level.
 _OTHER = r"(?![-_. ]?(?:v?ram|mem|res|quality|cfg|step|bit|rank|speed|detail|freq))"
 HINTS = (
     # Wan 2.2: diffusers' `transformer` runs above `boundary_ratio`, where there is much noise, `transformer_2` below.
@@ -50,19 +50,20 @@ _KINDS = ("unet", "transformer", "prior", "decoder", "text_encoder", "image_enco
 
 
 def hinted(path: str | Path, names: Sequence[str]) -> str | None:
-    """Which of several components the name of a file tells of, or, where it tells of none, that of its folder. None if
-    neither does, or if it tells of two."""
+    """Return the component that the file name indicates, else the folder name; None if unclear."""
     place = Path(path)
     for word in (place.name, place.parent.name):
-        told = {row.component for row in HINTS if {row.component, row.other} <= set(names) and row.pattern.search(word)}
-        told |= set(_named(word, names))
-        if told:
-            return told.pop() if len(told) == 1 else None
+        matches = {
+            row.component for row in HINTS if {row.component, row.other} <= set(names) and row.pattern.search(word)
+        }
+        matches |= set(_named(word, names))
+        if matches:
+            return matches.pop() if len(matches) == 1 else None
     return None
 
 
 def _named(word: str, names: Iterable[str]) -> Iterable[str]:
-    """The components whose own names are in a word: "text_encoder_2" anywhere, "transformer" if it is all of it."""
+    """Yield the components whose names occur in a word: "text_encoder_2" anywhere, "transformer" only as all of it."""
     for name in sorted(names, key=len, reverse=True):
         pattern = r"[-_. ]?".join(map(re.escape, name.split("_")))
         if "_" not in name:
@@ -72,33 +73,35 @@ def _named(word: str, names: Iterable[str]) -> Iterable[str]:
             word = re.sub(pattern, "", word, flags=re.IGNORECASE)
 
 
-def candidates(seen: Detected, base: Detected) -> tuple[str, ...]:
-    """The components of a pipeline that a lone file may be: a text encoder those of its kind and sizes, others those of
-    one class and one set of sizes, by their tensors' names or by their kind; a checkpoint of several its main one. ()
-    if there is none."""
-    if seen.family in text.KINDS:
-        alike = text_encoders(seen, base)
-        mine = text.sizes(seen.sources["."].tensors)
+def candidates(detected: Detected, base: Detected) -> tuple[str, ...]:
+    """Return the components of a pipeline that a single-component file may replace; () if there are none.
+
+    A text encoder fits those of its kind and sizes; other files fit those of one class and one set of sizes, found by
+    tensor names or by kind; an all-in-one checkpoint fits the main component.
+    """
+    if detected.family in text.KINDS:
+        alike = text_encoders(detected, base)
+        mine = text.sizes(detected.sources["."].tensors)
         fitting = tuple(name for name, sizes in alike.items() if sizes == mine)
-        # Of the only one, the weights tell in what they do not fit.
+        # If there is only one, comparing the weights later shows what does not fit.
         return fitting or (tuple(alike) if len(alike) == 1 else ())
-    first = _first(seen, base)
+    first = _first(detected, base)
     if first is None:
         return ()
     owner = base.sources[first]
     kind = (owner.library, owner.class_name)
     peers = {name: src for name, src in base.sources.items() if (src.library, src.class_name) == kind}
-    return _of_one_size(seen.sources["."], peers) if owner.class_name else (first,)
+    return _of_one_size(detected.sources["."], peers) if owner.class_name else (first,)
 
 
-def text_encoders(seen: Detected, base: Detected) -> dict[str, text.Sizes]:
-    """The base's text encoders of a lone one's kind, with their sizes."""
-    kind = text.KINDS[str(seen.family)]
+def text_encoders(detected: Detected, base: Detected) -> dict[str, text.Sizes]:
+    """Return the base's text encoders of the same kind as the file, with their sizes."""
+    kind = text.KINDS[str(detected.family)]
     return {name: text.sizes_of(src.config) for name, src in base.sources.items() if kind in str(src.class_name)}
 
 
-def _first(seen: Detected, base: Detected) -> str | None:
-    names, kind = seen.sources["."].names, seen.component or ""
+def _first(detected: Detected, base: Detected) -> str | None:
+    names, kind = detected.sources["."].names, detected.component or ""
     shared = {name: len(src.names & names) / max(len(names), 1) for name, src in base.sources.items()}
     best = max(shared, key=lambda name: shared[name])
     if shared[best] > 0.9:
@@ -107,12 +110,12 @@ def _first(seen: Detected, base: Detected) -> str | None:
         return kind
     if kind == CHECKPOINT:
         return next(name for name in (*choices.MAIN, *base.sources) if name in base.sources)
-    mine = seen.class_name
+    mine = detected.class_name
     return next((name for name, src in base.sources.items() if mine and src.class_name == mine), None)
 
 
 def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
-    """Of components of one class those whose sizes a file has; all of them where their configs do not differ."""
+    """Return those of several components of one class whose sizes the file has; all if their configs are equal."""
     configs = [{key: value for key, value in src.config.items() if key[:1] != "_"} for src in peers.values()]
     if all(config == configs[0] for config in configs):
         return tuple(peers)
@@ -121,48 +124,48 @@ def _of_one_size(lone: Source, peers: Mapping[str, Source]) -> tuple[str, ...]:
 
 
 def _has_sizes(lone: Source, name: str, owner: Source) -> bool:
-    """Whether no tensor of a file has another shape than the component's of this name."""
+    """Return whether all tensor shapes of a file match those of the component of this name."""
     from ..errors import SdquantError
     from ..models import components
     from ..models.single_file import convert
 
     row = model_families.recognise(lone.names)
     try:
-        made = convert.convert(lone, name, owner) if row is not None and row.foreign else None
+        converted = convert.convert(lone, name, owner) if row is not None and row.foreign else None
         model = components.empty(owner.library, str(owner.class_name), owner.config)
     except SdquantError:  # its key map does not fit this one
         return False
     shapes = convert.shapes(lone)
-    if made is not None:
-        cuts = {key: found.cut.shape for key, found in made.found.items() if found.cut is not None}
-        shapes = {key: info.shape for key, info in made.plain.items()} | cuts
-    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    return all(tuple(shape) == wanted[key] for key, shape in shapes.items() if key in wanted)
+    if converted is not None:
+        cuts = {key: weight.cut.shape for key, weight in converted.found.items() if weight.cut is not None}
+        shapes = {key: info.shape for key, info in converted.plain.items()} | cuts
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    return all(tuple(shape) == expected[key] for key, shape in shapes.items() if key in expected)
 
 
-def misfit(seen: Detected, name: str, base: Detected) -> str | None:
-    """Why a lone file cannot be this component of a pipeline; None where nothing says so before it is loaded."""
+def misfit(detected: Detected, name: str, base: Detected) -> str | None:
+    """Return why a file cannot be this component of a pipeline; None if nothing rules it out before loading."""
     owner = base.sources[name]
     has = str(owner.class_name or "a component without a class")
-    if seen.family in text.KINDS:
-        alike, mine = text_encoders(seen, base), text.sizes(seen.sources["."].tensors)
-        if name in alike and (name in candidates(seen, base) or None in (*alike[name], *mine)):
+    if detected.family in text.KINDS:
+        alike, mine = text_encoders(detected, base), text.sizes(detected.sources["."].tensors)
+        if name in alike and (name in candidates(detected, base) or None in (*alike[name], *mine)):
             return None
         if name in alike:
             has += f" of {text.told(alike[name])}"
-        return f"it is a {text.KINDS[str(seen.family)]} text encoder of {text.told(mine)}, and {name} is {has}"
-    fitting, kind = candidates(seen, base), seen.component or ""
+        return f"it is a {text.KINDS[str(detected.family)]} text encoder of {text.told(mine)}, but {name} is {has}"
+    fitting, kind = candidates(detected, base), detected.component or ""
     if name in fitting:
         return None
     if fitting:
-        return f"it is for {' or '.join(fitting)} by its tensors, and {name} is {has}"
-    mine_class, wanted = seen.sources["."].class_name, _kind(name)
-    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and wanted and _kind(kind) != wanted):
-        return f"it is {mine_class or kind}, and {name} is {has}"
+        return f"its tensors are those of {' or '.join(fitting)}, but {name} is {has}"
+    mine_class, name_kind = detected.sources["."].class_name, _kind(name)
+    if (mine_class and mine_class != owner.class_name) or (_kind(kind) and name_kind and _kind(kind) != name_kind):
+        return f"it is {mine_class or kind}, but {name} is {has}"
     return None
 
 
 def _kind(name: str) -> str | None:
-    """The kind of a component by its name: "unet" of "image_unet", "transformer" of "transformer_2"."""
+    """Return the kind of a component from its name: "unet" for "image_unet", "transformer" for "transformer_2"."""
     bare = re.sub(r"_\d+$", "", name)
     return next((kind for kind in _KINDS if bare == kind or bare.endswith(f"_{kind}")), None)

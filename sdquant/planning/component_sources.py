@@ -1,4 +1,4 @@
-"""Which files make up the model that was asked for: those of the path, and of its base."""
+"""Find the files that make up a requested model: those of the path, of its base and of its parts."""
 
 from __future__ import annotations
 
@@ -24,111 +24,118 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def with_base(asked: Request) -> Request:
-    """The request with a base, where one is needed and not given: a checkpoint of several models has no configs, no
-    tokenizers and no scheduler, and diffusers knows from which repository to take them.
+def with_base(request: Request) -> Request:
+    """Return the request with `base` set if one is needed but missing.
+
+    An all-in-one checkpoint has no configs, tokenizers or scheduler; diffusers knows which repository has them.
 
     Raises:
-        MissingComponentError: they cannot be had.
+        MissingComponentError: they cannot be downloaded.
     """
-    seen = look(asked, complete=False)
-    row = model_families.recognise(seen.sources["."].names) if asked.base is None and "." in seen.sources else None
+    detected = look(request, complete=False)
+    row = (
+        model_families.recognise(detected.sources["."].names)
+        if request.base is None and "." in detected.sources
+        else None
+    )
     if row is None or row.component != CHECKPOINT:
-        return asked
+        return request
     from ..models import components, hub
 
-    lone = seen.sources["."]
+    lone = detected.sources["."]
     name = components.reference({key: info.shape for key, info in lone.tensors.items()})
     try:
-        folder = hub.fetch(Reference(name), progress=asked.progress, weights=False, token=asked.token)
+        folder = hub.fetch(Reference(name), progress=request.progress, weights=False, token=request.token)
     except MissingComponentError as error:
         raise MissingComponentError(
-            f"{asked.path} was to be loaded",
-            f"it is a checkpoint of {seen.family} in the {row.layout} layout, which has neither configs nor "
-            f"tokenizers, and those of {name} could not be had: {error.__cause__}".splitlines()[0],
+            f"Cannot load {request.path}",
+            f"it is a {detected.family} checkpoint in the {row.layout} layout, which contains neither configs nor "
+            f"tokenizers, and those of {name} could not be downloaded: {error.__cause__}".splitlines()[0],
             "Give base=<pipeline folder of the same model> (its weights are not needed), or connect to the hub once",
         ) from error
-    return dataclasses.replace(asked, base=str(folder))
+    return dataclasses.replace(request, base=str(folder))
 
 
-def look(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path itself holds. A pipeline that gets parts may lack the weights of some."""
-    see = detection.detect_base if asked.parts else detection.headers
-    return see(asked.path, complete=complete, allow_pickle=asked.allow_pickle, variant=asked.variant)
+def look(request: Request, *, complete: bool) -> detection.Detected:
+    """Detect what the path itself contains. If parts are given, a pipeline may lack the weights of some components."""
+    detect = detection.detect_base if request.parts else detection.headers
+    return detect(request.path, complete=complete, allow_pickle=request.allow_pickle, variant=request.variant)
 
 
-def lender(asked: Request, seen: detection.Detected, *, complete: bool) -> detection.Detected | None:
-    """The pipeline in which lone files take their places: the base, or the path itself where it gets parts; None where
-    there are no lone files, or one alone.
+def lender(request: Request, detected: detection.Detected, *, complete: bool) -> detection.Detected | None:
+    """Return the base pipeline that single-component files are merged into, or None if there is nothing to merge.
+
+    It is the base, or the path itself if parts are given.
 
     Raises:
         MissingComponentError: there is no such pipeline, or one too many.
     """
-    whole = seen.container == "pipeline"
-    if asked.base is None:
-        if asked.parts and not whole:
+    whole = detected.container == "pipeline"
+    if request.base is None:
+        if request.parts and not whole:
             raise MissingComponentError(
-                f"{asked.path} was to be loaded with parts",
-                "it is no pipeline folder, and the rest of the pipeline (configs, tokenizers, scheduler) is in no file",
-                "Give base=<pipeline folder of the same model> (of what the files hold, its weights are not needed)",
+                f"Cannot load {request.path} with parts",
+                "it is not a pipeline folder, and none of the files contains the rest of the pipeline (configs, "
+                "tokenizers, scheduler)",
+                "Give base=<pipeline folder of the same model> (it needs no weights for components in these files)",
             )
-        return seen if asked.parts else None
-    base = detection.detect_base(asked.base, complete=complete, allow_pickle=asked.allow_pickle)
+        return detected if request.parts else None
+    base = detection.detect_base(request.base, complete=complete, allow_pickle=request.allow_pickle)
     if whole or base.container != "pipeline":
         raise MissingComponentError(
-            f"{asked.path} was to be loaded with base={asked.base}",
-            "base is for a lone component, and must be a pipeline folder",
-            "Leave base out" if whole else "Give the folder with the model_index.json",
+            f"Cannot load {request.path} with base={request.base}",
+            "base is for a single component and must be a pipeline folder",
+            "Remove base" if whole else "Give the folder with the model_index.json",
         )
     return base
 
 
-def whole_of(asked: Request, *, complete: bool) -> detection.Detected:
-    """What the path holds; with a base or parts, the pipeline's components with the lone ones in their places.
+def whole_of(request: Request, *, complete: bool) -> detection.Detected:
+    """Return everything to load: the path, or the base pipeline with single-component files merged into it.
 
     Args:
-        complete: also hold the components against their models, whose names the tensors then have (`models.fitting`).
+        complete: also check the components against their models and use the models' tensor names (`models.fitting`).
     """
-    seen = _gathered(asked, complete=complete)
-    sources = {name: text_encoders.tidied(src) for name, src in seen.sources.items()}
+    detected = _gathered(request, complete=complete)
+    sources = {name: text_encoders.tidied(src) for name, src in detected.sources.items()}
     if complete:
         from ..models.fitting import fitted
 
         sources = {name: fitted(src) for name, src in sources.items()}
-    return dataclasses.replace(seen, sources=sources)
+    return dataclasses.replace(detected, sources=sources)
 
 
-def lacking(asked: Request) -> list[str]:
-    """The components of a pipeline that its folder would have to give weights for: no lone file has them."""
-    seen = _gathered(asked, complete=True, may_lack=True)
-    return [name for name, src in seen.sources.items() if src.empty]
+def lacking(request: Request) -> list[str]:
+    """Return the components whose weights have to come from the pipeline folder, since no file contains them."""
+    detected = _gathered(request, complete=True, may_lack=True)
+    return [name for name, src in detected.sources.items() if src.empty]
 
 
-def _gathered(asked: Request, *, complete: bool, may_lack: bool = False) -> detection.Detected:
-    seen = look(asked, complete=complete)
-    own, others = _own_place(asked)
-    parts = [detection.detect_part(one.path, complete=complete, allow_pickle=asked.allow_pickle) for one in others]
-    for lora in (one for one in (seen, *parts) if one.component == "lora"):
+def _gathered(request: Request, *, complete: bool, may_lack: bool = False) -> detection.Detected:
+    detected = look(request, complete=complete)
+    own, others = _own_place(request)
+    parts = [detection.detect_part(one.path, complete=complete, allow_pickle=request.allow_pickle) for one in others]
+    for lora in (one for one in (detected, *parts) if one.component == "lora"):
         lora_files.refuse(lora.path, lora.sources["."].names)
-    base = lender(asked, seen, complete=complete)
+    base = lender(request, detected, complete=complete)
     if base is None:
-        return _with_config(seen) if complete else seen
-    lone = [] if seen is base else [(seen, own)]
-    wanted = [*lone, *((_one_component(part), one.component) for part, one in zip(parts, others, strict=True))]
-    chosen = _places(wanted, base)
-    takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(wanted, chosen, strict=True)]
+        return _with_config(detected) if complete else detected
+    lone = [] if detected is base else [(detected, own)]
+    files = [*lone, *((_one_component(part), one.component) for part, one in zip(parts, others, strict=True))]
+    names = _places(files, base)
+    takes = [_taken(one, name, base, complete=complete) for (one, _), name in zip(files, names, strict=True)]
     _refuse_twice(takes, base)
     sources = {**base.sources, **{name: src for take in takes for name, src in take.sources.items()}}
     if complete and not may_lack:
-        _refuse_missing(asked, sources)
-    made = detection.joined(base, {take.place: take.seen for take in takes}, sources, path=asked.path)
-    return dataclasses.replace(made, warnings=[*made.warnings, *_chosen_by_name(wanted, chosen, base)])
+        _refuse_missing(request, sources)
+    merged = detection.joined(base, {take.place: take.seen for take in takes}, sources, path=request.path)
+    return dataclasses.replace(merged, warnings=[*merged.warnings, *_chosen_by_name(files, names, base)])
 
 
-def _own_place(asked: Request) -> tuple[str | None, tuple[Part, ...]]:
-    """The component that the path itself was given for, by a part that names the same file; and the other parts."""
-    own = [one for one in asked.parts if one.component is not None and _same_file(one.path, asked.path)]
-    return (own[0].component if own else None), tuple(one for one in asked.parts if one not in own[:1])
+def _own_place(request: Request) -> tuple[str | None, tuple[Part, ...]]:
+    """Return the component that a part assigns to the path itself (it names the same file), and the other parts."""
+    own = [one for one in request.parts if one.component is not None and _same_file(one.path, request.path)]
+    return (own[0].component if own else None), tuple(one for one in request.parts if one not in own[:1])
 
 
 def _same_file(one: str, other: str) -> bool:
@@ -137,11 +144,11 @@ def _same_file(one: str, other: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Take:
-    """What a lone file gives to a pipeline.
+    """The components of a pipeline that a file replaces.
 
     Attributes:
-        seen: the file. place: the component that it is for; of a checkpoint the main one.
-        sources: all components that are made of it.
+        seen: the file. place: the component that it replaces; the main one for an all-in-one checkpoint.
+        sources: all components that come from the file.
     """
 
     seen: detection.Detected
@@ -149,36 +156,36 @@ class _Take:
     sources: Mapping[str, Source]
 
 
-def _taken(seen: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
-    lone = seen.sources["."]
+def _taken(detected: detection.Detected, name: str, base: detection.Detected, *, complete: bool) -> _Take:
+    lone = detected.sources["."]
     row = model_families.recognise(lone.names)
     owner = base.sources[name]
     src = dataclasses.replace(
         lone, config=lone.config or owner.config, library=owner.library, class_name=owner.class_name
     )
     if not complete:
-        return _Take(seen, name, {name: src})
+        return _Take(detected, name, {name: src})
     if row is not None and row.foreign:
-        return _Take(seen, name, _translated(lone, base, name))
+        return _Take(detected, name, _translated(lone, base, name))
     from ..models.single_file import convert
 
-    return _Take(seen, name, {name: convert.with_projection(src)})
+    return _Take(detected, name, {name: convert.with_projection(src)})
 
 
 def _one_component(part: detection.Detected) -> detection.Detected:
-    """A part as it is; MissingComponentError if it is a pipeline, or a checkpoint of several models."""
+    """Return the part unchanged; raise MissingComponentError for pipelines and all-in-one checkpoints."""
     if part.container == "pipeline" or part.component == CHECKPOINT:
         raise MissingComponentError(
-            f"{part.path} was given as a part",
+            f"Cannot use {part.path} as a part",
             f"it is a {'pipeline' if part.container == 'pipeline' else 'checkpoint'} of several components, and a part "
-            "takes the place of one",
-            "Load it by its own path, with the lone files as parts",
+            "replaces one component",
+            "Load it by its own path, with the files of single components as parts",
         )
     return part
 
 
 def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
-    """Raise ConflictError if two lone files are for the same component. What else a checkpoint holds gives way."""
+    """Raise ConflictError if two files are for the same component. Components of a checkpoint give way to others."""
     owners: dict[str, _Take] = {}
     for take in takes:
         for name in () if take.seen.component == CHECKPOINT else take.sources:
@@ -190,156 +197,166 @@ def _refuse_twice(takes: list[_Take], base: detection.Detected) -> None:
                     f"both are its {name}",
                     f"Say which one is which, as in parts={_spelled(dict(zip([name, free[0]], pair, strict=True)))}"
                     if free
-                    else "Leave one of them out",
+                    else "Remove one of them",
                 )
             owners[name] = take
 
 
-def _with_config(seen: detection.Detected) -> detection.Detected:
-    """A lone UNet or transformer in a foreign layout under diffusers' names, if its config is beside it or known."""
-    lone = seen.sources.get(".")
+def _with_config(detected: detection.Detected) -> detection.Detected:
+    """Convert a single UNet or transformer in a foreign layout to diffusers' names, if its config is known."""
+    lone = detected.sources.get(".")
     row = model_families.recognise(lone.names) if lone is not None else None
     if lone is None or row is None or not row.foreign or row.component == CHECKPOINT:
-        return seen
+        return detected
     from ..models.single_file import convert
 
-    config = lone.config or known_configs.known(seen.family, convert.shapes(lone))
+    config = lone.config or known_configs.known(detected.family, convert.shapes(lone))
     if not isinstance(config.get("_class_name"), str):
-        return seen
+        return detected
     owner = dataclasses.replace(lone, config=config, library="diffusers", class_name=str(config["_class_name"]))
-    made = convert.convert(lone, row.component, owner)
-    return seen if made is None else dataclasses.replace(seen, class_name=made.class_name, sources={".": made})
+    converted = convert.convert(lone, row.component, owner)
+    return (
+        detected
+        if converted is None
+        else dataclasses.replace(detected, class_name=converted.class_name, sources={".": converted})
+    )
 
 
-def _refuse_missing(asked: Request, sources: Mapping[str, Source]) -> None:
-    """Raise MissingComponentError for components that none of the files and folders has weights for."""
+def _refuse_missing(request: Request, sources: Mapping[str, Source]) -> None:
+    """Raise MissingComponentError for components without weights in any of the files and folders."""
     missing = [name for name, src in sources.items() if src.empty]
     if missing:
         places = ", ".join(str(sources[name].path) for name in missing)
-        given = f" with base={asked.base}" if asked.base is not None else ""
-        given += f"{' and' if given else ' with'} parts {', '.join(map(str, asked.parts))}" if asked.parts else ""
+        options = f" with base={request.base}" if request.base is not None else ""
+        options += (
+            f"{' and' if options else ' with'} parts {', '.join(map(str, request.parts))}" if request.parts else ""
+        )
         raise MissingComponentError(
-            f"{asked.path} was to be loaded{given}",
-            f"{'none' if asked.parts else 'neither'} of them has weights for {' and '.join(missing)}",
-            f"Put those of the same model into {places}, give their files as parts=, or give a base that has them",
+            f"Cannot load {request.path}{options}",
+            f"{'none' if request.parts else 'neither'} of them has weights for {' and '.join(missing)}",
+            f"Put the weights of the same model into {places}, pass their files as parts=, or use a base that has them",
         )
 
 
 def _translated(lone: Source, base: detection.Detected, main: str) -> dict[str, Source]:
-    """The components of a file in a foreign layout, under the names of the base's: the main one (a UNet or transformer)
-    and what else the file has."""
+    """Convert the components of a file in a foreign layout to the base's names: the main one (a UNet or transformer)
+    and any others in the file."""
     from ..models.single_file import convert
 
     owners = {name: src for name, src in base.sources.items() if name == main or convert.beside(name, src)}
-    made = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}
-    parts = {name: src for name, src in made.items() if src is not None}
+    converted = {name: convert.convert(lone, name, owner) for name, owner in owners.items()}
+    parts = {name: src for name, src in converted.items() if src is not None}
     if not parts:
         raise UnsupportedFileError(
-            f"{lone.path} was to take its place in {base.path}",
+            f"Cannot use {lone.path} in {base.path}",
             f"diffusers has no key map from its layout to {owners[main].class_name}",
             "Use the same model as a diffusers folder",
         )
     left = [name for name in convert.unused(lone, parts.values()) if not convert.idle(name)]
     if left:
-        log.warning(
-            "%s holds %d tensors that no component has a place for, the first is %r", lone.path, len(left), left[0]
-        )
+        log.warning("%s contains %d tensors that no component uses, the first is %r", lone.path, len(left), left[0])
     return parts
 
 
-_Wanted = Sequence[tuple[detection.Detected, str | None]]  # lone files, each with the component it was given for
+_Wanted = Sequence[tuple[detection.Detected, str | None]]  # files, each with the component that the user assigned it to
 
 
-def _places(wanted: _Wanted, base: detection.Detected) -> list[str]:
-    """The component of the base that each lone file takes the place of: the one it was given for, the only one that it
-    fits, the one its name tells of, or the only one that the other files leave.
+def _places(files: _Wanted, base: detection.Detected) -> list[str]:
+    """Return the component of the base that each file replaces: the one that the user assigned, the only one that it
+    fits, the one that its name indicates, or the only one that the other files leave.
 
     Raises:
-        MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the one
-            that it was given for. SettingsError: there is no component of that name.
+        MissingComponentError: it fits none, or several and nothing tells which. ConflictError: it does not fit the
+            assigned one. SettingsError: there is no component of that name.
     """
-    fitting = [places.candidates(seen, base) for seen, _ in wanted]
-    chosen = [
-        _named(seen, name, base) if name is not None else _sure(seen, names, base)
-        for (seen, name), names in zip(wanted, fitting, strict=True)
+    fitting = [places.candidates(detected, base) for detected, _ in files]
+    slots = [
+        _named(detected, name, base) if name is not None else _sure(detected, names, base)
+        for (detected, name), names in zip(files, fitting, strict=True)
     ]
-    for index, (seen, _) in enumerate(wanted):
-        if chosen[index] is None:
-            left = [name for name in fitting[index] if name not in chosen]
-            chosen[index] = left[0] if len(left) == 1 else None
-            if chosen[index] is None:
-                raise _not_told(seen, fitting[index], base)
-    return [str(name) for name in chosen]
+    for index, (detected, _) in enumerate(files):
+        if slots[index] is None:
+            left = [name for name in fitting[index] if name not in slots]
+            slots[index] = left[0] if len(left) == 1 else None
+            if slots[index] is None:
+                raise _not_told(detected, fitting[index], base)
+    return [str(name) for name in slots]
 
 
-def _named(seen: detection.Detected, name: str, base: detection.Detected) -> str:
-    """The component that a file was given for, if there is one and nothing says that it does not fit."""
+def _named(detected: detection.Detected, name: str, base: detection.Detected) -> str:
+    """Return the component that the user assigned a file to, after checking that it exists and may fit."""
     if name not in base.sources:
         near = difflib.get_close_matches(name, base.sources, n=1, cutoff=0.5)
         raise SettingsError(
-            f"Cannot use {seen.path} as {name!r}",
+            f"Cannot use {detected.path} as {name!r}",
             f"{base.path} has {', '.join(base.sources)}",
             f"Did you mean {near[0]!r}?" if near else "Name one of these",
         )
-    why = places.misfit(seen, name, base)
+    why = places.misfit(detected, name, base)
     if why is not None:
-        names = places.candidates(seen, base)
+        names = places.candidates(detected, base)
         raise ConflictError(
-            f"Cannot use {seen.path} as the {name} of {base.path}",
+            f"Cannot use {detected.path} as the {name} of {base.path}",
             why,
-            f"Use parts={_spelled({names[0]: seen.path})}" if names else "Give a file of the same model",
+            f"Use parts={_spelled({names[0]: detected.path})}" if names else "Give a file of the same model",
         )
     return name
 
 
-def _sure(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> str | None:
-    """The component that a lone file fits alone, or that its name tells of among several; None if that is not known."""
+def _sure(detected: detection.Detected, names: Sequence[str], base: detection.Detected) -> str | None:
+    """Return the only component that a file fits, or the one of several that its name indicates; None if unclear."""
     if not names:
-        raise _no_place(seen, base)
-    return names[0] if len(names) == 1 else places.hinted(seen.path, names)
+        raise _no_place(detected, base)
+    return names[0] if len(names) == 1 else places.hinted(detected.path, names)
 
 
-def _not_told(seen: detection.Detected, names: Sequence[str], base: detection.Detected) -> MissingComponentError:
-    """The error for a file that fits several components, none of which its name tells of."""
-    each = " or ".join(f"parts={_spelled({name: seen.path})}" for name in names)
+def _not_told(detected: detection.Detected, names: Sequence[str], base: detection.Detected) -> MissingComponentError:
+    """Return the error for a file that fits several components, none of which its name indicates."""
+    each = " or ".join(f"parts={_spelled({name: detected.path})}" for name in names)
     return MissingComponentError(
-        f"Cannot tell which component of {base.path} the file {seen.path} is",
-        f"it fits {' and '.join(names)}, and its name says neither" if len(names) == 2
-        else f"it fits {', '.join(names)}, and its name says none of them",
-        f"Say which, with {each} (on the command line --part {names[-1]}=FILE)",
+        f"Cannot tell which component of {base.path} the file {detected.path} is",
+        f"it fits {' and '.join(names)}, and its name indicates neither" if len(names) == 2
+        else f"it fits {', '.join(names)}, and its name indicates none of them",
+        f"Say which one, with {each} (on the command line --part {names[-1]}=FILE)",
     )  # fmt: skip
 
 
 def _spelled(parts: Mapping[str, str]) -> str:
-    """A mapping of parts as one writes it."""
+    """Return the source text of a mapping of parts."""
     return "{" + ", ".join(f'"{name}": "{path}"' for name, path in parts.items()) + "}"
 
 
-def _chosen_by_name(wanted: _Wanted, chosen: Sequence[str], base: detection.Detected) -> list[str]:
-    """A line for each lone file whose place only its name told, where the base keeps the other place."""
+def _chosen_by_name(files: _Wanted, slots: Sequence[str], base: detection.Detected) -> list[str]:
+    """Return a warning for each file whose component was guessed from its name while the base keeps the other one."""
     lines = []
-    for (seen, name), place in zip(wanted, chosen, strict=True):
-        others = [one for one in places.candidates(seen, base) if one not in chosen]
+    for (detected, name), place in zip(files, slots, strict=True):
+        others = [one for one in places.candidates(detected, base) if one not in slots]
         if name is None and others:
-            kept = " and ".join(others)
-            verb = "stays" if len(others) == 1 else "stay"
-            lines.append(f"{seen.path} was taken for {place}, by its name; {kept} {verb} that of {base.path}")
+            remaining = " and ".join(others)
+            verb = "is" if len(others) == 1 else "are"
+            lines.append(
+                f"{detected.path} is used as {place} because of its name; {remaining} {verb} taken from {base.path}"
+            )
     return lines
 
 
-def _no_place(seen: detection.Detected, base: detection.Detected) -> MissingComponentError:
-    """The error for a file that fits no component of a pipeline."""
+def _no_place(detected: detection.Detected, base: detection.Detected) -> MissingComponentError:
+    """Return the error for a file that fits no component of a pipeline."""
     has = ", ".join(base.sources)
-    if seen.family in text_encoders.KINDS:
-        kind, mine = text_encoders.KINDS[str(seen.family)], text_encoders.sizes(seen.sources["."].tensors)
-        alike = places.text_encoders(seen, base).items()
+    if detected.family in text_encoders.KINDS:
+        kind, mine = text_encoders.KINDS[str(detected.family)], text_encoders.sizes(detected.sources["."].tensors)
+        alike = places.text_encoders(detected, base).items()
         has = " and ".join(f"{name} ({text_encoders.told(sizes)})" for name, sizes in alike) or "none of that kind"
         what = f"a {kind} text encoder of {text_encoders.told(mine)}"
     else:
-        what = f"of kind {seen.component!r}" if seen.component else "of a kind that sdquant does not know"
+        what = f"of kind {detected.component!r}" if detected.component else "of a kind that sdquant does not know"
     return MissingComponentError(
-        f"Cannot use {seen.path} with {base.path}",
-        f"it is {what}, and the pipeline has {has}",
+        f"Cannot use {detected.path} with {base.path}",
+        f"it is {what}, but the pipeline has {has}",
         "Use a file that was made for this model, or the pipeline folder that this file was made for"
-        + ("" if seen.component else f". If you know what it is, say so: parts={_spelled({'NAME': seen.path})}"),
+        + (
+            ""
+            if detected.component
+            else f". If you know which component it is, pass parts={_spelled({'NAME': detected.path})}"
+        ),
     )

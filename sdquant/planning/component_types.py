@@ -1,4 +1,4 @@
-"""The parts of a pipeline that a scheme is chosen for, one row each. Pipelines call their components differently."""
+"""Roles of pipeline components that a scheme can be set for. Component names differ between pipelines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A part of a pipeline. `pattern` matches the whole names of the components that play it."""
+    """A role in a pipeline. `pattern` matches the full names of the components that have it."""
 
     name: str
     label: str
     pattern: str
 
     def plays(self, component: str) -> bool:
-        """Whether the component of this name plays this role."""
+        """Return whether the component of this name has this role."""
         return re.fullmatch(self.pattern, component) is not None
 
 
@@ -27,5 +27,5 @@ ROLES = (
 
 
 def role_of(component: str) -> Role | None:
-    """The role that the component of a pipeline plays; None for what is never quantized by a setting."""
+    """Return the role of a component; None for components that settings never quantize."""
     return next((row for row in ROLES if row.plays(component)), None)

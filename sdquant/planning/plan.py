@@ -1,4 +1,4 @@
-"""A plan: what will be done with each weight of a model, and the bytes of it."""
+"""Plans: how each weight of a model will be loaded, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ if TYPE_CHECKING:
     from ..core.backend import QuantSpec
     from ..formats.checkpoint import Source
     from ..models.detection import Detected
-    from . import plan
     from .weight_selection import WeightPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentPlan:
-    """What will be done with one component.
+    """The plan for one component.
 
     Attributes:
-        name: in the pipeline ("unet"); "model" where the component stands alone.
+        name: in the pipeline ("unet"); "model" for a single component.
         action: "encode" (quantize float weights), "found" (they are quantized on disk), or "keep".
         mode: "pre" or "post" for "encode", else "found".
-        compute: "int8" or "fp8" where products with the quantized weights are in those; None as the scheme stores them.
+        compute: "int8" or "fp8" if products with the quantized weights are computed in it; else None.
         weights: the quantized weights.
-        products: modules whose products of activations are quantized; None where the model was not looked at.
-        kept: float weights of a layer that could be quantized and is not, with the reason.
-        bytes: of the whole component in memory. bytes_bf16: of the same with every weight in bf16.
-        path: of the file or folder that it is read from.
+        products: number of modules whose activation products are quantized; None if the model was not inspected.
+        kept: float weights of layers that could be quantized but are not, with the reason.
+        bytes: size of the component in memory. bytes_bf16: the same with every weight in bf16.
+        path: the file or folder that it is read from.
     """
 
     name: str
@@ -47,7 +46,7 @@ class ComponentPlan:
     path: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; weights as their number and sums."""
+        """Return the fields as JSON values, with the number and total sizes of the weights."""
         return {
             "name": self.name,
             "path": self.path,
@@ -72,9 +71,9 @@ class Plan:
     """The whole load, before it happens.
 
     Attributes:
-        peak: how much of the fast memory it takes at the most, where that was asked for (`peaks.predict`).
-        why: what was chosen and why, where "auto" was asked for; a sentence without a period.
-        foreseen: a step's computing time over the unquantized model's, where that was asked for (`foreseeing.step`).
+        peak: predicted peak of the fast memory, if requested (`peak_memory.predict`).
+        why: for "auto", what was chosen and why; a sentence without a period.
+        foreseen: predicted step time relative to the unquantized model, if requested (`step_time.step`).
     """
 
     path: str
@@ -94,11 +93,11 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all components in memory."""
+        """Size of all components in memory, in bytes."""
         return sum(part.bytes for part in self.components)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return {
             "path": self.path,
             "base": self.base,
@@ -118,31 +117,32 @@ class Plan:
         }
 
 
-def source_of(made: plan.Plan, part: plan.ComponentPlan) -> Source:
-    """Where a component is read from."""
-    return made.detected.sources["." if part.name == "model" else part.name]
+def source_of(plan: Plan, part: ComponentPlan) -> Source:
+    """Return the source that a component is read from."""
+    return plan.detected.sources["." if part.name == "model" else part.name]
 
 
-def folder_of(made: plan.Plan) -> Path:
-    """Of the pipeline, which has what is no model: scheduler, tokenizers."""
-    return Path(made.base) if made.base is not None else Path(made.path)
+def folder_of(plan: Plan) -> Path:
+    """Return the pipeline folder, which has the scheduler and the tokenizers."""
+    return Path(plan.base) if plan.base is not None else Path(plan.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most fast memory at once, in bytes.
+    """Peak use of the fast memory, in bytes.
 
     Attributes:
-        weights: on the device at once, buffers of streaming included.
-        activations: of the component whose temporaries take most; None where they cannot be told.
-        scratch: for weights that are decoded where they are used.
-        bytes: at the worst moment, which need not be the worst of each: in model offload a small text encoder is alone
-            on the device with its activations. Without activations where they cannot be told.
-        parts: by component, in the order in which they run: its activations.
-        budget: what balanced offload keeps to.
-        copied: weights once more, as OpenVINO compiles them; see `openvino_runtime.memory`.
-        kernels: what libraries keep of the components' operations on the CPU; see `activations.Trace`.
-        unused: freed memory that a process on the CPU may hold; see `heap`. Budgets leave both to their margin.
+        weights: most weights on the device at once, streaming buffers included.
+        activations: of the component whose temporaries take most; None if unknown.
+        scratch: workspace for weights that are dequantized when they are used.
+        bytes: total at the worst moment, which need not be the sum of the maxima: with model offload a small text
+            encoder is alone on the device with its activations. Without activations if they are unknown.
+        parts: activations of each component, in the order in which they run.
+        budget: weight budget of balanced offload.
+        copied: OpenVINO's compiled copy of the weights; see `nn.openvino.memory_model`.
+        kernels: memory that libraries cache for the components' operations on the CPU; see `activation_memory.Trace`.
+        unused: freed memory that a CPU process may retain; see `malloc_trim`. Budgets leave the last two to their
+            margin.
     """
 
     weights: int
@@ -156,5 +156,5 @@ class Peak:
     unused: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"parts": dict(self.parts)}

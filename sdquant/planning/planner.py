@@ -1,4 +1,4 @@
-"""What will be done, weight by weight, and the bytes of it. Pure: no torch, no files, no machine."""
+"""Plan how each weight is loaded, and its size in bytes. Pure: no torch, no files, no machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "QUANTIZED_BY_DEFAULT", "ComponentPlan", "Plan", "WeightPlan", "asked_for", "make", "refuse_computing", "select",
 ]  # fmt: skip
 
-# Components that are quantized unless the caller says otherwise; the VAE never is. diffusers has names of two words:
+# Components that are quantized by default; the VAE never is. diffusers also has two-word names:
 # Ideogram 4's `unconditional_transformer`, Versatile Diffusion's `text_unet`, Stable Cascade's `prior_prior`.
 QUANTIZED_BY_DEFAULT = re.compile(r"^((\w+_)?(unet|transformer|prior|text_encoder)|decoder)(_\d+)?$")
 
@@ -44,19 +44,19 @@ def make(
     versions: Mapping[str, str] | None = None,
     marked: Callable[[Source, RulesSpec], Marked] | None = None,
 ) -> Plan:
-    """The plan for a request on what was detected.
+    """Return the plan for a request on the detected files.
 
     Args:
-        detected: of the whole (with `base`, the base's components with the lone one in its place).
-        versions: installed packages; a weight that is quantized on disk runs in plain layers where its package is
-            missing. None: all are there.
-        marked: looks for the modules that multiply activations in a model. None: rules for such products are taken to
+        detected: the whole model (with `base`, the base's components with the single one merged in).
+        versions: installed packages; a weight that is quantized on disk runs in plain layers if its package is
+            missing. None: all are installed.
+        marked: finds the modules of a model that multiply activations. None: rules for such products are assumed to
             match some.
 
     Raises:
-        ConflictError: a pre-quantized component was asked for with another scheme.
-        IncompatibleError: float weights were asked for in a scheme that exists only in files.
-        SettingsError: a component that is not there.
+        ConflictError: the request has another scheme for a pre-quantized component.
+        IncompatibleError: the request has a scheme for float weights that exists only in files.
+        SettingsError: the request names a component that does not exist.
     """
     sources = by_name(detected)
     named = request.quant if isinstance(request.quant, Mapping) else {}
@@ -64,7 +64,7 @@ def make(
     if unknown:
         near = difflib.get_close_matches(unknown[0], sources, n=1, cutoff=0.5)
         raise SettingsError(
-            f"Component {unknown[0]!r} was named",
+            f"Unknown component {unknown[0]!r}",
             f"{detected.path} has {', '.join(sources)}",
             f"Did you mean {near[0]!r}?" if near else "Name one of them",
         )
@@ -100,15 +100,15 @@ def make(
 
 
 def asked_for(name: str, request: Request) -> tuple[bool, QuantSpec | None]:
-    """Whether a quantization (or none at all) was asked for this component, and which."""
+    """Return whether the request says how to quantize this component, and the scheme (None: do not quantize)."""
     specs = request.specs()
     if name in specs:
-        found = specs[name]
+        spec = specs[name]
     elif "*" not in specs or not _chosen(name, request):
         return False, None
     else:
-        found = specs["*"]
-    return True, None if found is None else found.of_component("" if name == "model" else name)
+        spec = specs["*"]
+    return True, None if spec is None else spec.of_component("" if name == "model" else name)
 
 
 def _chosen(name: str, request: Request) -> bool:
@@ -120,24 +120,24 @@ def _chosen(name: str, request: Request) -> bool:
 def _component(
     name: str,
     src: Source,
-    asked: tuple[bool, QuantSpec | None],
+    requested: tuple[bool, QuantSpec | None],
     request: Request,
     device: str,
     versions: Mapping[str, str] | None,
     marked: Marked,
 ) -> ComponentPlan:
-    said, spec = asked
+    is_set, spec = requested
     if src.found:
         rules_in(src.files[0], src.rules)  # refused here, before a weight is read
-        _refuse_conflict(name, src, said, spec)
+        _refuse_conflict(name, src, is_set, spec)
         return _found(name, src, request, device, versions)
     if spec is not None and spec.scheme.bits >= 16 and src.container == "gguf":
-        spec = None  # a GGUF file of floats, asked for by its type: as found
+        spec = None  # a GGUF file of floats, requested by its type: loaded as it is
     if spec is not None and not spec.scheme.on_the_fly:
         row = spec.scheme
         raise IncompatibleError(
-            f"{row.name} was asked for on the float weights of {src.path}",
-            "GGUF is loaded, not quantized to, at load time",
+            f"Cannot quantize the float weights of {src.path} to {row.name}",
+            "GGUF files can be loaded, but models cannot be quantized to GGUF at load time",
             f"Write the file with `sdquant quantize {request.path} model-{row.name}.gguf --quant {row.name}`, "
             "or use a scheme that quantizes on the fly, such as int8 or nf4",
         )
@@ -155,8 +155,10 @@ def _component(
             name=name, class_name=src.class_name, action="keep", scheme=None, mode="found", runtime=runtime,
             weights=(), kept={}, bytes=total, bytes_bf16=as_bf16, path=str(src.path),
         )  # fmt: skip
-    chosen = named or spec.scheme.runtimes[0]
-    weights, kept = select(shapes, spec, chosen, request.skip, src.class_name, src.layers, src.keys)
+    selection_runtime = named or spec.scheme.runtimes[0]
+    weights, skipped_weights = select(
+        shapes, spec, selection_runtime, request.skip, src.class_name, src.layers, src.keys
+    )
     saved = sum(nbytes(*shapes[weight.name]) - weight.bytes for weight in weights)
     return ComponentPlan(
         name=name,
@@ -166,7 +168,7 @@ def _component(
         mode="post" if request.mode == "post" else "pre",
         runtime=runtime,
         weights=weights,
-        kept=kept,
+        kept=skipped_weights,
         bytes=total - saved,
         bytes_bf16=as_bf16,
         spec=spec,
@@ -183,30 +185,30 @@ def _products(spec: QuantSpec, marked: Marked) -> int | None:
 
 
 def _require_something(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
-    """See `require_something`: of the components that are to be quantized now, beside those that are already."""
+    """Apply `require_something` to the components that are to be quantized now, not to those quantized on disk."""
     extents = extents_of(parts, sources)
-    asked = any(spec is not None for spec in request.specs().values())
-    if not extents and (not asked or any(part.weights for part in parts)):
+    has_scheme = any(spec is not None for spec in request.specs().values())
+    if not extents and (not has_scheme or any(part.weights for part in parts)):
         return []
     named = {*(request.components or ()), *(request.quant if isinstance(request.quant, Mapping) else ())} - {"*"}
     return require_something(request.path, extents, named)
 
 
 def by_name(detected: Detected) -> dict[str, Source]:
-    """The files of each component, a lone one as "model"."""
+    """Return the source of each component by name; a single component is called "model"."""
     return {("model" if name == "." else name): src for name, src in detected.sources.items()}
 
 
-def _refuse_conflict(name: str, src: Source, said: bool, spec: QuantSpec | None) -> None:
-    schemes = sorted({found.scheme for found in src.found.values()})
-    held = src.named_quant or max(
+def _refuse_conflict(name: str, src: Source, is_set: bool, spec: QuantSpec | None) -> None:
+    schemes = sorted({weight.scheme for weight in src.found.values()})
+    scheme = src.named_quant or max(
         schemes, key=lambda s: sum(src.found_bytes(n) for n, f in src.found.items() if f.scheme == s)
     )
-    if said and (spec is None or not same_scheme(spec.scheme.name, held)):
+    if is_set and (spec is None or not same_scheme(spec.scheme.name, scheme)):
         raise ConflictError(
-            f"{spec.scheme.name if spec else 'No quantization'} was asked for on {src.path}",
-            f"its weights ({name}) are quantized to {held} already",
-            f"Leave quant out to load it as {held}, or start from the unquantized model",
+            f"Cannot quantize {src.path} to {spec.scheme.name}" if spec else f"Cannot load {src.path} unquantized",
+            f"its weights ({name}) are already quantized to {scheme}",
+            f"Remove quant to load it as {scheme}, or use the unquantized model",
         )
     if isinstance(spec, RulesSpec):
         refuse_other_rules(name, src, spec)
@@ -247,42 +249,42 @@ def _computed_in(request: Request, runtime: str) -> str | None:
 
 
 def _of_a_layer(src: Source, name: str) -> bool:
-    """Whether a quantized tensor runs packed. Norms, biases and bare parameters that a GGUF file holds in blocks are
-    decoded while they are loaded."""
+    """Return whether a quantized tensor stays packed. Norms, biases and bare parameters that a GGUF file stores in
+    blocks are dequantized while loading."""
     if src.container != "gguf":
         return True
-    found = src.found[name]
-    shape = src.tensors[found.keys["blocks"]].shape if found.cut is None else found.cut.shape
+    weight = src.found[name]
+    shape = src.tensors[weight.keys["blocks"]].shape if weight.cut is None else weight.cut.shape
     return name.endswith(".weight") and len([n for n in shape if n > 1]) > 1
 
 
 def _runtime(name: str, src: Source, request: Request) -> str | None:
-    """The runtime that was asked for, as far as it is for this component."""
+    """Return the requested runtime for this component; None if the request names none."""
     if request.runtime == openvino.NAME and not openvino.suits(name, src.class_name):
         return "plain"
     return request.plain_runtime
 
 
 def _without_effect(request: Request, parts: tuple[ComponentPlan, ...], sources: Mapping[str, Source]) -> list[str]:
-    """What was asked and changes nothing."""
+    """Return a warning for each setting that has no effect."""
     lines = []
     if request.components is not None and "*" not in request.specs():
-        lines.append("components= says which to quantize, and no scheme was given for all of them: it has no effect")
+        lines.append("components= has no effect: it needs one scheme for all of them, such as quant='nf4'")
     lines += [
-        f"runtime='library' has no effect on {part.name}: the library has no module for what the file holds"
+        f"runtime='library' has no effect on {part.name}: the library has no module for the file's format"
         for part in parts
         if request.runtime == "library" and part.action == "found" and part.runtime == "plain"
     ]
     if request.eight_bit is not None and not any(part.weights and part.compute for part in parts):
         lines.append(f"compute={request.compute!r} has no effect: no quantized weights run in plain layers")
     if request.runtime == openvino.NAME and not any(part.runtime == request.runtime for part in parts):
-        lines.append("runtime='openvino' has no effect: it is for UNets and transformers, and none is quantized")
-    kept = [
+        lines.append("runtime='openvino' has no effect: it applies to UNets and transformers, and none is quantized")
+    skipped_weights = [
         (name, sources[part.name].keys) for part in parts for name, reason in part.kept.items() if reason == SKIPPED
     ]
     for pattern in request.skip:
-        if not any(skipped(name, (pattern,), keys) for name, keys in kept):
-            lines.append(f"skip={pattern!r} matches no layer that would be quantized: it has no effect")
+        if not any(skipped(name, (pattern,), keys) for name, keys in skipped_weights):
+            lines.append(f"skip={pattern!r} has no effect: it matches no layer that would be quantized")
     return lines
 
 
@@ -292,7 +294,7 @@ def _unused_rules(
     sources: Mapping[str, Source],
     products: Mapping[str, Marked],
 ) -> list[str]:
-    """The rules that reach nothing in the components that they were given for."""
+    """Return a warning for each rule that matches nothing in the components that it is for."""
     ruled = {part.name: part.spec for part in parts if isinstance(part.spec, RulesSpec)}
     if request.rules is None or not ruled:
         return []
@@ -300,11 +302,11 @@ def _unused_rules(
     return unused(next(iter(ruled.values())), weights, [products.get(name) for name in ruled])
 
 
-def _in_memory(src: Source, key: str, asked: str | None) -> str:
-    """The dtype in memory of a tensor that is not quantized, as `Installer.cast` brings it there."""
+def _in_memory(src: Source, key: str, target: str | None) -> str:
+    """Return the dtype of an unquantized tensor in memory, after `Installer.cast`."""
     dtype = src.tensors[key].dtype
     if dtype.startswith("float8"):
-        dtype = asked or "bfloat16"
-    elif asked is not None and dtype in FLOATS:
-        dtype = asked
+        dtype = target or "bfloat16"
+    elif target is not None and dtype in FLOATS:
+        dtype = target
     return float32_of_class(src.class_name).dtype(key, dtype)

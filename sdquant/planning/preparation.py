@@ -1,4 +1,4 @@
-"""From a request to a plan: everything that can be refused is refused here, from headers at most."""
+"""Turn a request into a plan. Everything that can be refused is refused here, after reading only headers."""
 
 from __future__ import annotations
 
@@ -29,59 +29,59 @@ def plan(
     offload: str = "none",
     **values: Any,
 ) -> planner_plan.Plan:
-    """What `load_model` with the same arguments would do, and the bytes of it; headers are all that is read.
+    """Plan what `load_model` with the same arguments would do, with sizes in bytes. Reads only headers.
 
     Raises:
-        SdquantError: what `load_model` would raise before reading weights.
+        SdquantError: any error that `load_model` would raise before reading weights.
     """
     return prepare(request(path, quant=quant, offload=offload, **values))
 
 
-def prepare(asked: Request) -> planner_plan.Plan:
-    """Check and plan a request. Everything that can be refused is refused here, from headers at most.
+def prepare(request: Request) -> planner_plan.Plan:
+    """Check and plan a request. Everything that can be refused is refused here, after reading only headers.
 
-    The matrix is asked twice: first with what the request says, before any file is opened; then with what the files
-    hold. Only after that are the files held against their own headers.
+    The matrix is consulted twice: first for the request, before any file is opened; then for the schemes in the files.
+    Only after that are the files checked against their own headers.
     """
     here = hardware.probe()
-    why = foreseen = None
-    if asked.automatic:
+    why = step_ratio = None
+    if request.automatic:
         from . import auto
 
-        chosen = auto.resolve(asked, here)
-        asked, why, foreseen = chosen.request, chosen.why, chosen.foreseen
-    device = device_of(asked, here)
+        resolved = auto.resolve(request, here)
+        request, why, step_ratio = resolved.request, resolved.why, resolved.foreseen
+    device = device_of(request, here)
 
-    def check(quant: Any, mode: str, runtime: str | None = asked.plain_runtime) -> None:
+    def check(quant: Any, mode: str, runtime: str | None = request.plain_runtime) -> None:
         compat.check(
-            quant, asked.offload, mode=mode, runtime=runtime, device=device, machine=here, compute=asked.compute,
-            allow_incompatible=asked.allow_incompatible,
+            quant, request.offload, mode=mode, runtime=runtime, device=device, machine=here, compute=request.compute,
+            allow_incompatible=request.allow_incompatible,
         )  # fmt: skip
 
-    # A gguf scheme on a file that may hold it is not yet a refusal.
-    named = {name: str(spec) for name, spec in asked.specs().items() if spec is not None}
-    check(None if not named else (named.get("*") if set(named) == {"*"} else named), asked.mode)
-    asked = located(asked)
-    seen = whole_of(asked, complete=False)
-    for scheme, plain_only in held(seen):
-        check(scheme, "found", runtime="plain" if plain_only else asked.plain_runtime)
-    asked = with_dtype(asked, seen)
-    planner.make(asked, seen, device=device)  # conflicts, and schemes that exist only in files
-    whole = whole_of(asked, complete=True)
-    made = planner.make(asked, whole, device=device, versions=here.versions, marked=marked_in_file)
-    for part in made.components:
+    # A gguf scheme is not refused yet, since the file may be quantized to it.
+    named = {name: str(spec) for name, spec in request.specs().items() if spec is not None}
+    check(None if not named else (named.get("*") if set(named) == {"*"} else named), request.mode)
+    request = located(request)
+    detected = whole_of(request, complete=False)
+    for scheme, plain_only in held(detected):
+        check(scheme, "found", runtime="plain" if plain_only else request.plain_runtime)
+    request = with_dtype(request, detected)
+    planner.make(request, detected, device=device)  # conflicts, and schemes that exist only in files
+    whole = whole_of(request, complete=True)
+    plan = planner.make(request, whole, device=device, versions=here.versions, marked=marked_in_file)
+    for part in plan.components:
         if isinstance(part.spec, RulesSpec):
-            shapes = made.detected.sources["." if part.name == "model" else part.name].tensors
+            shapes = plan.detected.sources["." if part.name == "model" else part.name].tensors
             require_ranges(part.spec, ((weight.name, shapes[weight.name].shape) for weight in part.weights))
-    return dataclasses.replace(made, why=why, foreseen=foreseen, warnings=(*made.warnings, *_needs(made)))
+    return dataclasses.replace(plan, why=why, foreseen=step_ratio, warnings=(*plan.warnings, *_needs(plan)))
 
 
-def _needs(made: planner_plan.Plan) -> list[str]:
-    """What loading will ask for beside a lone file, whose weights can be planned without it."""
-    lone = made.detected.sources.get(".")
+def _needs(plan: planner_plan.Plan) -> list[str]:
+    """Return a warning if a single file can be planned, but not loaded without a config."""
+    lone = plan.detected.sources.get(".")
     try:
         if lone is not None:
             class_of(lone)
     except MissingComponentError as error:
-        return [f"load_model cannot load it alone: {error.why}. {error.fix}"]
+        return [f"load_model cannot load it on its own: {error.why}. {error.fix}"]
     return []

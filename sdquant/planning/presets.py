@@ -1,10 +1,10 @@
-"""Presets: settings that the planner computes for the model at hand, on this machine or for a card of some size.
+"""Presets: settings computed for a model, on this machine or for a graphics card of a given size.
 
     choose("fits-8gb", "flux").settings
 
-What fits is judged by the packed bytes on the fast device at once and an allowance for activations (allowance.py); what
-is precise by the scheme's own codec (precision.py); what is fast by what layers were measured to take (foreseeing). No
-list of schemes is here: a new one takes its place by itself.
+Whether a model fits depends on the packed bytes on the fast device and an allowance for activations
+(activation_allowance.py), precision on the scheme's own codec (scheme_snr.py), speed on measured layer times
+(step_time.py). No list of schemes is needed: new schemes are ranked automatically.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..compat.hardware import Machine
     from .plan import Plan
 
-# How much of the largest component may come anew with every step before fewer bits are the better choice: a third of it
-# arrives while the rest computes.
+# The share of the largest component that may be copied in every step before fewer bits are the better choice: a third
+# is copied while the rest computes.
 STREAMED = 1 / 3
 
 
@@ -38,9 +38,9 @@ class Preset:
     """A row of presets.
 
     Attributes:
-        memory: the size of the fast memory that it is for; None for this machine's own.
-        order: what it prefers: "precise" (what fits whole before what streams), "best" (the precise before what fits
-            whole) or "fast". None of them streams more than STREAMED if it can be helped.
+        memory: size of the fast memory that it targets; None for this machine's own.
+        order: preference: "precise" (fitting whole before precision), "best" (precision before fitting whole) or
+            "fast". All of them avoid streaming more than STREAMED.
     """
 
     name: str
@@ -73,7 +73,7 @@ PRESETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What a preset has chosen: the settings, their plan, and a sentence for the page (with no period)."""
+    """Result of a preset: the settings, their plan, and an explanation for the page (without a period)."""
 
     settings: Settings
     plan: Plan
@@ -85,8 +85,8 @@ class _Way:
     """A candidate with an offload mode, and the bytes of weights that may be on the device.
 
     Attributes:
-        foreseen: a step's computing time over that of the unquantized model; None where nobody can tell.
-        counted: the same, as it counts beside the fastest.
+        foreseen: predicted step time relative to the unquantized model; None if unknown.
+        counted: the same, where times close to the fastest count as equal.
     """
 
     candidate: Candidate
@@ -105,7 +105,7 @@ class _Way:
 
     @property
     def share(self) -> float:
-        """How much of the largest component comes anew with every step."""
+        """Fraction of the largest component that is copied in every step."""
         return max(0.0, 1 - self.room / max(self.candidate.largest, 1))
 
     @property
@@ -114,7 +114,7 @@ class _Way:
 
     @property
     def precision(self) -> float:
-        """Decibels of the least precise scheme in it."""
+        """Signal-to-noise ratio of its least precise scheme, in dB."""
         return math.inf if self.candidate.worst is None else self.candidate.worst
 
     @property
@@ -133,21 +133,25 @@ def _best(way: _Way) -> tuple[Any, ...]:
 
 
 def _fast(way: _Way) -> tuple[Any, ...]:
-    """What streams waits for its bytes; else, of those that are equally fast, what is most like the model as found.
-    Where nobody can tell what is fast, what is quantized is faster the smaller it is."""
+    """Sort key for speed: streaming is slower; among equally fast candidates, the one closest to the unchanged model.
+
+    If step times are unknown, smaller quantized models count as faster.
+    """
     if way.streams or way.foreseen is None:
         return not way.usable, way.streams, way.slow, 1.0, bool(way.candidate.schemes) and not way.streams, way.bytes
     return not way.usable, way.streams, way.slow, way.counted, bool(way.candidate.schemes), way.candidate.noise
 
 
 def _tier(way: _Way) -> int:
-    """0: runs well. 1: streams too much for that. 2: images suffer."""
+    """Return 0 if it runs well, 1 if it streams too much for that, 2 if images suffer."""
     return 2 if not way.usable else int(way.share > STREAMED)
 
 
 def _by_scheme(way: _Way) -> tuple[Any, ...]:
-    """The most precise scheme first; with the same one, parts that are left as they are must not cost streaming. What
-    streams too much is better the smaller it is."""
+    """Sort key for precision; with the same scheme, leaving components unquantized must not cause streaming.
+
+    Candidates that stream too much are ranked by size, smallest first.
+    """
     if _tier(way) == 1:
         return (way.bytes,)
     return -way.precision, way.streams, way.bytes if way.streams else way.candidate.noise
@@ -165,15 +169,14 @@ def choose(
     held: int = 0,
     **call: Any,
 ) -> Chosen:
-    """The settings of a preset for a model; headers are all that is read.
+    """Compute the settings of a preset for a model. Reads only headers.
 
     Args:
         name: of a row of PRESETS.
-        settings: what the preset does not choose is kept (skip, cache, dtype, device, runtime): it chooses the schemes,
-            the mode, offload and budget.
+        settings: settings to start from; the preset replaces the schemes, mode, offload and budget.
         machine: None for this one.
-        held: bytes of the fast memory that are taken now and will be free: those of the model that is loaded.
-        call: what belongs to this call alone (base, parts, variant, progress).
+        held: bytes of fast memory that are in use now but will be free, such as those of the loaded model.
+        call: arguments of this call only (base, parts, variant, progress).
 
     Raises:
         SettingsError: there is no such preset. BudgetError: nothing fits. SdquantError: the model cannot be loaded.
@@ -181,14 +184,14 @@ def choose(
     row = next((row for row in PRESETS if row.name == name), None)
     if row is None:
         raise SettingsError(
-            f"Preset {name!r} was asked for", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one"
+            f"Unknown preset {name!r}", f"the presets are {', '.join(row.name for row in PRESETS)}", "Use one of them"
         )
     opened = open_model(path, settings or Settings(), machine or machines.probe(), call)
     return _chosen(row, opened, candidates(opened), held)
 
 
-def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) -> Chosen:
-    limit = _limit(preset, opened, held)
+def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], in_use: int) -> Chosen:
+    limit = _limit(preset, opened, in_use)
     rest = allowance(max(sum(part.bytes_bf16 for part in row.plan.components) for row in rows))
     room = max(limit - rest, 0)
     ways = [way for row in rows for offload in row.verdicts if _fits(way := _Way(row, offload, room), opened)]
@@ -205,7 +208,7 @@ def _chosen(preset: Preset, opened: Opened, rows: list[Candidate], held: int) ->
 
 
 def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
-    """The same with the times that are foreseen."""
+    """Return the candidates with predicted step times, if these are known."""
     if opened.kind != "cpu" or not step_time.knows(opened.machine.native):
         return ways
     traced = meta_models.trace_if_sound(ways[0].candidate.plan)
@@ -218,8 +221,8 @@ def _timed(ways: list[_Way], opened: Opened) -> list[_Way]:
     ]
 
 
-def _limit(preset: Preset, opened: Opened, held: int) -> int:
-    """Bytes of fast memory that the preset may fill."""
+def _limit(preset: Preset, opened: Opened, in_use: int) -> int:
+    """Return how many bytes of fast memory the preset may use."""
     if preset.memory is not None:
         return parse_size(preset.memory, "A preset")
     names = {row.torch_name: row for row in opened.machine.devices}
@@ -228,17 +231,17 @@ def _limit(preset: Preset, opened: Opened, held: int) -> int:
     memory = device.memory_total if device.memory_free is None else device.memory_free
     if memory is None:
         raise BudgetError(
-            f"{preset.label} was asked for",
-            f"{device.torch_name} does not tell how much memory it has",
-            "Use a preset for a size, such as fits-8gb",
+            f"Cannot apply the preset {preset.label}",
+            f"{device.torch_name} does not report how much memory it has",
+            "Use a preset for a fixed size, such as fits-8gb",
         )
-    return memory + held
+    return memory + in_use
 
 
 def _fits(way: _Way, opened: Opened) -> bool:
     if way.offload == "none":
         return not way.streams
-    # Weights that are not on a card wait in RAM; below a CPU they wait on disk.
+    # Offloaded weights are in RAM for graphics cards, and on disk for CPUs.
     ram = math.inf if opened.kind in ("cpu", "mps") else opened.machine.ram_available + way.room
     return way.candidate.least <= way.room and way.bytes <= ram
 
@@ -253,7 +256,9 @@ def _nothing(preset: Preset, opened: Opened, rows: list[Candidate], limit: int, 
     if opened.kind not in ("cpu", "mps") and best.least + rest <= limit:
         ram = f", and {_size(best.plan.bytes)} of RAM, of which {_size(opened.machine.ram_available)} are free"
     return BudgetError(
-        f"{preset.label} was asked for: {_size(limit)}", needed + ram, "Free memory, or take a smaller model"
+        f"Cannot apply the preset {preset.label} with {_size(limit)} of memory",
+        needed + ram,
+        "Free memory, or use a smaller model",
     )
 
 
@@ -267,7 +272,7 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
     if way.foreseen is not None and way.candidate.schemes:
         text += f"; {step_time.said(way.foreseen)}"
     if not way.usable:
-        text += "; so few bits show in the images"
+        text += "; so few bits visibly degrade the images"
     larger = _next(way, rows, order)
     if larger is not None:
         text += f"; {_named(larger, opened)} would take {_size(larger.plan.bytes + rest)}"
@@ -275,8 +280,8 @@ def _why(way: _Way, rows: list[Candidate], opened: Opened, limit: int, rest: int
 
 
 def _next(way: _Way, rows: list[Candidate], order: str) -> Candidate | None:
-    """What would be better if there were more memory: for speed the model as found, else the next in precision, for the
-    same parts if there is one."""
+    """Return the candidate to suggest for more memory: the unchanged model for speed, else the next in precision, for
+    the same components if possible."""
     larger = [row for row in rows if row.noise < way.candidate.noise and row.verdicts and row.plan.bytes > way.bytes]
     if not larger or order == "fast":
         return next((row for row in larger if not row.schemes), None)
@@ -285,10 +290,10 @@ def _next(way: _Way, rows: list[Candidate], order: str) -> Candidate | None:
 
 
 def _named(candidate: Candidate, opened: Opened) -> str:
-    """A candidate in words: "nf4 for the transformer and the text encoders"."""
+    """Describe a candidate, such as "nf4 for the transformer and the text encoders"."""
     if not candidate.schemes:
-        held = opened.detected.quant
-        return f"as found ({held})" if held else "not quantized"
+        scheme = opened.detected.quant
+        return f"as found ({scheme})" if scheme else "not quantized"
     words = [_role(role, opened.playing(role)) for role in candidate.schemes]
     return f"{next(iter(candidate.schemes.values()))} for {' and '.join(words)}"
 
@@ -308,7 +313,7 @@ def _size(size: int) -> str:
 
 
 def _budget(room: int) -> str:
-    """A budget as a user would write it, never more than `room`."""
+    """Format a budget the way users write it, rounded down."""
     for unit, name in _UNITS:
         if room >= unit:
             hundredths = room * 100 // unit

@@ -1,6 +1,6 @@
-"""What a user can ask for: every field once, with default, help and choices.
+"""Requests: the arguments of `load_model`, each field with its default, help and choices.
 
-The command line's flags are made from these fields (`cli.py`); a settings page can be as well.
+The flags of the command line and the settings page are generated from these fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..core.backend import QuantSpec
     from ..rules.qconfig import QuantizationRule
 
-AUTO = "auto"  # the fastest that fits; see `automatic`
+AUTO = "auto"  # the fastest that fits; see `auto`
 OFFLOADS = (*(row.name for row in MODES), AUTO)
 LOAD_MODES = ("auto", "pre", "post")
 RUNTIMES = ("library", "plain", "openvino")
@@ -41,7 +41,7 @@ Quant = str | Mapping[str, str | None] | None
 def _about(
     help: str, choices: tuple[str, ...] = (), metavar: str | None = None, *, setting: bool = True
 ) -> dict[str, Any]:
-    """What is known of a field. `setting`: whether it outlives one call, and so belongs on a settings page."""
+    """Return the metadata of a field. `setting`: whether it applies beyond one call, so it is on the settings page."""
     return {"help": help, "choices": choices, "metavar": metavar, "setting": setting}
 
 
@@ -178,7 +178,11 @@ class Request:
         if self.token is not None and not (
             isinstance(self.token, bool) or (isinstance(self.token, str) and self.token)
         ):
-            raise SettingsError("token= was given", "it is no text", "Give the access token, or set HF_TOKEN")
+            raise SettingsError(
+                "Invalid token",
+                "it must be a non-empty string, True or False",
+                "Give the access token, or set HF_TOKEN",
+            )
         for name in ("base", "cache", "variant", "quant_stats", "revision", "subfolder"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
@@ -189,39 +193,39 @@ class Request:
         for name in ("allow_incompatible", "allow_pickle", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(
-                    f"{name}={getattr(self, name)!r} was given", f"{name} is True or False", "Use one of them"
+                    f"Invalid {name}={getattr(self, name)!r}", f"{name} must be True or False", "Use one of them"
                 )
         if parse_budget(self.budget) is not None and self.offload not in ("balanced", AUTO):
             raise SettingsError(
-                f"budget={self.budget!r} was given with offload={self.offload!r}",
+                f"Cannot use budget={self.budget!r} with offload={self.offload!r}",
                 "only balanced offload keeps to a budget",
-                "Use offload='balanced', or leave the budget out",
+                "Use offload='balanced', or remove the budget",
             )
         if isinstance(self.quant, Mapping):
             for name in self.quant:
-                _text("a component of quant", name)
+                _text("component in quant", name)
         self._refuse_beside_auto()
         self.specs()
 
     @property
     def automatic(self) -> bool:
-        """Whether something is left to be chosen."""
+        """True if an "auto" has to be resolved."""
         return AUTO in (self.quant, self.offload)
 
     def _refuse_beside_auto(self) -> None:
         for name, value in (("rules", self.rules), ("components", self.components)):
             if self.quant == AUTO and value is not None:
                 raise SettingsError(
-                    f"{name} were given with quant='auto'", "auto chooses them itself", "Leave one of the two out"
+                    f"Cannot combine {name} with quant='auto'", "auto chooses them itself", "Remove one of the two"
                 )
         if self.quant == AUTO and self.mode == "post":
             raise SettingsError(
-                "mode='post' was given with quant='auto'", "auto chooses it itself", "Leave one of the two out"
+                "Cannot combine mode='post' with quant='auto'", "auto chooses the mode itself", "Remove one of the two"
             )
 
     def specs(self) -> dict[str, QuantSpec | None]:
-        """The parsed `quant` by component, "*" for all others; None stands for "do not quantize". What is not in it is
-        loaded as found on disk.
+        """Parse `quant` to a scheme for each component, "*" for all others; None means "do not quantize". Components
+        that are absent are loaded as they are on disk.
 
         Raises:
             UnknownQuantError, SettingsError: a scheme or option that does not exist.
@@ -237,7 +241,7 @@ class Request:
             return specs
         if not any(spec is not None and spec.scheme.name == RULES for spec in specs.values()):
             raise SettingsError(
-                f"rules were given with quant={self.quant!r}", "they are for quant='rules'", "Leave one of the two out"
+                f"Cannot combine rules with quant={self.quant!r}", "rules need quant='rules'", "Remove one of the two"
             )
         return {name: self._with_rules(spec) for name, spec in specs.items()}
 
@@ -250,17 +254,19 @@ class Request:
     def _refuse_statistics(self) -> None:
         if self.quant_stats is not None:
             raise SettingsError(
-                f"quant_stats={self.quant_stats!r} was given", "only rules use ranges found beforehand", "Give rules="
+                f"Cannot use quant_stats={self.quant_stats!r} without rules",
+                "only rules use calibrated ranges",
+                "Set rules, or remove quant_stats",
             )
 
     @property
     def plain_runtime(self) -> str | None:
-        """The runtime that was asked for: by name, or by what only sdquant's plain layers can do."""
+        """The requested runtime: by name, or "plain" if `compute` needs sdquant's plain layers."""
         return meant(self.runtime, self.compute)
 
     @property
     def eight_bit(self) -> str | None:
-        """What products are computed in, if not in floats as wide as the activations."""
+        """The type "int8" or "fp8" if products are computed in it; None for floating point."""
         return None if self.compute == "float" else self.compute
 
     @property
@@ -270,10 +276,10 @@ class Request:
 
 
 def request(path: Any, **values: Any) -> Request:
-    """A Request from the keyword arguments of `load_model`; torch dtypes, devices and paths become names.
+    """Build a Request from the keyword arguments of `load_model`; torch dtypes, devices and paths become strings.
 
     Raises:
-        SdquantError: an argument that does not exist, or a value it cannot have.
+        SdquantError: an unknown argument or an invalid value.
     """
     known = [row.name for row in fields(Request)]
     for name in values:
@@ -304,7 +310,7 @@ def _lower(value: Any) -> Any:
 
 
 def _torch_name(value: Any) -> Any:
-    """The name of a torch dtype or device; other values are refused as they are."""
+    """Return the name of a torch dtype or device; other values unchanged, to be refused later."""
     name = str(value)
     known = isinstance(value, str) or type(value).__module__.partition(".")[0] == "torch"
     return name.removeprefix("torch.").strip().lower() if known else value
@@ -324,7 +330,7 @@ def _quant(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else value
 
 
-# What makes a field's value of what callers write.
+# Converters from what callers write to field values.
 _CLEAN: Mapping[str, Callable[[Any], Any]] = {
     "offload": _lower,
     "quant": _quant,
@@ -346,7 +352,7 @@ _CLEAN: Mapping[str, Callable[[Any], Any]] = {
 def _text(name: str, value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value
-    raise SettingsError(f"{name}={value!r} was given", f"{name} is a text that is not empty", "Give its name")
+    raise SettingsError(f"Invalid {name}={value!r}", f"{name} must be a non-empty string", "Give its name or path")
 
 
 _EXAMPLES = {"components": "unet", "skip": "mid_block"}
@@ -356,14 +362,14 @@ def _names(name: str, value: object) -> None:
     if value is None or (isinstance(value, tuple) and all(isinstance(one, str) and one for one in value)):
         return
     raise SettingsError(
-        f"{name}={value!r} was given", f"{name} is a list of names", f'Use {name}=["{_EXAMPLES[name]}"], say'
+        f"Invalid {name}={value!r}", f"{name} must be a list of names", f'Use for example {name}=["{_EXAMPLES[name]}"]'
     )
 
 
 def _spec(text: str) -> QuantSpec | None:
     if not isinstance(text, str):
         raise SettingsError(
-            f"quant={text!r} was given", "a scheme is a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
+            f"Invalid quant={text!r}", "a scheme must be a string", 'Use quant="nf4" or quant={"unet": "nf4"}'
         )
     return None if text.strip().lower() == NOT_QUANTIZED else registry.parse(text)
 
@@ -372,7 +378,7 @@ def _one_of(name: str, value: object, choices: Sequence[str], error: type[Sdquan
     if value not in choices:
         near = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.5)
         raise error(
-            f"{name}={value!r} was given",
-            f"{name} is one of {', '.join(choices)}",
-            f"Did you mean {near[0]!r}?" if near else f"Leave it out, or use {choices[0]!r}",
+            f"Unknown {'offload mode' if name == 'offload' else name} {value!r}",
+            f"{name} must be one of {', '.join(choices)}",
+            f"Did you mean {near[0]!r}?" if near else f"Remove it, or use {choices[0]!r}",
         )

@@ -1,4 +1,4 @@
-"""From what a request names to what is on this machine: its device, its files, one dtype."""
+"""Resolve the names in a request to what this machine has: its device, its files, one dtype."""
 
 from __future__ import annotations
 
@@ -18,78 +18,83 @@ if TYPE_CHECKING:
     from .request import Request
 
 
-def device_of(asked: Request, here: hardware.Machine) -> str:
-    """The compute device of a request.
+def device_of(request: Request, here: hardware.Machine) -> str:
+    """Return the compute device of a request.
 
     Raises:
-        BackendUnavailableError: this machine has none of that kind.
+        BackendUnavailableError: this machine has no device of that kind.
     """
-    device = asked.device or hardware.default_device(here)
+    device = request.device or hardware.default_device(here)
     if hardware.device_kind(device, here) not in here.kinds:
         raise BackendUnavailableError(
-            f"Device {device!r} was asked for",
-            f"torch sees {', '.join(here.kinds)} on this machine",
-            "Leave device out, or see `sdquant doctor` for what is missing",
+            f"Cannot use device {device!r}",
+            f"torch finds only {', '.join(here.kinds)} on this machine",
+            "Remove device, or run `sdquant doctor` to see what is missing",
         )
     return device
 
 
-def located(asked: Request) -> Request:
-    """The request with the place of its files, and with a base where it needs one."""
+def located(request: Request) -> Request:
+    """Return the request with local paths, and with a base if it needs one."""
     from . import fetching
 
-    asked = with_base(fetching.fetched(asked))
-    return dataclasses.replace(asked, revision=None, subfolder=None, token=None)  # what they were for is done
+    request = with_base(fetching.fetched(request))
+    return dataclasses.replace(request, revision=None, subfolder=None, token=None)  # no longer needed
 
 
-def held(seen: detection.Detected) -> list[tuple[str, bool]]:
-    """The schemes that the files hold already, each with whether only plain layers run it. One file may hold several,
-    as one whose layers two libraries have quantized; of GGUF, whose types mix, the main one stands for all."""
+def held(detected: detection.Detected) -> list[tuple[str, bool]]:
+    """Return the schemes of the weights quantized on disk, each with whether only plain layers can run it.
+
+    A file has several if two libraries have quantized its layers. GGUF files mix types; only the main one counts.
+    """
     rows: set[tuple[str, bool]] = set()
-    for part in (seen.parts or {".": seen}).values():
+    for part in (detected.parts or {".": detected}).values():
         for src in part.sources.values():
             main = {part.quant} if part.quant else set()
-            mixed = set() if src.container == "gguf" else {found.scheme for found in src.found.values()}
+            mixed = set() if src.container == "gguf" else {weight.scheme for weight in src.found.values()}
             rows |= {(scheme, src.plain_only) for scheme in mixed or main}
     return sorted(rows)
 
 
-def with_dtype(asked: Request, seen: detection.Detected) -> Request:
-    """The request with the dtype to bring all floats to, where it names none and one is needed."""
-    return dataclasses.replace(asked, dtype=asked.dtype or _one_dtype(asked, seen))
+def with_dtype(request: Request, detected: detection.Detected) -> Request:
+    """Return the request with `dtype` set if it names none and all floats have to be cast to one dtype."""
+    return dataclasses.replace(request, dtype=request.dtype or _one_dtype(request, detected))
 
 
-def _one_dtype(asked: Request, seen: detection.Detected) -> str | None:
-    """The dtype to bring all floats to where the files hold several that do not compute together; None: as they are.
+def _one_dtype(request: Request, detected: detection.Detected) -> str | None:
+    """Return the dtype to cast all floats to if the files mix dtypes; None to leave them unchanged.
 
-    That is so where a lone component joins the others of its base, in checkpoints of several (whose VAE is often in
-    F32), and in GGUF files, which keep small tensors in F32. The dtype with the most bytes decides: for a lone
-    component that in the base, else in the file. A GGUF file of ours says what it was made from.
+    Dtypes mix when a single component joins those of its base, in all-in-one checkpoints (whose VAE is often float32),
+    and in GGUF files, which keep small tensors in float32. The dtype with the most bytes decides: for a single
+    component that of the base, else that of the file. GGUF files written by sdquant record their original dtype.
     """
-    lone = look(asked, complete=False)
-    base = lender(asked, lone, complete=False)
+    lone = look(request, complete=False)
+    base = lender(request, lone, complete=False)
     if base is None:
-        packed = any(src.container == "gguf" for src in seen.sources.values())
-        return _most(seen) if packed else None
+        packed = any(src.container == "gguf" for src in detected.sources.values())
+        return _most(detected) if packed else None
     if lone.component == CHECKPOINT:
         return _most(lone)
-    lent = {name: src for name, src in base.sources.items() if not name.startswith("vae")}  # which is often in F32
-    return _most(dataclasses.replace(base, sources=lent)) or _most_of_lone(seen)
+    sources = {name: src for name, src in base.sources.items() if not name.startswith("vae")}  # which is often in F32
+    return _most(dataclasses.replace(base, sources=sources)) or _most_of_lone(detected)
 
 
-def _most_of_lone(seen: detection.Detected) -> str:
-    """The same for a base that lends only configs: the main component's. That of packed weights where it has no other:
-    the F32 of a GGUF file, which its small tensors are in whatever they were, says nothing."""
-    main = next((seen.sources[name] for name in choices.MAIN if name in seen.sources), None)
-    said = _most(dataclasses.replace(seen, sources={} if main is None else {"main": main}))
+def _most_of_lone(detected: detection.Detected) -> str:
+    """Return the main component's dtype, for a base that provides only configs.
+
+    The dtype for packed weights if there is no other: float32 in a GGUF file tells nothing, since small tensors are
+    always stored in it.
+    """
+    main = next((detected.sources[name] for name in choices.MAIN if name in detected.sources), None)
+    dtype = _most(dataclasses.replace(detected, sources={} if main is None else {"main": main}))
     foreign = main is not None and main.container == "gguf" and main.named_dtype is None
-    return READ_DTYPE if said is None or (foreign and said == "float32") else said
+    return READ_DTYPE if dtype is None or (foreign and dtype == "float32") else dtype
 
 
-def _most(seen: detection.Detected) -> str | None:
-    """The float dtype with the most bytes; None if there are no floats."""
+def _most(detected: detection.Detected) -> str | None:
+    """Return the float dtype with the most bytes; None if there are no floats."""
     sizes: Counter[str] = Counter()
-    for src in seen.sources.values():
+    for src in detected.sources.values():
         for info in src.plain.values():
             if info.dtype in ("float32", "float16", "bfloat16"):
                 sizes[src.named_dtype or info.dtype] += info.nbytes

@@ -1,4 +1,4 @@
-"""What rules mean for a plan: what they contradict, and what they reach. No torch, but where a model is looked at."""
+"""Check rules against a plan: conflicts, and what each rule matches. Imports torch only to inspect a model."""
 
 from __future__ import annotations
 
@@ -20,71 +20,69 @@ if TYPE_CHECKING:
     from ..formats.checkpoint import Source
     from .plan import ComponentPlan
 
-# The modules of a component in which rules quantize products of activations, each with its rules by operation; None
-# where that is not known.
+# Modules of a component whose activation products rules quantize, each with its rules by operation; None if unknown.
 Marked = Mapping[str, Mapping[str, QuantizationRule]] | None
 Weights = tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes
 
 
 def refuse_computing(spec: QuantSpec | None, compute: str | None) -> None:
-    """Raise ConflictError if rules say how products are computed, and compute= says it too."""
+    """Raise ConflictError if both the rules and compute= set what products are computed in."""
     if compute in (None, "float") or not isinstance(spec, RulesSpec):
         return
-    said = next((row for row in spec.rules if row.act_qtype is not None), None)
-    if said is not None:
+    rule = next((row for row in spec.rules if row.act_qtype is not None), None)
+    if rule is not None:
         raise ConflictError(
-            f"compute={compute!r} was asked for with rules",
-            f"one of them says itself what products are computed in: {to_dict(said)}",
-            "Leave compute out, or act_qtype",
+            f"Cannot combine compute={compute!r} with rules",
+            f"one of them already sets what products are computed in ({to_dict(rule)})",
+            "Remove compute, or act_qtype from the rules",
         )
 
 
 def refuse_other_rules(name: str, src: Source, spec: RulesSpec) -> None:
-    """Raise ConflictError if a weight on disk is quantized by another rule than the one that was asked for."""
-    for key, found in src.found.items():
-        said = dict(found.details.get("rule") or {k: v for k, v in found.details.items() if k != ACT_SHAPE})
-        shape = src.specs[key].shape if key in src.specs else src.tensors[found.keys["qvalue"]].shape
+    """Raise ConflictError if a weight on disk is quantized by a rule other than the requested one."""
+    for key, weight in src.found.items():
+        recorded = dict(weight.details.get("rule") or {k: v for k, v in weight.details.items() if k != ACT_SHAPE})
+        shape = src.specs[key].shape if key in src.specs else src.tensors[weight.keys["qvalue"]].shape
         try:
-            asked = does(plain_tiles(spec.of(key, shape).rule, shape))
+            requested = does(plain_tiles(spec.of(key, shape).rule, shape))
         except Unfit:
-            asked = None
-        if asked != does(plain_tiles(rule_of(said), shape)):
+            requested = None
+        if requested != does(plain_tiles(rule_of(recorded), shape)):
             raise ConflictError(
-                f"Rules were given for {src.path}",
-                f"its weights ({name}) are quantized by rules already, {key!r} by another one: {said}",
-                "Leave rules out to load it as it is, or start from the unquantized model",
+                f"Cannot apply the rules to {src.path}",
+                f"its weights ({name}) are already quantized by rules, {key!r} by a different one ({recorded})",
+                "Remove rules to load it as it is, or use the unquantized model",
             )
 
 
 def marked_in_file(src: Source, spec: RulesSpec) -> Marked:
-    """The modules whose products of activations the rules name, in the model that a source is of; None where its class
-    is not known.
+    """Return the modules in a source's model whose activation products match a rule; None if its class is unknown.
 
     Raises:
-        SettingsError: a rule that products cannot follow.
+        SettingsError: a rule that cannot apply to products.
     """
     from ..models.classes import meta_model
 
     try:
         return marked_in(meta_model(src), spec)
-    except MissingComponentError:  # which loading says, in better words
+    except MissingComponentError:  # loading reports it with a better message
         return None
 
 
 def marked_in(model: nn.Module, spec: RulesSpec) -> Marked:
-    """The same of a model, on the meta device or not."""
+    """Return the modules of a model whose activation products match a rule. It may be on the meta device."""
     from ..rules.interception import followed
 
     return followed(model, Rules(spec.rules)) if spec.products else {}
 
 
 def weights_in(src: Source) -> Weights:
-    """The tensors of a source that rules may be for."""
+    """Return names and shapes of the tensors of a source that rules can apply to."""
     return tuple((name, info.shape) for name, info in src.tensors.items() if len(info.shape) > 1)
 
 
 def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Source]) -> dict[str, Extent]:
-    """How much of each component is to be quantized now, of those for which that was asked."""
+    """Return, for each component with a requested scheme, how much of it is to be quantized now."""
     return {
         part.name: Extent(
             spec=part.spec,
@@ -99,10 +97,10 @@ def extents_of(parts: Iterable[ComponentPlan], sources: Mapping[str, Source]) ->
 
 
 def unused(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]]], marked: Iterable[Marked]) -> list[str]:
-    """A sentence for each rule that decides for no weight, or, if it is for products alone, for no module."""
-    found = [*marked]
+    """Return a sentence for each rule that matches no weight, or, if it is for products only, no module."""
+    modules = [*marked]
     rows = [*spec.unused(weights)]
-    if None not in found:
-        used = {rule for one in found for chosen in (one or {}).values() for rule in chosen.values()}
+    if None not in modules:
+        used = {rule for one in modules for by_operation in (one or {}).values() for rule in by_operation.values()}
         rows += [row for row in spec.rules if row.products and is_for_products_alone(row) and row not in used]
     return [f"the rule {to_dict(row)} matches no layer: it has no effect" for row in rows]

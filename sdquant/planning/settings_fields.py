@@ -1,6 +1,6 @@
-"""The fields of a settings page: a scheme for each role, then every field of Request that is a setting.
+"""Fields of the settings page: a scheme for each role, then every field of Request that is a setting.
 
-A page makes a widget of each, by its kind; a new scheme, role or field of Request appears there by itself.
+The page shows a widget for each, by its kind; new schemes, roles and fields of Request appear automatically.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .request import NOT_QUANTIZED, Request
 
 KINDS = ("scheme", "choice", "switch", "text", "list")
 
-# What a widget shows for None.
+# Texts that widgets show for None.
 AS_FOUND = "as found"
 DEFAULT = "default"
 
@@ -28,11 +28,11 @@ class Field:
 
     Attributes:
         name: "quant.<role>" for a scheme, else the name of Request's field.
-        label, help: what stands beside the widget.
+        label, help: texts next to the widget.
         kind: "scheme" (one of `choices` or one with options, as "nf4,double_quant"), "choice" (one of them), "switch"
-            (a bool), "text" (empty is None) or "list" (names with commas between them).
-        choices: as a widget shows them; the first stands for None where None is a value.
-        default: the value where nothing is set.
+            (a bool), "text" (empty is None) or "list" (comma-separated names).
+        choices: as a widget shows them; the first stands for None if None is allowed.
+        default: the value if nothing is set.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Field:
     default: Any = None
 
     def shown(self, value: Any) -> Any:
-        """A value as its widget shows it."""
+        """Return a value as its widget shows it."""
         if self.kind == "list":
             return ", ".join(value)
         if value is None:
@@ -51,15 +51,15 @@ class Field:
         return value
 
     def parse(self, shown: Any) -> Any:
-        """The value of what a widget holds.
+        """Parse the content of a widget.
 
         Raises:
-            SettingsError: what no widget of this kind holds.
+            SettingsError: a value that no widget of this kind can have.
         """
         if self.kind == "switch":
             if isinstance(shown, bool):
                 return shown
-            raise SettingsError(f"{self.name}={shown!r} was set", f"{self.name} is on or off", "Use true or false")
+            raise SettingsError(f"Invalid {self.name}={shown!r}", f"{self.name} is on or off", "Use true or false")
         if isinstance(shown, (int, float)) and not isinstance(shown, bool) and self.kind == "text":
             return shown
         if shown is None:
@@ -67,7 +67,7 @@ class Field:
         if self.kind == "list" and isinstance(shown, (list, tuple)):
             shown = ",".join(str(word) for word in shown)
         if not isinstance(shown, str):
-            raise SettingsError(f"{self.name}={shown!r} was set", f"{self.name} is a text", "Use a text")
+            raise SettingsError(f"Invalid {self.name}={shown!r}", f"{self.name} must be a string", "Use a string")
         words = shown.strip()
         if self.kind == "list":
             return tuple(word.strip() for word in words.split(",") if word.strip())
@@ -78,12 +78,12 @@ class Field:
 
 @lru_cache(maxsize=1)
 def fields() -> tuple[Field, ...]:
-    """All fields, in the order of the page."""
+    """Return all fields, in the order of the page."""
     return (*_schemes(), *_of_request())
 
 
 def field_named(name: str) -> Field:
-    """The field of this name.
+    """Return the field of this name.
 
     Raises:
         SettingsError: there is none.
@@ -92,7 +92,7 @@ def field_named(name: str) -> Field:
         if row.name == name:
             return row
     raise SettingsError(
-        f"{name!r} was set", f"the settings are {', '.join(row.name for row in fields())}", "Use one of them"
+        f"Unknown setting {name!r}", f"the settings are {', '.join(row.name for row in fields())}", "Use one of them"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which weights of a component a scheme will hold: by name, shape and dtype alone. Pure: no torch, no files."""
+"""Select the weights of a component to quantize, by name, shape and dtype only. Pure: no torch, no files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from ..rules.quant_spec import LEFT, NO_RULE, RulesSpec, first, operation_of
 if TYPE_CHECKING:
     from ..core.backend import QuantSpec
 
-# Two-dimensional weights that are looked up, not multiplied: they stay as they are unless it is asked for them
-# (`nf4,embeddings`). Modules by the last word of their path, as diffusers and transformers call those that are an
-# `nn.Embedding`.
+# Two-dimensional weights that are looked up, not multiplied: quantized only on request (`nf4,embeddings`). Matched by
+# the last part of the module path, as diffusers and transformers name their `nn.Embedding` modules.
 _TABLES = re.compile(
     r"(^|\.)((?!patch_|proj_)[a-z_]*embeddings?|shared|embed_tokens|embed_positions|relative_attention_bias|pos_embed|"
     r"embedding_table|style_embedder|wte|wpe)\.weight$"
 )
-# Matrices and kernels that no layer of these kinds owns: the gates of HiDream's experts, and the transposed
+# Weights that do not belong to a linear or convolution layer: the gates of HiDream's experts, and the transposed
 # convolutions of Stable Cascade's second stage.
 _BARE = re.compile(r"\.ff_i\.gate\.weight$|(^|\.)up_upscalers\.\d+\.1\.weight$")
 SKIPPED = "skipped as asked"
 
 
-# The parts of a pipeline that draw.
+# The components of a pipeline that denoise.
 _DRAWS = re.compile(r"^(unet|transformer|prior|decoder)(_\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPlan:
-    """One weight that will be quantized, or is already: its bytes as bf16 and packed."""
+    """One weight that is or will be quantized, with its size in bytes as bf16 and packed."""
 
     name: str
     scheme: str
@@ -56,52 +55,52 @@ def select(
     layers: Mapping[str, tuple[str | None, str]] | None = None,
     keys: Mapping[str, str] | None = None,
 ) -> tuple[tuple[WeightPlan, ...], dict[str, str]]:
-    """Which weights a scheme will hold, and which of those it could hold stay floats, with the reason.
+    """Return the weights that the scheme quantizes, and the weights that stay floats, with the reason.
 
     Args:
         shapes: shape and torch dtype name of every tensor, by name.
         skip: see `skipped`.
-        class_name: of the model, whose library may want layers in floats. None where the library is not to read it.
-        layers: what the model says of its layers, see `Source.layers`; None where only names and shapes tell.
-        keys: other names for weights, which `skip` may mean as well: those that its file has.
+        class_name: of the model, whose library may keep layers in floats. None if the library is not to read it.
+        layers: layer types from the model, see `Source.layers`; None if only names and shapes are known.
+        keys: names of the weights in their file, which `skip` may match as well.
     """
     backend = registry.get(spec.scheme.backend)
-    weights, kept, floats = [], {}, keep_in_fp32.kept(class_name, spec)
-    for name, said in candidates(shapes):
-        kind, why = (layers or {}).get(name, (said, ""))
-        if (kind or said) == "embedding" and not spec.embeddings:
+    weights, skipped_weights, floats = [], {}, keep_in_fp32.kept(class_name, spec)
+    for name, guess in candidates(shapes):
+        kind, why = (layers or {}).get(name, (guess, ""))
+        if (kind or guess) == "embedding" and not spec.embeddings:
             continue
         shape, dtype = shapes[name]
         if kind is None:
-            kept[name] = why
+            skipped_weights[name] = why
         elif skipped(name, skip, keys):
-            kept[name] = SKIPPED
+            skipped_weights[name] = SKIPPED
         elif keep_in_fp32.matched(name.removesuffix(".weight"), floats):
-            kept[name] = keep_in_fp32.why_kept(spec)
-        elif kind != "embedding" and not spec.scheme.runs(runtime, kind, shape):  # tables are plain in every runtime
+            skipped_weights[name] = keep_in_fp32.why_kept(spec)
+        elif kind != "embedding" and not spec.scheme.runs(runtime, kind, shape):  # embeddings are plain everywhere
             layer = layer_name(kind, shape)
-            kept[name] = f"{backend.title} has no module for {layer} layers; runtime=plain, named, quantizes them"
+            skipped_weights[name] = f"{backend.title} has no module for {layer} layers; runtime=plain quantizes them"
         else:
             try:
                 layout = backend.layout(spec.of(name, shape), shape, dtype)
             except Unfit as reason:
-                kept[name] = str(reason)
+                skipped_weights[name] = str(reason)
                 continue
             size = sum(part.nbytes for part in layout.values())
             bf16 = nbytes(shape, "bfloat16")
             weights.append(WeightPlan(name=name, scheme=spec.scheme.name, bytes_bf16=bf16, bytes=size))
-    return tuple(weights), kept
+    return tuple(weights), skipped_weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """How much of one component would be quantized.
+    """The amount of one component that would be quantized.
 
     Attributes:
-        spec: in what.
-        weights: how many of them. products: how many modules have products of activations quantized.
+        spec: the scheme.
+        weights: number of quantized weights. products: number of modules with quantized activation products.
         kept: float weights of layers that stay as they are, with the reason.
-        layers: names and shapes of all weights that a rule can be for, where `spec` is rules.
+        layers: names and shapes of all weights that a rule can apply to, if `spec` is rules.
     """
 
     spec: QuantSpec
@@ -112,30 +111,30 @@ class Extent:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is quantized."""
+        """True if nothing is quantized."""
         return not self.weights and not self.products
 
     @property
     def reason(self) -> str:
-        """Why most of its weights stay as they are; "" if it has none that could be quantized."""
+        """Most common reason why weights stay as they are; "" if none could be quantized."""
         reasons = Counter(self.kept.values())
         return reasons.most_common(1)[0][0] if reasons else ""
 
 
 def require_something(what: str, parts: Mapping[str, Extent], named: Collection[str] = ()) -> list[str]:
-    """Say in which components nothing would be quantized, or refuse to go on without a quantization.
+    """Return warnings for components in which nothing would be quantized, or raise if that cannot be intended.
 
     Args:
-        what: was to be quantized, for the error.
-        parts: the components that a quantization is for, by name.
-        named: those of them that the user asked for by name.
+        what: name of the model, for the error.
+        parts: the components to quantize, by name.
+        named: those of them that the user named.
 
     Returns:
-        A sentence for each component in which nothing is quantized, and nobody asked for it by name.
+        A sentence for each component in which nothing is quantized and which the user did not name.
 
     Raises:
-        IncompatibleError: nothing is quantized in any component, or in one that was named; or in one that draws, for
-            another reason than the user's own rules or `skip`.
+        IncompatibleError: nothing is quantized in any component, or in one that the user named; or in one that
+            denoises, for a reason other than the user's own rules or `skip`.
     """
     empty = {name: part for name, part in parts.items() if part.is_empty}
     own = (SKIPPED, NO_RULE, LEFT)
@@ -158,7 +157,7 @@ def require_something(what: str, parts: Mapping[str, Extent], named: Collection[
 def _why(part: Extent) -> str:
     text = "it has no weight that would be quantized" + (f": {part.reason}" if part.reason else "")
     if isinstance(part.spec, RulesSpec) and part.spec.products:
-        return f"{text}, and no module whose products of activations a rule names"
+        return f"{text}, and no module whose activation products match a rule"
     return text
 
 
@@ -171,17 +170,17 @@ def _way_out(part: Extent) -> str:
 
 
 def _near(spec: RulesSpec, part: Extent) -> str:
-    """The likely slip: a pattern for a part of the path, where one for the whole is wanted."""
+    """Suggest a pattern for the likely mistake: one that matches only a part of a module path."""
     for row in spec.rules:
         wide = f".*{row.module_path}.*"
         paths = [(name.removesuffix(".weight"), operation_of(shape)) for name, shape in part.layers]
         if row.module_path != ".*" and any(first((row.at(wide),), *one) for one in paths):
-            return f"Use {wide!r}: the pattern {row.module_path!r} has to match the whole of a module's path"
+            return f"Use {wide!r}, since the pattern {row.module_path!r} has to match the whole of a module's path"
     return ""
 
 
 def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, str]]:
-    """Names and kinds of the weights of linear, convolution and embedding layers, as far as name and shape tell."""
+    """Yield names and layer types ("linear", "conv", "embedding") of weights, judged by name and shape."""
     for name, (shape, dtype) in shapes.items():
         if not name.endswith(".weight") or dtype not in FLOATS or len(shape) < 2 or 0 in shape or _BARE.search(name):
             continue
@@ -192,5 +191,5 @@ def candidates(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tu
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a plain tensor."""
+    """Return the size of an unquantized tensor in bytes."""
     return math.prod(shape) * DTYPE_BITS[dtype] // 8

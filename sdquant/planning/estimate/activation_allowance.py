@@ -1,18 +1,18 @@
-"""What a run needs besides weights: a rough allowance, for advice and presets. No promise."""
+"""Rough allowance for the memory that a run needs besides weights, for advice and presets."""
 
 from __future__ import annotations
 
 GIB = 1 << 30
 
-# Activations and the VAE's work at the sizes that images usually have.
+# Activations and the VAE's temporaries at usual image sizes.
 MOST = int(1.5 * GIB)
 
 
 def allowance(bytes_bf16: int) -> int:
-    """Bytes to leave free for activations.
+    """Return how many bytes to leave free for activations.
 
     Args:
-        bytes_bf16: of the whole model in bf16. Activations grow with a model's width, so a small one (such as those
-            that are shipped) is allowed as much again as its weights, and no more.
+        bytes_bf16: size of the whole model in bf16. Activations grow with the width of a model, so the allowance for a
+            small one (such as the bundled models) is at most the size of its weights.
     """
     return min(MOST, bytes_bf16)

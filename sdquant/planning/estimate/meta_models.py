@@ -1,4 +1,4 @@
-"""The networks of a plan, without weights: modules on the meta device, and what one drawing does with their shapes."""
+"""Models of a plan without weights: modules on the meta device, and a shape trace of generating one image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """A component without weights: its module on the meta device, and the bytes that each tensor of it will have."""
+    """A component without weights: its module on the meta device, and the size in bytes of each loaded tensor."""
 
     plan: ComponentPlan
     module: nn.Module
@@ -33,30 +33,30 @@ class Network:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all, as they lie in a store."""
+        """Size of all tensors in bytes, alignment of the host store included."""
         return sum(self.sizes.values())
 
     @property
     def scratch(self) -> int:
-        """Bytes of its largest quantized weight, decoded. Plain layers keep the buffer, libraries give theirs back."""
+        """Size in bytes of the workspace to dequantize its largest weight. Plain layers keep it, libraries free it."""
         if self._compiled:
-            return 0  # it decodes in what `copied` counts
+            return 0  # `copied` includes its workspace
         return max((weight.bytes_bf16 // 2 * self._itemsize for weight in self.plan.weights), default=0)
 
     @property
     def copied(self) -> int:
-        """Bytes of a compiled model's own copy of the weights."""
+        """Size in bytes of a compiled model's own copy of the weights."""
         if not self._compiled:
             return 0
         shapes = {name: tuple(one.shape) for name, one in self.module.named_parameters(remove_duplicate=False)}
         known = frozenset(shapes)
-        held = [
+        weights = [
             memory_model.Held(
                 w.bytes, registry.scheme(w.scheme).bits, shapes[components.model_name(w.name, known) or w.name]
             )
             for w in self.plan.weights
         ]
-        return memory_model.copied(held, self._itemsize)
+        return memory_model.copied(weights, self._itemsize)
 
     @property
     def _compiled(self) -> bool:
@@ -69,52 +69,52 @@ class Network:
 
     @property
     def wrapped(self) -> bool:
-        """Whether its quantized weights are wrapper tensors, as optimum-quanto's modules have them."""
+        """True if its quantized weights are tensor subclasses, as in optimum-quanto's modules."""
         scheme = self.plan.scheme
         return self.plan.runtime == "library" and scheme is not None and registry.scheme(scheme).backend == "quanto"
 
     @property
     def keeps(self) -> bool:
-        """Whether its scratch stays when it has run; see `kernels.scratch`."""
+        """True if its workspace stays allocated after it has run; see `kernels.workspace`."""
         return self.plan.runtime != "library"
 
 
-def of_plan(made: Plan) -> dict[str, Network]:
-    """By component. Raises SdquantError: what loading would raise for a config that cannot be used."""
-    return {part.name: _network(part, loader_plan.source_of(made, part), made.dtype) for part in made.components}
+def of_plan(plan: Plan) -> dict[str, Network]:
+    """Build the network of each component. Raises SdquantError for unusable configs, as loading would."""
+    return {part.name: _network(part, loader_plan.source_of(plan, part), plan.dtype) for part in plan.components}
 
 
 def trace(
-    made: Plan, networks: Mapping[str, Network] | None = None, *, width: int | None = None, height: int | None = None
+    plan: Plan, networks: Mapping[str, Network] | None = None, *, width: int | None = None, height: int | None = None
 ) -> dict[str, Trace | None]:
-    """What the calls of each component take and compute when one image is drawn, in the order in which they run. How
-    weights are quantized has no part in it.
+    """Trace the memory and operations of each component while one image is generated, in the order in which they run.
+
+    The result does not depend on how weights are quantized.
 
     Args:
-        networks: of the plan, where they are at hand.
-        width, height: of the image in pixels; None for what the model was made for.
+        networks: of the plan, if already built.
+        width, height: of the image in pixels; None for the model's default.
 
     Returns:
-        None for components whose shapes do not tell, and for one that is alone and of a class whose inputs nobody has
-        written down (`inputs`).
+        None for components whose shapes cannot be traced, and for a single component of a class whose inputs are
+        unknown (`dummy_inputs`).
 
     Raises:
-        SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used; an image of that
-            size cannot be.
+        SdquantError: an unusable config or pipeline folder, as loading would raise; an impossible image size.
     """
-    networks = of_plan(made) if networks is None else networks
+    networks = of_plan(plan) if networks is None else networks
     if set(networks) == {"model"}:
         return {"model": activation_memory.of_component(networks["model"].module, width=width, height=height)}
-    folder = loader_plan.folder_of(made)
+    folder = loader_plan.folder_of(plan)
     pipeline_folders.check_pipeline(folder)
     pipe = pipeline_folders.pipeline(folder, {name: one.module for name, one in networks.items()})
     return activation_memory.of_pipeline(pipe, width=width, height=height)
 
 
-def trace_if_sound(made: Plan) -> dict[str, Trace | None]:
-    """`trace`; nothing of a model that cannot be used, for which loading has better words."""
+def trace_if_sound(plan: Plan) -> dict[str, Trace | None]:
+    """Call `trace`; return {} for an unusable model, since loading reports it with a better message."""
     try:
-        return trace(made)
+        return trace(plan)
     except SdquantError:
         return {}
 
@@ -125,9 +125,9 @@ def _network(part: ComponentPlan, src: Source, dtype: str | None) -> Network:
     usual = dtype or _most(stored, src) or "bfloat16"
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point():
-            said = stored.get(name, usual)
-            kept = dtype is None and said in ("float32", "float16", "bfloat16")
-            parameter.data = parameter.data.to(components.dtype_named(said if kept else usual))
+            file_dtype = stored.get(name, usual)
+            keeps_dtype = dtype is None and file_dtype in ("float32", "float16", "bfloat16")
+            parameter.data = parameter.data.to(components.dtype_named(file_dtype if keeps_dtype else usual))
     return Network(part, module, _sizes(part, module))
 
 
@@ -140,7 +140,7 @@ def _most(stored: Mapping[str, str], src: Source) -> str | None:
 
 
 def _sizes(part: ComponentPlan, module: nn.Module) -> dict[str, int]:
-    """By the model's names; the tensors that are tied count under one."""
+    """Return sizes in bytes by the model's tensor names; tied tensors count once."""
     known = frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
     sizes = {components.model_name(w.name, known) or w.name: w.bytes for w in part.weights}
     floats = {

@@ -1,7 +1,8 @@
-"""How much fast memory a plan will take at the most: weights on the device at once, and what computing with them takes.
+"""Predict the peak use of fast memory of a plan: weights on the device at once, activations and workspace.
 
 Nothing is loaded: weights are sizes by name, and each component's activations come from a trace of its shapes
-(`activations`). How an offload mode shares the device is worked out by the mode's own book, with units of paper.
+(`activation_memory`). Balanced offload is simulated by its own planner and residency code, with blocks that only count
+bytes.
 """
 
 from __future__ import annotations
@@ -33,39 +34,41 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def predict(
-    made: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
+    plan: Plan, *, width: int | None = None, height: int | None = None, traced: Mapping[str, Trace | None] | None = None
 ) -> Peak:
-    """The peak of a plan when one image is drawn.
+    """Predict the peak memory of a plan while one image is generated.
 
     Args:
-        width, height: of the image in pixels; None for what the model was made for.
-        traced: what `networks.trace` gave for that size, of this plan or of one that quantizes otherwise.
+        width, height: of the image in pixels; None for the model's default.
+        traced: result of `meta_models.trace` for that size, for this plan or one with other schemes.
 
     Raises:
         BudgetError: the model cannot run within its budget.
-        SdquantError: what loading would raise for a config or a pipeline's folder that cannot be used.
+        SdquantError: an unusable config or pipeline folder, as loading would raise.
     """
-    nets = of_plan(made)
-    found = trace(made, nets, width=width, height=height) if traced is None else traced
-    parts = {name: None if one is None else one.peak for name, one in found.items()}
+    nets = of_plan(plan)
+    traces = trace(plan, nets, width=width, height=height) if traced is None else traced
+    parts = {name: None if one is None else one.peak for name, one in traces.items()}
     known = [size for size in parts.values() if size is not None]
     most = max(known) if known else None
-    kept = max((one.scratch for one in nets.values() if one.keeps), default=0)
+    kept_scratch = max((one.scratch for one in nets.values() if one.keeps), default=0)
     scratch = max((one.scratch for one in nets.values()), default=0)
-    copied = sum(one.copied for one in nets.values())  # the matrix allows no offload beside it
-    device = torch.device(made.device)
-    kernels = sum(one.kernels for one in found.values() if one is not None) if device.type == "cpu" else 0
+    copied = sum(one.copied for one in nets.values())  # the matrix allows it only without offload
+    device = torch.device(plan.device)
+    kernels = sum(one.kernels for one in traces.values() if one is not None) if device.type == "cpu" else 0
     ordered = {name: nets[name] for name in parts}
     budget = None
-    if made.offload == "balanced":
-        budget = made.budget
+    if plan.offload == "balanced":
+        budget = plan.budget
         if budget is None:
             budget = default_budget(device, 0, None if most is None else most + scratch)
         moments = _balanced(ordered, device, budget)
     else:
-        moments = _MODES[made.offload](ordered, device)
+        moments = _MODES[plan.offload](ordered, device)
     used = copied + kernels
-    used += max(weights + (parts[name] or 0) + max(kept, nets[name].scratch) for name, weights in moments.items())
+    used += max(
+        weights + (parts[name] or 0) + max(kept_scratch, nets[name].scratch) for name, weights in moments.items()
+    )
     unused = malloc_trim.spare(used) if device.type == "cpu" else 0
     return Peak(
         weights=max(moments.values()),
@@ -81,22 +84,22 @@ def predict(
 
 
 class _Paper:
-    """A unit of a size, as `Residency` and `plans.plan` see units: it moves by being counted."""
+    """Simulated block for `Residency` and `streaming_plan.plan`: tracks bytes only, moves no data."""
 
     def __init__(self, name: str, nbytes: int, handle: OffloadHandle) -> None:
         self.name, self.nbytes, self._counters = name, nbytes, handle.counters
         self.resident = False
 
     def read(self, buffer: None, device: torch.device) -> None:
-        """Nothing to bring."""
+        """Do nothing: there is no data."""
 
     def place(self, flat: None, *, held: bool) -> None:
-        """On the device."""
+        """Count it as resident on the device."""
         self.resident = True
         self._counters.hold(self.nbytes)
 
     def drop(self, store: None) -> None:
-        """Off it."""
+        """Count it as evicted from the device."""
         self.resident = False
         self._counters.hold(-self.nbytes)
 
@@ -106,7 +109,7 @@ def _none(networks: Mapping[str, Network], device: torch.device) -> dict[str, in
 
 
 def _model(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
-    """Wrapper tensors, which cannot be in a file, stay in RAM if the device is the CPU."""
+    """Model offload. On the CPU, tensor subclasses stay in RAM, since they cannot be mapped from a file."""
     opaque = dict.fromkeys(networks, 0)
     if device.type == "cpu":
         opaque |= {name: sum(w.bytes for w in one.plan.weights) for name, one in networks.items() if one.wrapped}
@@ -115,14 +118,17 @@ def _model(networks: Mapping[str, Network], device: torch.device) -> dict[str, i
 
 
 def _sequential(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
-    """On the CPU leaves compute from the mapped file."""
+    """Sequential offload. On the CPU, leaf modules compute from the mapped file."""
     if device.type == "cpu":
         return dict.fromkeys(networks, 0)
     return {name: max(_by(one, _leaves(one)).values()) for name, one in networks.items()}
 
 
 def _group(networks: Mapping[str, Network], device: torch.device) -> dict[str, int]:
-    """What is in no group, and one group; on a GPU the next one as well. On the CPU, what stays in RAM is there too."""
+    """Group offload: weights outside groups plus one group, on GPUs also the prefetched one.
+
+    On the CPU, components that cannot be mapped from disk stay in RAM all the time.
+    """
     ahead = 2 if device.type == "cuda" else 1
     away, stays = {}, 0
     for name, one in networks.items():
@@ -146,27 +152,27 @@ def _balanced(networks: Mapping[str, Network], device: torch.device, budget: int
     if total <= budget:
         return _none(networks, device)
     handle = OffloadHandle("balanced", str(device), total)
-    made: list[Any] = []
+    components: list[Any] = []
     for name, one in networks.items():
         sizes = _by(one, [block for block, _ in find_blocks(one.module)])
         rest: Any = _Paper("", sizes.pop("", 0), handle)
         blocks: list[Any] = [_Paper(block, size, handle) for block, size in sizes.items() if size]
-        made.append(Component(name, one.module, rest, blocks))
-    refuse_too_small(made, 0, budget)
-    residency = Residency(made, (), None, device, handle, budget)  # type: ignore[arg-type]
+        components.append(Component(name, one.module, rest, blocks))
+    refuse_too_small(components, 0, budget)
+    residency = Residency(components, (), None, device, handle, budget)  # type: ignore[arg-type]
     moments: dict[str, int] = {}
-    for component in (*made, *made):  # from the second image on, what an earlier one has left is there
+    for component in (*components, *components):  # twice: the second image starts with what the first left resident
         _run(component, residency, budget)
         moments[component.name] = max(moments.get(component.name, 0), handle.counters.resident)
     return moments
 
 
 def _run(component: Component, residency: Residency, budget: int) -> None:
-    """What happens on the device when the component is called; see `balanced`."""
+    """Simulate what a call of the component does on the device; see `offload.balanced`."""
     units, buffers = component.units, 0
     if component.nbytes > budget:
-        made = streaming_plan.plan(component, budget)
-        units, buffers = list(made.resident), 0 if component.release else made.buffers * made.buffer_bytes
+        plan = streaming_plan.plan(component, budget)
+        units, buffers = list(plan.resident), 0 if component.release else plan.buffers * plan.buffer_bytes
     residency.touch(component)
     residency.make_room(sum(unit.nbytes for unit in units if not unit.resident) + buffers, component)
     residency.fetch(units)
@@ -181,7 +187,7 @@ def _run(component: Component, residency: Residency, budget: int) -> None:
 
 
 def _by(one: Network, owners: list[str]) -> dict[str, int]:
-    """Bytes by owner, the modules of these dotted names; "" for what is in none."""
+    """Sum sizes in bytes by owner, the modules of these dotted names; "" for tensors in none."""
     known = set(owners)
     sizes: dict[str, int] = {}
     for name, size in one.sizes.items():
@@ -197,7 +203,7 @@ def _leaves(one: Network) -> list[str]:
 
 
 def _children(one: Network) -> list[str]:
-    """The members of the lists of blocks that are its own children, as diffusers cuts it."""
+    """Return the members of its direct `ModuleList` children, the groups that diffusers forms."""
     return list(_members(one.module))
 
 

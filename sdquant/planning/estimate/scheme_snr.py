@@ -1,4 +1,4 @@
-"""How precise a scheme is, measured: what its own codec does to a fixed matrix. A new scheme ranks by itself."""
+"""Measure the precision of a scheme by encoding a fixed matrix with its codec. New schemes are ranked automatically."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...errors import SdquantError
 
 log = logging.getLogger(__name__)
 
-# Decibels below which images suffer. Of those measured in bench/results/fidelity.json, the schemes above it (4 bits and
-# more: 18 dB and up) draw nearly every digit right, and those below (3 bits: 14 dB; 2 bits: 6 dB) lose 5 % and more.
+# Images suffer below this, in dB. In bench/results/fidelity.json, schemes above it (4 bits and more: 18 dB and up) draw
+# nearly every digit right, and those below (3 bits: 14 dB; 2 bits: 6 dB) get 5 % or more wrong.
 USABLE = 16.0
 
 _SHAPE = (256, 512)
@@ -20,11 +20,12 @@ _SHAPE = (256, 512)
 
 @lru_cache(maxsize=256)
 def snr(scheme: str) -> float | None:
-    """Signal to noise in decibels of normally distributed weights in this scheme; None if its library fails here.
+    """Return the signal-to-noise ratio, in dB, of normally distributed weights; None if its library fails here.
+
+    It takes a few milliseconds, plus the import of the library the first time.
 
     Args:
-        scheme: a name with its options, as "nf4,double_quant". It takes a few milliseconds, and the import of its
-            library the first time.
+        scheme: a name with its options, such as "nf4,double_quant".
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""How long a step will take against the unquantized model's, foreseen on CPUs whose kernels were measured.
+"""Predict the step time relative to the unquantized model, on CPUs whose kernels were measured.
 
-    step(plan, networks.trace(plan), "amx")      0.74: a step in about three quarters of the time
+    step(plan, meta_models.trace(plan), "amx")      0.74: a step takes about three quarters of the time
 
-Each product with a weight takes what one layer was measured to take for that many rows (`facts`); products of two
-activations and all other operations take the same whatever the scheme. It is one thread's time, nothing read from
-elsewhere meanwhile; of components that run once an image, text encoders and VAEs, nothing is said.
+Each product with a weight takes the measured time of one layer with that many rows (`layer_timings`); products of two
+activations and all other operations take the same time for every scheme. The prediction is for one thread without
+offloading, and ignores components that run once per image (text encoders and VAEs).
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ if TYPE_CHECKING:
     from ...models.op_counts import Product, Work
     from ..plan import ComponentPlan, Plan
 
-# What else is computed: seconds of an operation that makes a tensor, and of each byte that it makes. Those with which
-# the ratios foreseen are nearest to those measured in bench/results/whole-*.json: `python -m bench.foreseen --fit`.
+# Other operations: seconds per operation that creates a tensor, and per byte that it writes. Fitted to measured ratios
+# in bench/results/whole-*.json: `python -m bench.foreseen --fit`.
 OTHER, BYTE = 5e-6, 0.4e-9
 
-# Times that differ by less are the same: the ratios foreseen are off by 11 % (`python -m bench.foreseen`, root mean
-# square of all), some by twice as much.
+# Times that differ by less count as equal: predicted ratios are off by 11 % (root mean square, `python -m
+# bench.foreseen`), some by twice as much.
 NEAR = 0.10
 
-RULES = "rules"  # a scheme whose options say everything
-FLOATS = frozenset(name for name, row in TYPES.items() if row.dtype)  # of GGUF: held, and computed with, as they are
+RULES = "rules"  # a scheme that is defined by its options alone
+FLOATS = frozenset(name for name, row in TYPES.items() if row.dtype)  # unquantized GGUF types
 
 
-def step(made: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:
-    """Computing time of a step over that of the same model unquantized, both on one CPU.
+def step(plan: Plan, traced: Mapping[str, Trace | None], isa: str) -> float | None:
+    """Return the computing time of a step relative to the same model unquantized, both on one CPU.
 
     Args:
-        made: only components that run every step count: UNets, transformers.
-        traced: what `networks.trace` gave for it, or for another way to quantize it.
-        isa: of the C kernels, as `Machine.native` has it.
+        plan: only components that run in every step count: UNets, transformers.
+        traced: result of `meta_models.trace` for it, or for the same model with other schemes.
+        isa: instruction set of the C kernels, as in `Machine.native`.
 
     Returns:
-        None where nothing was measured: another device or instruction set, another runtime or scheme, or shapes that do
-        not tell.
+        None if there are no measurements: another device or instruction set, another runtime or scheme, or shapes that
+        cannot be traced.
     """
-    parts = [part for part in made.components if (row := role_of(part.name)) is not None and row.name == "model"]
-    if made.device.partition(":")[0] != "cpu" or not parts:
+    parts = [part for part in plan.components if (row := role_of(part.name)) is not None and row.name == "model"]
+    if plan.device.partition(":")[0] != "cpu" or not parts:
         return None
     ours = floats = 0.0
     for part in parts:
         trace = traced.get(part.name)
-        found = None if trace is None else products(part, trace.work, isa)
-        if trace is None or found is None:
+        seconds = None if trace is None else products(part, trace.work, isa)
+        if trace is None or seconds is None:
             return None
         rest = trace.work.others * OTHER + trace.work.made * BYTE
-        ours, floats = ours + found[0] + rest, floats + found[1] + rest
+        ours, floats = ours + seconds[0] + rest, floats + seconds[1] + rest
     return ours / floats if floats else None
 
 
 def counted(time: float, fastest: float) -> float:
-    """A foreseen time as it counts in a choice: what is nearly as fast as the fastest is as fast."""
+    """Return a predicted time as it counts in a choice: times close to the fastest are equal."""
     return max(time, (1 + NEAR) * fastest)
 
 
 def knows(isa: str) -> bool:
-    """Whether anything was measured with these C kernels."""
+    """Return whether there are measurements for this instruction set."""
     return any(key[0] == isa for key in known())
 
 
 def said(ratio: float) -> str:
-    """In words."""
+    """Describe a time ratio."""
     return f"computing a step takes about {max(ratio, 0.01):.2g} of the unquantized model's time"
 
 
 def products(part: ComponentPlan, work: Work, isa: str) -> tuple[float, float] | None:
-    """Seconds of the products as planned, and with every weight a float; None where nothing was measured."""
+    """Return the seconds of all products as planned, and with unquantized weights; None if not measured."""
     if part.weights and (part.runtime != "plain" or part.compute not in (None, "int8")):
         return None
     names = frozenset(product.weight for product in work.products if product.weight is not None)
@@ -97,22 +97,22 @@ def products(part: ComponentPlan, work: Work, isa: str) -> tuple[float, float] |
 
 
 def _tables(product: Product, isa: str) -> list[Facts]:
-    """Those of this kind of layer, and of linear ones, which are its nearest; in the dtype of its activations."""
+    """Return the measurements for this layer type, then those for linear layers, in the dtype of the activations."""
     dtype, table = str(product.dtype).removeprefix("torch."), known()
     near = [table.get((isa, kind, dtype)) for kind in (product.kind, "linear")]
     return [one for one in near if one is not None]
 
 
 def _ratios(part: ComponentPlan, scheme: str, product: Product, isa: str) -> tuple[float, float] | None:
-    """Of the nearest layers that were measured. In another dtype alone: taken for no faster than floats.
+    """Return the ratios of the closest measured layer; 1.0 if it was measured only in another dtype.
 
-    Options change what a layer takes a little, but for rules: there they say all, and what was measured is of the same.
+    Options have little effect on times except for rules, which they define: those need a measurement of the same rule.
     """
     exact = () if part.spec is None or part.spec.scheme.name != scheme else (str(part.spec),)
     names = exact if scheme == RULES else (*exact, scheme)
     for table in _tables(product, isa):
-        found = table.ratios(names, product.rows, part.compute)
-        if found is not None:
-            return found
+        ratios = table.ratios(names, product.rows, part.compute)
+        if ratios is not None:
+            return ratios
     others = (table for key, table in known().items() if key[0] == isa)
     return (1.0, 1.0) if any(table.ratios(names, 1, part.compute) for table in others) else None
