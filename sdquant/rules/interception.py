@@ -107,7 +107,7 @@ def _quantized(operation: Operation, frame: _Frame, args: tuple[Any, ...], kwarg
     try:
         done = operation.handler(mark.site(frame.module, rule), frame.counts[operation.counted], *args, **kwargs)
     except SettingsError as error:
-        what = f"{operation.name} in {mark.path or 'the model itself'!r}: {error.what}"
+        what = f"{error.what} ({operation.name} in {mark.path or 'the model itself'!r})"
         raise SettingsError(what, error.why, error.fix) from error
     if done is not None:
         frame.counts[operation.counted] += operation.products
@@ -245,9 +245,9 @@ def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
         static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
         if len(static) > 1:
             raise SettingsError(
-                f"Two rules with act_static_scale are for {' and '.join(names)} in {path or 'the model itself'!r}",
-                f"the ranges of both would be called {counted}0_lhs, {counted}1_lhs and so on",
-                "Give both operations one rule",
+                f"Cannot use two act_static_scale rules for {' and '.join(names)} in {path or 'the model itself'!r}",
+                f"the ranges of both would have the same names: {counted}0_lhs, {counted}1_lhs and so on",
+                "Use one rule for both operations",
             )
 
 
@@ -358,12 +358,12 @@ def _tell(module: nn.Module, args: Any, output: Any) -> None:
         raise IncompatibleError(
             f"Cannot quantize a {type(module).__name__} by rules for {rules}",
             f"none of its weights is quantized, and none of the {len(marks(module))} modules that they match has "
-            "multiplied activations by torch's functions",
-            'Name modules that multiply, ".*attn.*" for example, or add a rule with a weight_qtype',
+            "multiplied activations with torch's functions",
+            'Name modules that multiply activations, for example ".*attn.*", or add a rule with a weight_qtype',
         )
     _unhook(module, _tell)
     for row in unused(module):
-        warnings.warn(f"{row}. It was to quantize products of activations", UnusedRuleWarning, stacklevel=2)
+        warnings.warn(f"{row}. It has quantized no products of activations", UnusedRuleWarning, stacklevel=2)
 
 
 def _shut(module: nn.Module, args: Any) -> None:

@@ -58,9 +58,9 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
     rules = provider.rules.rules
     if not provider.mark(quantized) and not made and rules:  # without rules the float model is what was asked for
         raise IncompatibleError(
-            f"A {type(model).__name__} was to be quantized by {len(rules)} rules",
-            "none of them is for a layer of it",
-            "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
+            f"Cannot quantize a {type(model).__name__} by {len(rules)} rules",
+            "none of them matches any of its layers",
+            "Compare its module names (`for name, _ in model.named_modules()`) with module_path and op_names",
         )
     keep(quantized, provider.rules.rules)
     for row in without_effect(provider.rules.rules, weights):  # those for products are told after the first run
@@ -84,7 +84,7 @@ def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
 def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationRule | None:
     if isinstance(module, QuantizedLayer) or packed_of(module) is not None:
         raise ConflictError(
-            f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
+            f"Cannot quantize layer {path!r} by a rule", "it is already quantized", "Start from the float model"
         )
     if not _suits(module):
         return None

@@ -94,7 +94,7 @@ def layout(
     if len(shape) < 2:
         raise Unfit(f"a weight of {len(shape)} dimension has no inputs")
     if len(shape) > 2 and rule.act_qtype is not None and qtype(rule.act_qtype).tile is not None:
-        raise Unfit(f"the activations of a convolution have no tiles, which {rule.act_qtype} needs")
+        raise Unfit(f"{rule.act_qtype} needs tiles, and the activations of a convolution have none")
     how = weight_how(rule, shape)
     row = how.row
     if row.bits < 8:

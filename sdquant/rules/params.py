@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .qconfig import QuantizationRule
 
 _trimmer = Trimmer()  # of all calls: a model is often quantized weight by weight
-_TOGETHER = "Check that the weights and the template belong together"
+_TOGETHER = "Check that the weights and the template belong to the same model"
 
 
 class ParamTypeError(SettingsError, TypeError):
@@ -75,7 +75,7 @@ def quantize_params(
     for name, value in fp_params.items():
         if not isinstance(value, Tensor):
             raise ParamTypeError(
-                f"The parameter {name!r} was to be quantized", f"it is no tensor but {type(value)}", "Give a state dict"
+                f"Cannot quantize parameter {name!r}", f"it is not a tensor but {type(value)}", "Pass a state dict"
             )
         layer = layer_of(template, name)
         if layer is not None:
@@ -87,7 +87,7 @@ def quantize_params(
             made[name] = value
         elif not allow_extra_params:
             raise UnknownParamError(
-                f"The parameter {name!r} was to be quantized", "it is not found in the template", _TOGETHER
+                f"Cannot quantize parameter {name!r}", "it was not found in the template", _TOGETHER
             )
     return made | _static(template, quant_stats or {}, allow_extra_params)
 
@@ -172,9 +172,9 @@ def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
     names = missing_params(template, params)
     if names:
         raise SettingsError(
-            "A template was to be filled",
-            f"{len(names)} of its parameters or static ranges are missing, the first is {names[0]!r}",
-            "Give the rest of the state dict, or quant_stats",
+            "Cannot fill the template",
+            f"{len(names)} of its parameters or static ranges are missing, the first of them {names[0]!r}",
+            "Pass the rest of the state dict, or quant_stats",
         )
 
 
@@ -219,7 +219,7 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
             if allow_extra:
                 continue
             raise UnknownParamError(
-                f"quant_stats of {prefix!r} were given", "the template has no static range there", _TOGETHER
+                f"Cannot use quant_stats of {prefix!r}", "the template has no static range there", _TOGETHER
             )
         of_layer = operation_of(layer.spec.shape), rule_of_layer(layer)
         found = _found(static_range, statistics, path, *of_layer)
@@ -239,8 +239,8 @@ def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
 
 def _misfit(name: str, value: Tensor, wanted: tuple[int, ...]) -> ParamTypeError:
     return ParamTypeError(
-        f"The parameter {name!r} was to be quantized",
-        f"it is {list(value.shape)}, and the template wants {list(wanted)}",
+        f"Cannot quantize parameter {name!r}",
+        f"its shape is {list(value.shape)}, but the template expects {list(wanted)}",
         _TOGETHER,
     )
 

@@ -77,9 +77,9 @@ def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
     ranges = next((key for key in tensors if found and _RANGES.search(key)), None)
     if ranges is not None:
         raise UnsupportedFileError(
-            f"Tensor {ranges!r} was to be read",
-            "it is a range of activations found beforehand, and nothing says of which type they were",
-            "Export the weights without it, and find the ranges again with `sdquant calibrate`",
+            f"Cannot read tensor {ranges!r}",
+            "it is a static range of activations, and the file does not say which type the activations had",
+            "Export the weights without it, then calibrate again with `sdquant calibrate`",
         )
     return found
 
@@ -98,7 +98,7 @@ def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
         name = key.removesuffix(f"{join}qvalue")
         if name in found or name in names:
             other = repr(found[name]["qvalue"] if name in found else name)
-            raise _bad(name, f"it is there twice, as {key!r} and as {other}")
+            raise _bad(name, f"it occurs twice, as {key!r} and as {other}")
         found[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
     return found
 
@@ -117,7 +117,7 @@ def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tenso
     parts = {part: get(key).contiguous() for part, key in found.keys.items()}
     row = _inferred(found.name, parts, found.keys)
     if shape is not None and row.shape != shape:
-        raise _bad(found.name, f"its codes are {list(row.shape)}, and the model wants {list(shape)}")
+        raise _bad(found.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
     if row.dtype == "float16":  # as `rules.qarray` has it: the same numbers
         parts["scale"] = parts["scale"].to(torch.float32)
     spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
@@ -144,11 +144,11 @@ def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> 
     kind = _dtype(codes)
     _refuse_codes(name, kind, shape)
     if "scale" not in parts:
-        raise _bad(name, f"it has codes in {keys['qvalue']!r}, and no scale beside them")
+        raise _bad(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
     dtype, sizes = _dtype(parts["scale"]), tuple(parts["scale"].shape)
     if dtype not in FLOATS:
-        why = f"its scale is {dtype}, which does not say what the floats were: {', '.join(FLOATS)} do"
-        raise UnsupportedFileError(f"Weight {name!r} was to be read", why, "Export the scales as float32 or bfloat16")
+        why = f"the dtype of its scale must be that of the original weight ({', '.join(FLOATS)}), and it is {dtype}"
+        raise UnsupportedFileError(f"Cannot read weight {name!r}", why, "Export the scales as float32 or bfloat16")
     _refuse_scale(name, shape, sizes)
     fields: dict[str, Any] = {"weight_qtype": kind}
     if sizes[1] > 1:
@@ -164,42 +164,44 @@ def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> 
 
 
 def _refuse_codes(name: str, kind: str, shape: tuple[int, ...]) -> None:
-    what = f"Weight {name!r} was to be read"
+    what = f"Cannot read weight {name!r}"
     if name.rpartition(".")[2] == "kernel":
-        why = "it is called kernel, as in Flax, where its axes are in another order and modules have other names"
+        why = "it is named kernel, as in Flax, where axes are in another order and modules have other names"
         raise UnsupportedFileError(
             what, why, "Export it under the names of the torch model, as <module>.weight, with axes [out, in, ...]"
         )
     if kind == "uint8":
-        why = "its codes are uint8, and nothing says whether that is nf4, mxfp4, nvfp4 or integers packed in bytes"
+        why = "its codes are uint8, and the file does not say whether they are nf4, mxfp4, nvfp4 or packed integers"
         raise UnsupportedFileError(what, why, "Export the float weights, and quantize them with rules")
     if kind not in CODES:
-        raise UnsupportedFileError(what, f"its codes are {kind}, not {', '.join(CODES)}", "Export it as one of these")
+        raise UnsupportedFileError(
+            what, f"its codes are {kind}, not one of {', '.join(CODES)}", "Export it as one of these"
+        )
     if len(shape) < 2:
-        why = f"it is {list(shape)}, and rules are for weights with outputs and inputs"
+        why = f"its shape is {list(shape)}, and rules apply only to weights with outputs and inputs"
         raise UnsupportedFileError(what, why, "Export it as floats")
     if 0 in shape:
-        raise _bad(name, f"it is {list(shape)}")
+        raise _bad(name, f"its shape is {list(shape)}")
 
 
 def _refuse_scale(name: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     if len(sizes) != len(shape) or 0 in sizes or any(n % m for n, m in zip(shape, sizes, strict=True)):
-        raise _bad(name, f"its scale is {list(sizes)}, which does not fit codes of {list(shape)}")
+        raise _bad(name, f"its scale has shape {list(sizes)}, which does not fit codes of shape {list(shape)}")
     if sizes[0] not in (1, shape[0]) or any(n != 1 for n in sizes[2:]):
         raise UnsupportedFileError(
-            f"Weight {name!r} was to be read",
-            f"its scale is {list(sizes)} for codes of {list(shape)}: rules have one for each output or for all of "
-            "them, and for each tile of inputs",
-            "Export the scales as [out or 1, tiles, 1, ...]: repeat those that are for several outputs",
+            f"Cannot read weight {name!r}",
+            f"its scale has shape {list(sizes)} for codes of shape {list(shape)}, but rules need one scale for each "
+            "output or for all of them, and one for each tile of inputs",
+            "Export the scales as [out or 1, tiles, 1, ...], repeating those that several outputs share",
         )
 
 
 def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point: Form) -> None:
     if not qtype(kind).asymmetric:
-        raise _bad(name, f"it has a zero point, and {kind} has none")
+        raise _bad(name, f"it has a zero point, but {kind} has none")
     if _dtype(zero_point) != kind or tuple(zero_point.shape) != sizes:
         found = f"{_dtype(zero_point)} {list(zero_point.shape)}"
-        raise _bad(name, f"its zero point is {found}, which beside its codes and scale has to be {kind} {list(sizes)}")
+        raise _bad(name, f"its zero point is {found}, but its codes and scale require {kind} {list(sizes)}")
 
 
 def _dtype(form: Form) -> str:
@@ -207,4 +209,4 @@ def _dtype(form: Form) -> str:
 
 
 def _bad(name: str, why: str) -> BadFileError:
-    return BadFileError(f"Weight {name!r} was to be read", why, _AGAIN)
+    return BadFileError(f"Cannot read weight {name!r}", why, _AGAIN)

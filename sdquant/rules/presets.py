@@ -122,8 +122,8 @@ def preset(name: str) -> Preset:
         return PRESETS[known.index(short)]
     near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     raise UnknownQuantError(
-        f"The preset {name!r:.80} was asked for",
-        f"the presets of rules are {', '.join(known)}",
+        f"Unknown preset {name!r:.80}",
+        f"the rule presets are {', '.join(known)}",
         f"Did you mean {near[0]!r}?" if near else "Use one of them",
     )
 
@@ -183,13 +183,13 @@ def _check(row: Preset, part: Part, chosen: Choices) -> None:
         if not qtype(type_name).asymmetric:
             able = ", ".join(one.name for one in QTYPES if one.asymmetric)
             raise SettingsError(
-                f"The preset {row.name} was asked for with {text!r} for its {what}",
+                f"Cannot use preset {row.name} with {text!r} for its {what}",
                 f"they become {type_name}, which has no zero point; {able} have one",
-                'Use "absmax", say',
+                'Use a symmetric method such as "absmax"',
             )
     if len(asymmetric) > 1:
         raise SettingsError(
-            f"The preset {row.name} was asked for with zero points for its {' and its '.join(asymmetric)}",
+            f"Cannot use preset {row.name} with zero points for its {' and its '.join(asymmetric)}",
             "only one side of a product can have a zero point",
             'Use "absmax" for one of them',
         )

@@ -97,9 +97,9 @@ def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
     scale = module._buffers.get(f"{name}_scale")
     if scale is None:
         raise SettingsError(
-            f"The static range of {f'{path}.{name}' if path else name} was asked for",
-            "the model has none: calibration saw no data of this product",
-            "Collect ranges with `sdquant calibrate`, and give quant_stats; or leave out act_static_scale",
+            f"Cannot find a static range for {f'{path}.{name}' if path else name}",
+            "the model has none: calibration saw no data for this product",
+            "Calibrate with `sdquant calibrate` and pass the result as quant_stats, or remove act_static_scale",
         )
     return StaticRange(scale, module._buffers.get(f"{name}_zero_point"))
 

@@ -77,12 +77,12 @@ class QuantizationRule:
         try:
             re.compile(self.module_path)
         except (re.error, TypeError) as error:
-            why = f"it is no regular expression: {error}"
+            why = f"it is not a valid regular expression: {error}"
             raise _refused(self, "module_path", why, 'Use one such as ".*attn.*"') from error
         _tuples(self)
         for name in self.op_names:
             if name not in OPERATIONS:
-                raise _refused(self, "op_names", f"{name!r} is none of {', '.join(OPERATIONS)}", "Use one of them")
+                raise _refused(self, "op_names", f"{name!r} is not one of {', '.join(OPERATIONS)}", "Use one of them")
         for name in ("weight_qtype", "act_qtype"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, qtype(str(getattr(self, name))).name)
@@ -92,21 +92,23 @@ class QuantizationRule:
         self._check_zero_points()
         self._check_formats()
         if self.act_static_scale is not None and self.act_qtype is None:
-            raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
+            raise _refused(
+                self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or remove act_static_scale"
+            )
         _check_tile(self, "tile_size")
 
     def _check_zero_points(self) -> None:
         for kind, text in (("weight", self.weight_calibration_method), ("act", self.act_calibration_method)):
             name = getattr(self, f"{kind}_qtype")
             if name is not None and text is not None and method(text).asymmetric and not qtype(name).asymmetric:
-                why = f"{text} finds ranges that are not symmetric, and {name} has no zero point"
+                why = f"the calibration method {text!r} gives asymmetric ranges, but {name} has no zero point"
                 raise _refused(self, f"{kind}_qtype", why, 'Use "absmax", or int4, int8 or int16')
 
     def _check_formats(self) -> None:
         for name in ("weight_qtype", "act_qtype"):
             tile = qtype(getattr(self, name)).tile if getattr(self, name) is not None else None
             if tile is not None and self.tile_size != tile:
-                why = f"its scales are of {tile} numbers each, and tile_size is {self.tile_size}"
+                why = f"it has one scale for every {tile} numbers, but tile_size is {self.tile_size}"
                 raise _refused(self, name, why, f"Use tile_size={tile}")
 
     def matches(self, path: str, operation: str | None = None) -> bool:
@@ -159,14 +161,17 @@ class QtRule(QuantizationRule):
         _check_tile(self, "bwd_weight_grad_tile_size")
         if self.bwd_stochastic_rounding not in (None, "uniform", "low_bit_uniform"):
             raise _refused(
-                self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
+                self,
+                "bwd_stochastic_rounding",
+                "it must be uniform or low_bit_uniform",
+                "Use one of them, or remove it",
             )
         shards = self.bwd_weight_grad_shards
         if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 0):
-            raise _refused(self, "bwd_weight_grad_shards", "it is a number of parts", "Use 0, 1 or more")
+            raise _refused(self, "bwd_weight_grad_shards", "it must be a number of parts", "Use 0, 1 or more")
         if shards is not None and self.bwd_weight_grad_tile_size is not None:
-            why = "bwd_weight_grad_tile_size cuts the same sum"
-            raise _refused(self, "bwd_weight_grad_shards", why, "Leave one of them out")
+            why = "bwd_weight_grad_tile_size already splits the same sum"
+            raise _refused(self, "bwd_weight_grad_shards", why, "Remove one of them")
 
 
 def to_dict(rule: QuantizationRule) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def rule_of(values: dict[str, Any]) -> QuantizationRule:
     unknown = [name for name in values if name not in known]
     if unknown:
         raise SettingsError(
-            f"A rule with {unknown[0]!r} was given", f"its fields are {', '.join(sorted(known))}", "Use one of them"
+            f"Unknown rule field {unknown[0]!r}", f"the fields are {', '.join(sorted(known))}", "Use one of them"
         )
     kind = QuantizationRule if set(values) <= {row.name for row in fields(QuantizationRule)} else QtRule
     return kind(**values)
@@ -226,10 +231,10 @@ def _tuples(rule: QuantizationRule) -> None:
         if row.name in _LISTS and value != row.default:
             kind, said, example = _LISTS[row.name]
             if not isinstance(value, (list, tuple)) or not all(type(one) is kind for one in value):
-                raise _refused(rule, row.name, f"it is a list of {said}", f"Write it like {example}")
+                raise _refused(rule, row.name, f"it must be a list of {said}", f"Write it like {example}")
             object.__setattr__(rule, row.name, tuple(value))
         if row.name in _SWITCHES and value is not row.default and not isinstance(value, bool):
-            raise _refused(rule, row.name, "it is true or false", "Use one of them")
+            raise _refused(rule, row.name, "it must be true or false", "Use one of them")
 
 
 def _check_tile(rule: QuantizationRule, name: str) -> None:
@@ -238,9 +243,9 @@ def _check_tile(rule: QuantizationRule, name: str) -> None:
         return
     number = isinstance(size, (int, float)) and not isinstance(size, bool)
     if not number or size <= 0 or (isinstance(size, float) and size > 1):
-        why = "it is a whole number above 0, or one over a number of tiles"
+        why = "it must be a whole number above 0, or one over a number of tiles (a float up to 1.0)"
         raise _refused(rule, name, why, "Use 128, or 0.25")
 
 
 def _refused(rule: QuantizationRule, name: str, why: str, fix: str) -> SettingsError:
-    return SettingsError(f"A rule with {name}={getattr(rule, name)!r} was given", why, fix)
+    return SettingsError(f"Invalid rule field {name}={getattr(rule, name)!r}", why, fix)

@@ -16,8 +16,8 @@ from .qconfig import PRODUCTS, QuantizationRule, to_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_RULE = "no rule is for it"
-LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
+NO_RULE = "no rule matches it"
+LEFT = "the first rule that matches leaves it unquantized (no weight_qtype)"
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ def with_rules(
     """
     if spec.scheme.name != "rules":
         raise SettingsError(
-            f"rules were given with quant={str(spec)!r}", "they are for quant='rules'", "Leave one of the two out"
+            f"Cannot combine rules with quant={str(spec)!r}", "rules need quant='rules'", "Remove one of the two"
         )
     if spec.options or spec.embeddings:
         raise SettingsError(
-            f"rules were given with quant={str(spec)!r}",
-            "its options are one rule for all layers",
-            "Leave the options out, or the rules",
+            f"Cannot combine rules with quant={str(spec)!r}",
+            "its options already are one rule for all layers",
+            "Remove either the options or the rules",
         )
     return RulesSpec(spec.scheme, rules=rules, statistics=statistics, component=component)
 

@@ -26,9 +26,9 @@ def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]
         return
     if spec.statistics is None:
         raise SettingsError(
-            f"Static ranges of activations were asked for, the first of {wanted[0][0].path!r}",
-            "no ranges were given",
-            "Give quant_stats=<file of `sdquant calibrate`>, or leave out act_static_scale",
+            f"Cannot quantize activations with static ranges, such as the input of {wanted[0][0].path!r}",
+            "quant_stats is not set",
+            "Pass quant_stats=<file of `sdquant calibrate`>, or remove act_static_scale",
         )
     from .core.static_range import require_shape, static_range
     from .statistics_file import of_component, read_statistics
@@ -60,8 +60,8 @@ def require_products(spec: RulesSpec) -> None:
     for rule in rules:
         if rule not in seen:
             raise SettingsError(
-                f"Static ranges were asked for of products of activations in {rule.module_path!r} "
+                f"Cannot quantize products of activations in {rule.module_path!r} with static ranges "
                 f"({', '.join(rule.op_names)})",
-                "no ranges were given" if spec.statistics is None else "quant_stats has none of them",
-                "Give quant_stats=<file of `sdquant calibrate`>, or leave out act_static_scale",
+                "quant_stats is not set" if spec.statistics is None else "quant_stats has none of their ranges",
+                "Pass quant_stats=<file of `sdquant calibrate`>, or remove act_static_scale",
             )

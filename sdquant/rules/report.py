@@ -56,8 +56,8 @@ class Report:
     def _why(self, rule: QuantizationRule) -> str:
         count = self.modules[rule]
         if not count:
-            return "no module's path matches it, or earlier rules match them all and decide"
+            return "no module path matches it, or earlier rules match all of those modules first"
         return (
-            f"none of the {count} modules that it decides for called one of torch's functions for it (diffusers' "
+            f"none of the {count} modules that it applies to called a torch function for these operations (diffusers' "
             'attention backends other than "native" call kernels of their own, and so does nn.MultiheadAttention)'
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "sdquant_quant_stats"
 FORMAT = 1
-_MAKE = "Make it with `sdquant calibrate`"
+_MAKE = "Create it with `sdquant calibrate`"
 
 
 def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, 
 
 def _known(file: str | Path) -> tuple[str, int, int]:
     if not os.path.isfile(file):
-        raise SettingsError(f"quant_stats={str(file)!r} was given", "there is no such file", _MAKE)
+        raise SettingsError(f"Cannot read quant_stats={str(file)!r}", "there is no such file", _MAKE)
     status = os.stat(file)
     return os.path.abspath(file), status.st_mtime_ns, status.st_size
 
@@ -75,13 +75,13 @@ def _read(file: str, changed: int, size: int) -> tuple[Mapping[str, Tensor], Map
 
 
 def _about(file: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    what = f"{file} was to be read as statistics of calibration"
+    what = f"Cannot read calibration statistics from {file}"
     try:
         about = json.loads(metadata[METADATA_KEY])
         version = about["format"]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadFileError(what, "its metadata does not say that it is such a file", _MAKE) from error
+        raise BadFileError(what, "its metadata does not say that it holds any", _MAKE) from error
     if version != FORMAT:
-        raise BadFileError(what, f"it is of format {version!s:.40}, this is format {FORMAT}", _MAKE)
+        raise BadFileError(what, f"it has format {version!s:.40}, but this version reads format {FORMAT}", _MAKE)
     found: Mapping[str, Any] = about
     return found

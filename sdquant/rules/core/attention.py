@@ -59,7 +59,7 @@ def attention(
     sites = rule if isinstance(rule, tuple) else (Site(rule=rule, name="einsum0"), Site(rule=rule, name="einsum1"))
     if attn_mask is not None and is_causal:
         raise SettingsError(
-            "Attention was called with a mask and is_causal", "torch takes one of them", "Put both into the mask"
+            "Cannot use both a mask and is_causal", "torch accepts only one of them", "Put both into the mask"
         )
     if enable_gqa:
         key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))

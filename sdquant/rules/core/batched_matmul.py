@@ -45,9 +45,9 @@ def multiply(a: QArray, b: QArray, *, right_first: bool = False) -> Tensor:
             return dequantize(a) @ dequantize(b)
         if a.zero_point is not None and right.zero_point is not None:
             raise SettingsError(
-                "Two activations were to be multiplied that both have a zero point",
+                "Cannot multiply two activations that both have a zero point",
                 "only one side of a product can have one",
-                'Use a calibration method that is symmetric, such as "absmax", in rules that name products',
+                'Use a symmetric calibration method such as "absmax" in rules that name products',
             )
         return _of_codes(a, right, right_first=right_first)
 

@@ -71,7 +71,7 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
         return _rounded(_not_tiny(divided(found["absmax"], row.bound)), row), None
     if not row.asymmetric:
         raise SettingsError(
-            f"A range that is not symmetric was found for {row.name}",
+            f"Cannot use an asymmetric range for {row.name}",
             "only int4, int8 and int16 have a zero point",
             'Use the calibration method "absmax", or one of these types',
         )

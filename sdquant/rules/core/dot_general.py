@@ -38,9 +38,9 @@ def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
     """Raises SettingsError if both have zero points."""
     if x.zero_point is not None and weight.zero_point is not None:
         raise SettingsError(
-            "Activations and weights were both to be quantized with a zero point",
-            "the product would need sums that nobody has",
-            'Use "absmax" for one of them',
+            "Cannot multiply activations and weights that both have a zero point",
+            "only one side of a product can have one",
+            'Use the calibration method "absmax" for one of them',
         )
 
 
@@ -62,8 +62,8 @@ def common_tiles(x: QArray, other: QArray, what: str) -> int:
     size, counts = x.qvalue.shape[-1], [array.scale.shape[-1] for array in (x, other)]
     if min(counts) > 1 and counts[0] != counts[1]:
         raise SettingsError(
-            f"Activations in tiles of {size // counts[0]} were to meet {what} in tiles of {size // counts[1]}",
-            "a sum has one scale on either side",
+            f"Cannot multiply activations in tiles of {size // counts[0]} by {what} in tiles of {size // counts[1]}",
+            "both must have the same tiles along the summed axis",
             "Give both the same tile_size",
         )
     return max(counts)

@@ -79,15 +79,15 @@ def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
     """
     made = parse(text, (a.ndim, b.ndim))
     if made is None:
-        raise refused(text, "it is no product of two matrices")
+        raise refused(text, "it is not a product of two matrices")
     summed, shared = made.summed, made.shared
     if not summed:
         return None
     if len(summed) > 1 and site.rule.tile_size is not None:
         raise SettingsError(
-            f"The equation {text!r} was to be quantized in tiles of {site.rule.tile_size}",
+            f"Cannot quantize the equation {text!r} in tiles of {site.rule.tile_size}",
             f"it sums over {len(summed)} axes at once",
-            "Leave tile_size out of the rule for this module",
+            "Remove tile_size from the rule for this module",
         )
     sizes: dict[str, int] = {}
     for letter, size in (*zip(made.left, a.shape, strict=True), *zip(made.right, b.shape, strict=True)):
@@ -103,7 +103,7 @@ def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
 
 def refused(text: str, why: str) -> SettingsError:
     """The error for an equation that cannot be quantized."""
-    return SettingsError(f"The equation {text!r} was to be quantized", why, "Leave this module out of the rule")
+    return SettingsError(f"Cannot quantize the equation {text!r}", why, "Exclude this module from the rule")
 
 
 def _arranged(x: Tensor, letters: str, groups: tuple[str, str, str]) -> Tensor:

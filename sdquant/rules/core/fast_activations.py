@@ -70,5 +70,7 @@ def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
         scale.to(wanted.scale.dtype)[:, None], wanted.scale
     )
     if not same:
-        log.warning("The C kernels do not round activations to %s as torch does: it is done in torch, slower.", name)
+        log.warning(
+            "The C kernels do not round activations to %s as torch does; using torch instead, which is slower", name
+        )
     return same

@@ -42,13 +42,13 @@ class HowToQuantize:
         both = set(self.channelwise_axes) & set(self.tiled_axes)
         if both:
             raise SettingsError(
-                f"Axis {min(both)} was asked for tiled and channelwise", "it can be one of them", "Leave one out"
+                f"Cannot make axis {min(both)} both tiled and channelwise", "it can only be one of them", "Remove one"
             )
         row = self.row
         if row.tile is not None and set(self.tiled_axes.values()) != {row.tile}:
             raise SettingsError(
-                f"{row.name} was asked for with tiles of {list(self.tiled_axes.values()) or 'no size'}",
-                f"its scales are of {row.tile} numbers each",
+                f"Cannot use {row.name} with tiles of {list(self.tiled_axes.values()) or 'no size'}",
+                f"it has one scale for every {row.tile} numbers",
                 f"Use tile_size={row.tile}",
             )
         method(self.calibration_method)  # refused here, not at first use
@@ -88,9 +88,9 @@ def tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
         size = round(shape[axis] * asked) if isinstance(asked, float) else asked
         if size <= 0 or shape[axis] % size:
             raise SettingsError(
-                f"A tensor of {list(shape)} was to be quantized in tiles of {asked} along axis {axis}",
-                f"{shape[axis]} is no multiple of that",
-                "Choose a size that divides it, or leave this layer out of the rule",
+                f"Cannot quantize a tensor of shape {list(shape)} in tiles of {asked} along axis {axis}",
+                f"{shape[axis]} is not a multiple of that",
+                "Choose a size that divides it, or exclude this layer from the rule",
             )
         found[axis] = size
     return found

@@ -62,9 +62,9 @@ def quantize(x: Tensor, how: HowToQuantize, find: Find = range_of) -> QArray:
     """
     if x.dtype not in FLOATS:
         raise SettingsError(
-            f"A tensor of {str(x.dtype).removeprefix('torch.')} was to be quantized",
-            "only float64, float32, bfloat16 and float16 are",
-            "Leave it out of the rules",
+            f"Cannot quantize a tensor of {str(x.dtype).removeprefix('torch.')}",
+            "only float64, float32, bfloat16 and float16 can be quantized",
+            "Exclude it from the rules",
         )
     scale, zero_point = scale_and_zero_point(find(x, how), how.row)
     return quantize_with(x, how.qtype, scale, zero_point, how.noise)

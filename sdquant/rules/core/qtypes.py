@@ -103,7 +103,7 @@ def qtype(name: str) -> QType:
             return row
     near = difflib.get_close_matches(short, [row.name for row in QTYPES], n=1, cutoff=0.5)
     raise SettingsError(
-        f"The type {name!r} was asked for",
+        f"Unknown type {name!r}",
         f"the types are {', '.join(row.name for row in QTYPES)}",
         f"Did you mean {near[0]!r}?" if near else "Use one of them",
     )

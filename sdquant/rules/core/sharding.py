@@ -57,7 +57,9 @@ def sharded(count: int, processes: Processes = ALONE, devices: Sequence[str] = (
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise SettingsError(
-            f"Ranges were to be found in {count!r} parts", "it is a whole number of at least 1", "Use 1 for the whole"
+            f"Cannot find ranges in {count!r} parts",
+            "their number must be a whole number of at least 1",
+            "Use 1 to find them in one piece",
         )
     token = _HERE.set(Sharding(count, processes, tuple(devices)) if count > 1 else None)
     try:

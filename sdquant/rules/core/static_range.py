@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUM = "sum_of_"
-CALIBRATE = (
-    "Collect them with `sdquant calibrate` over prompts that this layer sees data in, or leave out act_static_scale"
-)
+CALIBRATE = "Calibrate with `sdquant calibrate` on prompts that reach this layer, or remove act_static_scale"
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def require_shape(found: StaticRange, path: str, rule: QuantizationRule, shape: 
     wanted = layout(rule, shape, "float32")["act_scale"].shape
     if rule.act_batch_axes is None and tuple(found.scale.shape) != wanted:
         raise SettingsError(
-            f"The static range of the input of {path!r} was asked for",
-            f"its statistics are of {found.scale.numel()} tiles, and the rule wants {wanted[0]}",
+            f"Cannot use the static range of the input of {path!r}",
+            f"its statistics have {found.scale.numel()} tiles, but the rule needs {wanted[0]}",
             "Calibrate again with these rules",
         )
 
@@ -78,16 +76,16 @@ def of_operand(
     count = found.pop("count", None)
     if count is None or int(count) == 0:
         raise SettingsError(
-            f"The static range of {what} was asked for",
-            f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data of this layer",
+            f"Cannot find a static range for {what}",
+            f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data for this layer",
             CALIBRATE,
         )
     mean = {name.removeprefix(SUM): value / count for name, value in found.items() if name.startswith(SUM)}
     wanted = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
     if set(mean) != wanted:
         raise SettingsError(
-            f"The static range of {what} was asked for",
-            f"its statistics are of {' and '.join(sorted(mean)) or 'nothing'}, and the rule's calibration method wants "
+            f"Cannot use the static range of {what}",
+            f"its statistics have {' and '.join(sorted(mean)) or 'nothing'}, but the rule's calibration method needs "
             f"{' and '.join(sorted(wanted))}",
             "Calibrate again with these rules",
         )

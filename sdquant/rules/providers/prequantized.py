@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...core.backend import Part
     from ...nn.quantized_layers import QuantizedLayer
 
-_TOGETHER = "Check that the weights and the template belong together"
+_TOGETHER = "Check that the weights and the template belong to the same model"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -106,7 +106,7 @@ def process_prequantized_params(
     for name, keys in weights.items():
         parts = {part: flat[key] for part, key in keys.items()}
         if "scale" not in parts:
-            raise _misfit(name, f"it has {keys['qvalue']!r} and no scale")
+            raise _misfit(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
         layer = layer_of(template, name)
         if layer is not None:
             made |= _into(name, parts, layer)
@@ -119,8 +119,8 @@ def process_prequantized_params(
             continue
         if layer_of(template, name) is not None:
             raise PrequantizedError(
-                f"The parameter {name!r} was to be put into a template",
-                f"it is {str(value.dtype).removeprefix('torch.')}, and quantized in the template",
+                f"Cannot put parameter {name!r} into the template",
+                f"it is {str(value.dtype).removeprefix('torch.')}, but it is quantized in the template",
                 "Use quantize_params for float parameters",
             )
         if name in known:
@@ -140,8 +140,8 @@ def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat[f"{prefix}{name}"] = value
         else:
             raise ParamTypeError(
-                f"The parameter {prefix + str(name)!r} was to be read", f"it is no tensor but {type(value)}",
-                "Give a state dict",
+                f"Cannot read parameter {prefix + str(name)!r}", f"it is not a tensor but {type(value)}",
+                "Pass a state dict",
             )  # fmt: skip
     return flat
 
@@ -161,7 +161,7 @@ def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         raise SettingsError(
-            f"Rules were to be restored with {unknown}=", f"a {kind.__name__} has no such field", "Leave it out"
+            f"Cannot restore rules with {unknown}=", f"a {kind.__name__} has no such field", "Remove it"
         )
     if isinstance(rule, QtRule) or kind is QuantizationRule:
         return replace(rule, **values)
@@ -175,10 +175,10 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
     row, wanted = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
     if ("zero_point" in parts) != ("zero_point" in wanted):
         has, wants = ("a", "none") if "zero_point" in parts else ("no", "one")
-        raise _misfit(name, f"it has {has} zero point, and the template wants {wants}")
+        raise _misfit(name, f"it has {has} zero point, but the template expects {wants}")
     codes = parts["qvalue"]
     if tuple(codes.shape) != spec.shape:
-        raise _misfit(name, f"its codes are {list(codes.shape)}, and the template wants {list(spec.shape)}")
+        raise _misfit(name, f"its codes have shape {list(codes.shape)}, but the template expects {list(spec.shape)}")
     zero_point = parts.get("zero_point")
     array = QArray(
         qvalue=_codes(name, codes, row),
@@ -198,25 +198,27 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
     """Codes as those of a type: of that type's dtype, or integers that it holds."""
     kind = str(codes.dtype).removeprefix("torch.")
     if row.kind == "e2m1":
-        raise _misfit(name, f"the template wants {row.name}, whose codes Qwix has in a type that torch has not")
+        raise _misfit(
+            name, f"the template expects {row.name}, whose codes Qwix stores in a dtype that torch does not have"
+        )
     low, high = (0.0, 15.0) if row.kind == "nf4" else row.limits
     if row.kind == "float" and codes.dtype != storage(row):
-        raise _misfit(name, f"its codes are {kind}, and the template wants {row.name}")
+        raise _misfit(name, f"its codes are {kind}, but the template expects {row.name}")
     if row.kind != "float":
         if codes.is_floating_point() or codes.dtype == torch.bool:
-            raise _misfit(name, f"its codes are {kind}, and the template wants {row.name}")
+            raise _misfit(name, f"its codes are {kind}, but the template expects {row.name}")
         if codes.numel() and (int(codes.min()) < low or int(codes.max()) > high):
-            raise _misfit(name, f"it has codes outside of {int(low)} to {int(high)}, which are those of {row.name}")
+            raise _misfit(name, f"it has codes outside of {int(low)} to {int(high)}, the range of {row.name}")
     return codes.to(storage(row))
 
 
 def _scale(name: str, scale: Tensor, wanted: Part, row: QType) -> Tensor:
     """A scale in the template's shape and dtype."""
     if scale.dtype not in (*_FLOATS, getattr(torch, wanted.dtype)):
-        raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is no float")
+        raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
     cast = scale.to(getattr(torch, wanted.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
-        raise _misfit(name, f"its scales are not those of {row.name} ({row.scale_type})")
+        raise _misfit(name, f"its scales cannot be stored as those of {row.name} ({row.scale_type}) without rounding")
     return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), wanted)
 
 
@@ -224,7 +226,7 @@ def _spread(name: str, small: Tensor, wanted: Part) -> Tensor:
     """Scales or zero points, each repeated for all those of the template that it is for."""
     sizes = (1,) * (len(wanted.shape) - small.ndim) + tuple(small.shape)
     if len(sizes) != len(wanted.shape) or any(n == 0 or m % n for n, m in zip(sizes, wanted.shape, strict=True)):
-        raise _misfit(name, f"its scales are {list(small.shape)}, and the template wants {list(wanted.shape)}")
+        raise _misfit(name, f"its scales have shape {list(small.shape)}, but the template expects {list(wanted.shape)}")
     small = small.reshape(sizes)
     for axis, (have, want) in enumerate(zip(sizes, wanted.shape, strict=True)):
         if have != want:
@@ -238,10 +240,14 @@ def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     kind = str(codes.dtype).removeprefix("torch.")
     row = next((row for row in (qtype(one) for one in CODES) if row.storage == kind), None)
     if row is None or scale.dtype not in _FLOATS:
-        raise _misfit(name, f"it is {kind} with scales of {str(scale.dtype).removeprefix('torch.')}, which is not told")
+        scale_dtype = str(scale.dtype).removeprefix("torch.")
+        raise _misfit(name, f"it has {kind} codes with {scale_dtype} scales, which do not say how to dequantize it")
     for small in (scale, *(() if zero_point is None else (zero_point,))):
         if small.ndim != codes.ndim or any(m == 0 or n % m for n, m in zip(codes.shape, small.shape, strict=True)):
-            raise _misfit(name, f"its scales are {list(small.shape)} for codes of {list(codes.shape)}")
+            raise _misfit(
+                name,
+                f"its scales have shape {list(small.shape)}, which does not fit codes of shape {list(codes.shape)}",
+            )
     working = scale.float() if scale.dtype == torch.float16 else scale
     return dequantize(
         QArray(qvalue=codes, scale=working, zero_point=zero_point, qtype=row.name, dtype=scale.dtype)
@@ -250,15 +256,15 @@ def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
 
 def _fitted(name: str, value: Tensor, wanted: Tensor) -> Tensor:
     if value.shape != wanted.shape:
-        raise _misfit(name, f"it is {list(value.shape)}, and the template wants {list(wanted.shape)}")
+        raise _misfit(name, f"its shape is {list(value.shape)}, but the template expects {list(wanted.shape)}")
     return value.to(wanted.dtype)
 
 
 def _unknown(name: str) -> UnknownParamError:
     return UnknownParamError(
-        f"The parameter {name!r} was to be put into a template", "it is not found in the template", _TOGETHER
+        f"Cannot put parameter {name!r} into the template", "it was not found in the template", _TOGETHER
     )
 
 
 def _misfit(name: str, why: str) -> PrequantizedError:
-    return PrequantizedError(f"The parameter {name!r} was to be put into a template", why, _TOGETHER)
+    return PrequantizedError(f"Cannot put parameter {name!r} into the template", why, _TOGETHER)

@@ -110,9 +110,9 @@ def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> Sta
     )
     if not fits:
         raise SettingsError(
-            f"The static range of {name} was asked for, an activation of {list(x.shape)}",
-            f"it was found for scales of {list(static.scale.shape)}, and those of {list(wanted)} are wanted",
-            "Calibrate again with these rules; tiles, and axes that act_batch_axes leaves, have to keep their number",
+            f"Cannot use the static range of {name} for an activation of shape {list(x.shape)}",
+            f"it was calibrated for scales of shape {list(static.scale.shape)}, but shape {list(wanted)} is needed",
+            "Calibrate again with these rules; the number of tiles, and axes that act_batch_axes leaves, must not change",
         )
     zero_point = static.zero_point
     return StaticRange(
@@ -139,22 +139,22 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
     Raises:
         SettingsError: no act_qtype, static ranges, or zero points on both sides.
     """
-    what = f"The rule for {rule.module_path!r} with op_names={list(rule.op_names)} was to quantize products"
+    what = f"Cannot quantize products by the rule for {rule.module_path!r} with op_names={list(rule.op_names)}"
     if rule.act_qtype is None:
-        raise SettingsError(what, "it has no act_qtype", 'Set act_qtype, "int8" for example')
+        raise SettingsError(what, "the rule has no act_qtype", 'Set act_qtype, for example to "int8"')
     if rule.act_static_scale and not static:
         raise SettingsError(
             what,
-            "act_static_scale is for products in a model's modules, which keep their ranges; this one has none",
-            "Use quantize_model, or leave act_static_scale out",
+            "act_static_scale needs a module that keeps the ranges, and this product is not in one",
+            "Use quantize_model, or remove act_static_scale",
         )
     how = method(rule.act_calibration_method or DEFAULT_METHOD)
     uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)
     if uneven and (rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)):
         raise SettingsError(
-            f"{what} with the calibration method {rule.act_calibration_method!r}",
-            "it gives both operands a zero point, and only one side of a product can have one",
-            'Use a symmetric method for these operations, such as "absmax", in a rule of their own',
+            f"{what} and act_calibration_method={rule.act_calibration_method!r}",
+            "the method gives both operands a zero point, but only one side of a product can have one",
+            'Use a symmetric method such as "absmax" for these operations, in a rule of their own',
         )
 
 
@@ -217,9 +217,9 @@ def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
         return None
     if array.zero_point is not None:
         raise SettingsError(
-            f"Gradients of {rule.bwd_qtype} were asked for, of a product whose operands have a zero point",
-            "the backward product multiplies their codes as they are",
-            'Use a calibration method that is symmetric, such as "absmax"',
+            f"Cannot quantize gradients to {rule.bwd_qtype} for a product whose operands have a zero point",
+            "the backward product multiplies their codes without subtracting zero points",
+            'Use a symmetric calibration method such as "absmax"',
         )
     return array
 

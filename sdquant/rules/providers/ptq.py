@@ -75,8 +75,10 @@ class PtqProvider:
         try:
             packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
         except Unfit as reason:
-            what = f"The layer {path!r} was to be quantized by a rule for {rule.module_path!r}"
-            raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
+            what = f"Cannot quantize layer {path!r} by the rule for {rule.module_path!r}"
+            raise SettingsError(
+                what, str(reason), "Change the rule, or add an earlier one that matches this layer"
+            ) from None
         if not weight.is_meta:
             require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
         made = quantized_layer(module, packed, path=path)

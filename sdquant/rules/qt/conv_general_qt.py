@@ -146,9 +146,9 @@ def _for_weight(
 def _shards(batch: int, count: int) -> list[slice]:
     if batch % count:
         raise SettingsError(
-            f"The gradient of a convolution's weight was to be summed in {count} shards (bwd_weight_grad_shards, or "
+            f"Cannot sum the gradient of a convolution's weight in {count} shards (bwd_weight_grad_shards, or "
             "MaxDiffusion's quantization_local_shard_count)",
-            f"its batch of {batch} is no multiple of that",
+            f"its batch of {batch} is not a multiple of that",
             "Choose a number that divides the batch",
         )
     step = batch // count

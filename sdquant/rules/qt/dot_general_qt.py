@@ -151,9 +151,9 @@ def _shard(shape: torch.Size, shards: int) -> int:
     rows = shape[:-1].numel()
     if rows % shards:
         raise SettingsError(
-            f"The gradient of a weight was to be summed in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
+            f"Cannot sum the gradient of a weight in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
             "quantization_local_shard_count)",
-            f"its {rows} rows are no multiple of that",
+            f"its {rows} rows are not a multiple of that",
             "Choose a number that divides the batch",
         )
     return rows // shards

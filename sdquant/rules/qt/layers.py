@@ -168,21 +168,21 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:
     """Refuse now what would fail when the layer runs."""
-    what = f"The layer {path!r} was to be trained with a rule for {rule.module_path!r}"
-    fix = "Change the rule, or let an earlier one match this layer"
+    what = f"Cannot train layer {path!r} with the rule for {rule.module_path!r}"
+    fix = "Change the rule, or add an earlier one that matches this layer"
     if rule.weight_qtype is None:
-        raise SettingsError(what, "it has no weight_qtype", fix)
+        raise SettingsError(what, "the rule has no weight_qtype", fix)
     try:
         weight_how(rule, shape)
     except Unfit as reason:
         raise SettingsError(what, str(reason), fix) from None
     if rule.act_qtype is not None and len(shape) > 2 and qtype(rule.act_qtype).tile is not None:
-        raise SettingsError(what, f"the input of a convolution has no tiles, which {rule.act_qtype} needs", fix)
+        raise SettingsError(what, f"{rule.act_qtype} needs tiles, and the input of a convolution has none", fix)
     if rule.bwd_qtype is None:
         return
     row, how = qtype(rule.bwd_qtype), method(rule.bwd_calibration_method)
     fix = 'Use bwd_qtype="int8" or "float8_e5m2", with the method "absmax"'
     if row.tile is not None:
-        raise SettingsError(what, f"gradients have no tiles, which {row.name} needs", fix)
+        raise SettingsError(what, f"{row.name} needs tiles, and gradients have none", fix)
     if how.asymmetric and not row.asymmetric:
-        raise SettingsError(what, f"the range of gradients is not symmetric, and {row.name} has no zero point", fix)
+        raise SettingsError(what, f"the range of gradients is asymmetric, but {row.name} has no zero point", fix)

@@ -78,26 +78,25 @@ class QuantStat:
         values = {name: value.detach().float().cpu() for name, value in own.items()}
         shape = tuple(next(iter(values.values())).shape)
         if self.count and _bare(shape) != _bare(self.shape):
-            what = f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}"
+            what = f"Cannot add a range of shape {list(shape)} for {self.name} to earlier ones of {list(self.shape)}"
             if self.batch_axes is None:
                 raise SettingsError(
                     what,
-                    "its tiles are along an axis whose size has changed",
-                    "Leave tile_size out of the rule for it, or give it as a fraction (0.25), so that there are always "
-                    "as many",
+                    "its tiles lie along an axis whose size has changed",
+                    "Remove tile_size from its rule, or give it as a fraction (0.25) to keep the number of tiles",
                 )
             raise SettingsError(
                 what,
-                f"act_batch_axes={self.batch_axes} leaves a range for each index of the other axes, and their sizes "
-                "have changed",
-                "Leave out act_batch_axes, or name all axes whose size can change",
+                f"act_batch_axes={self.batch_axes} keeps a range for each index of the other axes, whose sizes have "
+                "changed",
+                "Remove act_batch_axes, or list all axes whose size can change",
             )
         for value in values.values():
             if not bool(torch.isfinite(value).all()):
                 raise SettingsError(
-                    f"The range of {self.name} was to be found",
+                    f"Cannot calibrate {self.name}",
                     "its input has values that are not finite",
-                    "Look for the layer before it that makes them; bfloat16 in place of float16 often helps",
+                    "Look for the earlier layer that produces them; bfloat16 instead of float16 often helps",
                 )
         if not self.count:
             self.shape, self.sums = shape, {name: [0] * value.numel() for name, value in values.items()}
@@ -116,9 +115,9 @@ class QuantStat:
             return [axis for axis in range(ndim) if self.whole or axis != self.axis % ndim]
         if any(not -ndim <= axis < ndim for axis in self.batch_axes):
             raise SettingsError(
-                f"The range of {self.name} was to be averaged over act_batch_axes={self.batch_axes}",
+                f"Cannot average the range of {self.name} over act_batch_axes={self.batch_axes}",
                 f"its input has {ndim} axes",
-                "Leave out act_batch_axes, or name axes that are there",
+                "Remove act_batch_axes, or list only axes that exist",
             )
         return sorted({axis % ndim for axis in self.batch_axes})
 
@@ -127,9 +126,9 @@ class QuantStat:
         bare = _bare(tuple(mean.shape))
         if len(bare) > like.ndim:
             raise SettingsError(
-                f"{self.name} got an input of {like.ndim} axes",
-                f"its ranges are of {list(mean.shape)}",
-                "Leave out act_batch_axes, or give this layer a rule of its own",
+                f"Cannot use the ranges of {self.name} for an input of {like.ndim} axes",
+                f"they have shape {list(mean.shape)}",
+                "Remove act_batch_axes, or give this layer a rule of its own",
             )
         return mean.reshape([1] * (like.ndim - len(bare)) + list(bare)).to(like)
 
@@ -197,9 +196,9 @@ def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
     stats: list[QuantStat | SiteStats] = [*_layers(model).values(), *_sites(model).values()]
     if not stats:
         raise SettingsError(
-            f"Ranges were to be collected for a {type(model).__name__}",
+            f"Cannot collect ranges for a {type(model).__name__}",
             "nothing in it has a rule with act_static_scale",
-            "Set act_static_scale in a rule, and use `quantize_model` with a QtProvider first",
+            "Set act_static_scale in a rule, and call `quantize_model` with a QtProvider first",
         )
     before = [(stat, stat.collecting, stat.own_ranges) for stat in stats]
     for stat in stats:
@@ -236,9 +235,9 @@ def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None
             stats[name] = sites[path].of(short)
         if name not in stats:
             raise SettingsError(
-                f"Statistics of {name!r} were given",
+                f"Cannot load statistics of {name!r}",
                 f"this {type(model).__name__} has no such layer with a static range",
-                "Use those of a model with the same layers and rules",
+                "Use statistics of a model with the same layers and rules",
             )
         stats[name].load(values)
 
@@ -266,9 +265,9 @@ def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor
                 continue
             if set(whole.sums) != set(one.sums) or _bare(whole.shape) != _bare(one.shape):
                 raise SettingsError(
-                    f"Statistics of {name!r} from several processes were to be added",
-                    f"one has ranges of {list(whole.shape)}, another of {list(one.shape)}",
-                    "Collect them with the same rules; name all axes whose size can change in act_batch_axes",
+                    f"Cannot add statistics of {name!r} from several processes",
+                    f"one has ranges of shape {list(whole.shape)}, another of shape {list(one.shape)}",
+                    "Collect them with the same rules, and list all axes whose size can change in act_batch_axes",
                 )
             whole.count += one.count
             for key, totals in one.sums.items():
