@@ -15,13 +15,13 @@ from .safe_regex import quick
 
 
 def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | None:
-    """Return the rules that a model was quantized by; None where the file says none.
+    """Return the rules that a model was quantized by; None if the file has none.
 
     Args:
         rows: see `formats.own.rule_rows`.
 
     Raises:
-        BadFileError: a row is no rule, or its pattern could take for ever to match.
+        BadFileError: a row is not a rule, or its pattern could take for ever to match.
     """
     if not rows:
         return None

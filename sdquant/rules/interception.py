@@ -1,11 +1,11 @@
 """Products of activations inside the modules that a rule names, quantized while those modules run.
 
-`mark(model, rules)` gives each such module a class of its own, derived from the one it had, whose call notes which
+`mark(model, rules)` gives each such module a class of its own, derived from its original one, whose call records which
 module is running. While one is, a torch function mode sees every call of torch's functions and replaces products
-(operations.py). What is inside a module that no rule matches, or that holds a weight, runs as it is: a rule is looked
-up for the module that makes the call, and only for that. Nothing is global: other threads and other models see nothing,
-and a model without such rules is left untouched. torch.compile leaves a marked module out of its graphs: name those
-that attend, rather than all.
+(intercepted_ops.py). What is inside a module that no rule matches, or that holds a weight, runs unchanged: only the
+module that makes the call is matched with the rules. Nothing is global: other threads and models are unaffected, and a
+model without such rules is left untouched. torch.compile leaves a marked module out of its graphs: name attention
+modules rather than all.
 
 Not seen, and so not quantized: products that do not go through these functions of torch. Those are diffusers'
 attention backends other than the native ones, kernels of other libraries, and `nn.MultiheadAttention`. A rule that
@@ -46,10 +46,10 @@ _ATTRIBUTE, _REPORT = product_ranges.MARK, "_sdquant_products"
 
 @dataclass
 class Mark:
-    """What a module does while it runs: `rules` by operation, under the module's path.
+    """Mark of a module whose products are quantized while it runs: `rules` by operation, and the module's path.
 
     Attributes:
-        statistics: of the products with static ranges, where these are collected. Without, ranges are the module's.
+        statistics: of the products with static ranges, while these are collected; if None, the module has the ranges.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Mark:
     statistics: SiteStats | None = None
 
     def site(self, module: nn.Module, rule: QuantizationRule) -> Site:
-        """How products in the module, which is this one's, are quantized by one of the rules."""
+        """Return the quantization of products in `module`, which this mark belongs to, by one of its rules."""
         if not rule.act_static_scale:
             return Site(rule=rule)
         if self.statistics is None:
@@ -69,7 +69,7 @@ class Mark:
 
 @dataclass
 class _Frame:
-    """A module that is running; None is one whose products are left alone. Counts its products."""
+    """A running module, or None for one whose products are left alone, and the counts of its products."""
 
     module: nn.Module | None
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ _running = _Running()
 
 
 class _Interception(TorchFunctionMode):
-    """Replaces products of activations in the module that is running. Calls made in here are not seen again."""
+    """Replaces products of activations in the running module. Calls made in here are not intercepted again."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,7 +141,7 @@ class Marked(nn.Module):
         return _run(self, self._call_impl if own else super().__call__, args, kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Moves follow `fn`; changes of dtype leave ranges alone (a scale cast to half is a wrong scale)."""
+        """Apply `fn`, but keep the dtype of ranges: only their device changes (a scale cast to half is wrong)."""
         kept = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, range in kept.items():
@@ -151,7 +151,7 @@ class Marked(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Ranges come with what is loaded, where the module has none or others yet."""
+        """Take ranges from the state dict where the module has none, or some of another shape."""
         if self.__dict__[_ATTRIBUTE].statistics is None:
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
@@ -167,7 +167,7 @@ class Marked(nn.Module):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A marked module's call, outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
+    """Call a marked module outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
     with _inside(module):
         return call(*args, **kwargs)
 
@@ -181,7 +181,7 @@ _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def marked_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of a marked module: named like its own, which diffusers writes into configurations."""
+    """Return the class of a marked module, named like the original: diffusers writes the name into configs."""
     if kind not in _classes:
         names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
         _classes[kind] = type(kind.__name__, (Marked, kind), names)
@@ -197,21 +197,21 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
 def mark(
     model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor] | None = None, *, collects: bool = False
 ) -> int:
-    """Have the rules that name products of activations quantize them in the model's modules. Marks it anew.
+    """Quantize the products of activations that rules name in the model's modules. Replaces earlier marks.
 
-    To be called last, when the model's layers are in place. The marks stay in copies and pickles; state dicts and saved
-    models have none, so that a model that is loaded again is to be marked again. Static ranges that are in the model
-    stay, where the rules still want them.
+    Call it last, when the model's layers are in place. The marks stay in copies and pickles, but not in state dicts and
+    saved models, so that a model must be marked again after loading. Static ranges in the model stay if the rules still
+    use them.
 
     Args:
         statistics: of calibration, for static ranges; of other operands, too.
-        collects: the model is one that ranges are found with, rather than one that has them.
+        collects: whether the model collects ranges, rather than having them.
 
     Returns:
-        How many modules do so. If 0, the model is as it was.
+        The number of marked modules. If 0, the model is unchanged.
 
     Raises:
-        SettingsError: a rule that products cannot follow, see `straight.refuse`; statistics of another rule.
+        SettingsError: a rule that products cannot follow, see `product.refuse`; statistics of another rule.
     """
     _clear(model)
     if not any(rule.products for rule in rules.rules):
@@ -240,7 +240,7 @@ def mark(
 
 
 def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
-    """Raise SettingsError if two rules find ranges of products that have one name."""
+    """Raise SettingsError if two rules have static ranges for products whose operands share names."""
     for counted, names in product_ranges.COUNTED.items():
         static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
         if len(static) > 1:
@@ -252,22 +252,22 @@ def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
 
 
 def unmark(model: nn.Module) -> None:
-    """Take back what `mark` did, static ranges of products included."""
+    """Undo `mark`, and remove static ranges of products."""
     _clear(model)
     for module in model.modules():
         product_ranges.drop(module)
 
 
 def marks(model: nn.Module) -> dict[str, Mark]:
-    """The marks in a model, by the path of their module."""
+    """Return the marks in a model, by the path of their module."""
     return {path: module.__dict__[_ATTRIBUTE] for path, module in model.named_modules() if isinstance(module, Marked)}
 
 
 def followed(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
-    """`matching`, where products can follow the rules; the model may be on the meta device.
+    """Return `matching`, and check that products can follow the rules; the model may be on the meta device.
 
     Raises:
-        SettingsError: they cannot, see `straight.refuse`; or two rules would give two products' ranges one name.
+        SettingsError: they cannot, see `product.refuse`; or two rules would give the ranges of two products one name.
     """
     found = matching(model, rules)
     for rule in dict.fromkeys(rule for chosen in found.values() for rule in chosen.values()):
@@ -278,7 +278,7 @@ def followed(model: nn.Module, rules: Rules) -> dict[str, dict[str, Quantization
 
 
 def matching(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
-    """The modules that `mark` would mark, by path; for each the rules by operation."""
+    """Return the modules that `mark` would mark, by path, each with its rules by operation."""
     found = {}
     for path, module in model.named_modules():
         if _can_multiply(module) and not _holds_weight(module):
@@ -307,13 +307,13 @@ def _unhook(module: nn.Module, hook: Callable[..., Any]) -> None:
 
 
 def unused(model: nn.Module) -> tuple[Unused, ...]:
-    """The rules that name products of activations and have quantized none in this model yet; see `Report.unused`."""
+    """Return the rules that name products of activations and have quantized none in this model; see `Report.unused`."""
     report = model.__dict__.get(_REPORT)
     return () if report is None else report.unused()
 
 
 def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
-    """The rule that decides, if it quantizes products. Unlike `Rules.of` this does not count as use."""
+    """Return the first matching rule if it quantizes products. Unlike `Rules.of` this does not count as use."""
     rule = first(rules.rules, path, operation)
     return rule if rule is not None and rule.products else None
 
@@ -328,12 +328,12 @@ def _give(module: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def _holds_weight(module: nn.Module) -> bool:
-    """Whether a module multiplies by a weight of its own, perhaps one that it dequantizes first."""
+    """Return whether a module multiplies by a weight of its own, including one that it dequantizes first."""
     return isinstance(module, (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)) or "weight" in module._parameters
 
 
 def _can_multiply(module: nn.Module) -> bool:
-    """Whether a module's own forward may call a product: torch's own do not, or it cannot be seen."""
+    """Return whether a module's own forward may call a product: torch's modules do not, or it cannot be intercepted."""
     return not type(module).__module__.startswith("torch.nn.modules.")
 
 
@@ -342,10 +342,10 @@ def _under(path: str, above: str) -> bool:
 
 
 def _tell(module: nn.Module, args: Any, output: Any) -> None:
-    """After a model's first run: which rules have quantized no product.
+    """Warn, after a model's first run, of rules that have quantized no product.
 
     Raises:
-        IncompatibleError: nothing at all is quantized in the model, whose rules were to quantize something.
+        IncompatibleError: nothing at all is quantized in the model, in spite of its rules.
     """
     report: Report = module.__dict__[_REPORT]
     calibrates = any(mark.statistics is not None for mark in marks(module).values())  # which says itself what it lacks
@@ -367,7 +367,7 @@ def _tell(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def _shut(module: nn.Module, args: Any) -> None:
-    """Before a module inside a marked one that no rule matches. What Ctrl-C leaves behind, the marked one clears."""
+    """Hook before an unmatched module inside a marked one, which clears the frames that Ctrl-C leaves behind."""
     if _running.frames:
         _running.frames.append(_Frame(None))
 

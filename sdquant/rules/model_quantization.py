@@ -1,4 +1,4 @@
-"""`quantize_model(model, provider)`: a copy of a model with layers as the provider makes them."""
+"""`quantize_model(model, provider)`: a copy of a model with the provider's layers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
-    """A copy of `model` whose linear and convolution layers, and products of activations that rules name, are as the
-    rules of `provider` say.
+    """Return a copy of `model` whose linear and convolution layers, and products of activations that rules name, are
+    quantized by the rules of `provider`.
 
-    A model on the meta device gives a template, which allocates nothing: `quantize_params` says what belongs into it.
+    A model on the meta device gives a template, which allocates nothing: `quantize_params` returns its tensors.
 
     Args:
         model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
-            copied. A model made with a QtProvider can be quantized again: for inference, with the ranges that it has
-            seen for those that are static.
-        provider: with the rules; without any, the copy is a float model, as in Qwix.
-        inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
+            copied. A model made with a QtProvider can be quantized again for inference; its collected ranges become the
+            static ones.
+        provider: has the rules; without any, the copy is a float model, as in Qwix.
+        inputs: if there are any, the new model is called with them once, so that it fails now if it cannot run.
 
     Returns:
         The copy, of the same class. Rules that matched nothing are logged; see `provider.get_unused_rules`.
@@ -74,7 +74,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
 
 
 def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
-    """The layer, with copies of the parameters that it took over from the original."""
+    """Return the layer with copies of the parameters that it shares with the original."""
     for name, parameter in layer._parameters.items():
         if parameter is not None and parameter is original._parameters.get(name):
             layer._parameters[name] = copy.deepcopy(parameter)

@@ -1,4 +1,4 @@
-"""`quantize_params`: float weights as a template wants them, all at once or a few at a time (Qwix's ptq.py)."""
+"""`quantize_params`: quantize float weights for a template, all at once or a few at a time (Qwix's ptq.py)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _TOGETHER = "Check that the weights and the template belong to the same model"
 
 
 class ParamTypeError(SettingsError, TypeError):
-    """A parameter that is no tensor, or of another size."""
+    """A parameter that is not a tensor, or of another size."""
 
 
 class UnknownParamError(SettingsError, ValueError):
-    """A parameter, or statistics, that the template has no place for."""
+    """A parameter, or statistics, that the template does not have."""
 
 
 class MissingStatisticsError(SettingsError, ValueError):
-    """A layer, or product, whose input calibration has not seen."""
+    """A layer, or product, for which calibration saw no data."""
 
 
 def quantize_params(
@@ -51,22 +51,22 @@ def quantize_params(
     quant_stats: Mapping[str, Tensor] | None = None,
     allow_extra_params: bool = False,
 ) -> dict[str, Tensor]:
-    """Float parameters, quantized as the template's layers say. The model is not run.
+    """Quantize float parameters as the template's layers require. The model is not run.
 
-    Subset by subset gives the same bits as all at once.
+    Quantizing in subsets gives the same bits as all at once.
 
     Args:
         fp_params: by the names of the float model's state dict; all of it or a part.
         template: of `quantize_model(model, PtqProvider(rules))`, on the meta device or not. It is not changed.
-        quant_stats: of calibration. The static ranges of all layers that it names are in the result, too.
-        allow_extra_params: leave out parameters that the template has no place for, instead of raising.
+        quant_stats: of calibration. The result includes the static ranges of all layers that it names.
+        allow_extra_params: skip parameters that the template does not have, instead of raising.
 
     Returns:
         Tensors by the names of the template's state dict: `template.load_state_dict(..., strict=False, assign=True)`
         or `assign`.
 
     Raises:
-        ParamTypeError (a TypeError): a value is no tensor, or not of the template's size.
+        ParamTypeError (a TypeError): a value is not a tensor, or not of the template's size.
         UnknownParamError (a ValueError): the template has no such parameter.
         MissingStatisticsError (a ValueError): statistics of a layer that saw no data.
     """
@@ -93,7 +93,7 @@ def quantize_params(
 
 
 def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Put what `quantize_params` gave into the template, without a copy."""
+    """Put the result of `quantize_params` into the template, without a copy."""
     for name, value in params.items():
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
@@ -134,8 +134,8 @@ def load_params(
 
 
 def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]:
-    """The parameters of the float model that neither the template has values for nor `params` names (of the result of
-    `quantize_params`), and static ranges as "<path>.<operation>0_lhs"."""
+    """Return the float model's parameters that neither the template has values for nor `params` (the names in a result
+    of `quantize_params`) contains, and missing static ranges as "<path>.<operation>0_lhs"."""
     given, names = set(params), []
     for name in missing(template):
         path, _, short = name.rpartition(".")
@@ -153,7 +153,7 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
 
 
 def _missing_products(template: nn.Module, given: set[str]) -> list[str]:
-    """One name for each rule whose products have not a single range: a template cannot tell which modules multiply."""
+    """Name each rule whose products have no range at all: a template does not know which modules multiply."""
     known = [key for key in given | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
     names: dict[QuantizationRule, str] = {}
     served = set()
@@ -179,7 +179,7 @@ def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
 
 
 def layer_of(template: nn.Module, name: str) -> QuantizedLayer | None:
-    """The quantized layer whose float weight is called `name`."""
+    """Return the quantized layer whose float weight is called `name`, or None."""
     path, _, short = name.rpartition(".")
     if short != "weight":
         return None
@@ -230,7 +230,7 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
 
 
 def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
-    """What `find` finds; its error as one of `quantize_params`."""
+    """Call `find`, and raise its SettingsError as a MissingStatisticsError."""
     try:
         return find(*arguments)
     except SettingsError as error:

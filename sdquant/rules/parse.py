@@ -1,4 +1,4 @@
-"""Rules as people give them: objects, mappings, JSON text, or a YAML or JSON file."""
+"""Rules as users write them: objects, mappings, JSON text, or a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIX = 'Pass a list such as [{"module_path": ".*attn.*", "weight_qtype": "int8"}
 
 
 def rules_of(value: Any) -> tuple[QuantizationRule, ...] | None:
-    """What was given for `rules=`, as rules; None as None.
+    """Parse the value of `rules=`; None stays None.
 
     Raises:
-        SettingsError: no rules are in it, or a file that cannot be read.
+        SettingsError: there are no rules in it, or a file cannot be read.
     """
     if value is None:
         return None

@@ -1,11 +1,11 @@
 """Weights that another tool quantized as Qwix does: found by their keys, their rule inferred from dtypes and shapes.
 
-Such a weight is a `QArray` taken apart, as a tree of Qwix comes out when it is written for torch: codes of the weight's
-shape in `X.weight.qvalue`, `X.weight.scale`, and `X.weight.zero_point` where the range is not symmetric. What can be
-told: the type by the dtype of the codes, tiles by the shape of the scale, the calibration by the zero point, the dtype
-of the floats by that of the scale. What cannot: codes of fewer than 8 bits, one in a byte, are int8 here, which gives
-the same products; bytes (uint8) may be NF4, MXFP4, NVFP4 or anything packed, and are refused. Nothing says how
-activations were quantized: they stay floats. No torch at import.
+Such a weight is a `QArray` taken apart, like a Qwix tree that is exported to torch: codes of the weight's shape in
+`X.weight.qvalue`, `X.weight.scale`, and `X.weight.zero_point` if the range is asymmetric. The type is inferred from the
+dtype of the codes, tiles from the shape of the scale, the calibration method from the zero point, and the float dtype
+from that of the scale. Codes of fewer than 8 bits, one in a byte, count as int8 here, which gives the same products;
+bytes (uint8) may be NF4, MXFP4, NVFP4 or anything packed, and are refused. Files do not say how activations were
+quantized: they stay floats. No torch at import.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from .qconfig import QtRule, QuantizationRule, to_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-RULE, BITS = "rule", "bits"  # in the details of what is found
+RULE, BITS = "rule", "bits"  # in the details of a `Found`
 PARTS = ("qvalue", "scale", "zero_point")
 # What stands between a weight's name and the name of a part: Qwix's tree has "array" there before it is unboxed.
 SPELLINGS = (".array.", ".", "_")
 CODES = ("int8", "int16", "float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "bfloat16", "float16")
-# Qwix's ranges of activations, found beforehand.
+# Qwix's static ranges of activations.
 _RANGES = re.compile(r"(dot_general|einsum|conv_general_dilated)\d+_[lr]hs_(scale|zero_point)(\.array)?$")
 
 _AGAIN = "Export the model again, or get the file from its source"
 
 
 class Form(Protocol):
-    """What is asked of a tensor here: a tensor itself, or what a header says of it."""
+    """Shape and dtype of a tensor: the tensor itself, or its entry in a header."""
 
     @property
     def shape(self) -> Any:
-        """Its sizes."""
+        """Return its sizes."""
 
     @property
     def dtype(self) -> Any:
-        """Its torch dtype, or that one's name."""
+        """Return its torch dtype, or the name of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prequantized:
-    """A weight that is quantized already.
+    """A weight that is already quantized.
 
     Attributes:
-        name: of the weight. keys: of its parts, by part.
-        rule: by which it is quantized, for every module. dtype: of the float weight. shape: of it.
+        name: of the weight. keys: of its tensors, by part.
+        rule: by which it is quantized, for every module. dtype, shape: of the float weight.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Prequantized:
 
 
 def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
-    """The quantized weights among tensors, by name.
+    """Return the quantized weights among tensors, by name.
 
     Raises:
-        UnsupportedFileError: of a kind that cannot be told, or that rules do not say. BadFileError: codes and scales
-            that do not fit each other.
+        UnsupportedFileError: a kind that cannot be inferred, or that rules cannot express. BadFileError: codes and
+            scales that do not fit each other.
     """
     found = {
         name: _inferred(name, {part: tensors[key] for part, key in keys.items()}, keys)
@@ -85,10 +85,10 @@ def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
 
 
 def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
-    """The names of the parts that quantized weights have, by weight and part; there is always a qvalue.
+    """Return the keys of quantized weights, by weight and part; there is always a qvalue.
 
     Raises:
-        BadFileError: a weight that is there twice.
+        BadFileError: a weight that occurs twice.
     """
     found: dict[str, dict[str, str]] = {}
     for key in names:
@@ -139,7 +139,7 @@ def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> Found:
 
 
 def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> Prequantized:
-    """What dtypes and shapes say of one weight."""
+    """Infer the rule of one weight from dtypes and shapes."""
     codes, shape = parts["qvalue"], tuple(parts["qvalue"].shape)
     kind = _dtype(codes)
     _refuse_codes(name, kind, shape)

@@ -1,9 +1,9 @@
-"""Presets of rules, by name: a row each. int8, fp8 and fp8_full are MaxDiffusion's, the others ours. No torch.
+"""Presets of rules, one table entry each. int8, fp8 and fp8_full are MaxDiffusion's, the others ours. No torch.
 
 MaxDiffusion's: int8 and fp8 quantize weights and activations and leave gradients as they are; fp8_full quantizes
-gradients too, a scale for each tensor. There the calibration methods are for fp8_full alone; here they are for all.
+gradients too, a scale for each tensor. There the calibration methods apply to fp8_full alone; here to all presets.
 
-Ours keep convolutions at 8 bits, where 4 would leave a scale to thousands of numbers.
+Ours keep convolutions at 8 bits: at 4 bits thousands of numbers would share a scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a preset does with some operations.
+    """Types that a preset uses for some operations.
 
     Attributes:
         ops: Qwix's names of the operations.
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A row.
+    """A preset.
 
     Attributes:
         per_tensor: one scale for a whole tensor.
@@ -91,14 +91,14 @@ PRESETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a preset leaves open.
+    """Settings that a preset leaves open.
 
     Attributes:
         module_path: as of a rule.
         weight_method, act_method, bwd_method: calibration methods.
         tile_size: of linear layers; None for the preset's own.
-        static: whether the ranges of activations are found beforehand.
-        training: whether rules for training are asked for (QtRule).
+        static: whether the ranges of activations are static (from calibration).
+        training: whether to make rules for training (QtRule).
     """
 
     module_path: str = ".*"
@@ -111,10 +111,10 @@ class Choices:
 
 
 def preset(name: str) -> Preset:
-    """The row of this name, in any case.
+    """Return the preset of this name, in upper or lower case.
 
     Raises:
-        UnknownQuantError: there is none.
+        UnknownQuantError: there is no such preset.
     """
     known = [row.name for row in PRESETS]
     short = name.strip().lower()
@@ -129,7 +129,7 @@ def preset(name: str) -> Preset:
 
 
 def preset_rules(name: str, choices: Choices | None = None) -> tuple[QuantizationRule, ...]:
-    """The rules of a preset.
+    """Return the rules of a preset.
 
     Raises:
         UnknownQuantError: there is no such preset. SettingsError: a choice that it cannot have.
@@ -142,7 +142,7 @@ def preset_rules(name: str, choices: Choices | None = None) -> tuple[Quantizatio
 
 
 def _split(part: Part, chosen: Choices) -> tuple[Part, ...]:
-    """The part; where tiles are asked for, those of its operations that have tiles apart from those that have none."""
+    """Split a part, if a tile size is set, into operations that have tiles and those that have none."""
     if chosen.tile_size is None or not set(CONV) < set(part.ops):
         return (part,)
     return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)

@@ -1,8 +1,8 @@
-"""Static ranges of products of activations, where a model keeps them: as buffers of the module that multiplies.
+"""Static ranges of products of activations, stored in a model as buffers of the module that multiplies.
 
 A product's operand is called "einsum0_lhs", with Qwix's names of operations, counted in each run of its module; its
-buffers "einsum0_lhs_scale" (float32) and, where the range is not symmetric, "einsum0_lhs_zero_point". They are in state
-dicts and files, go where the model goes, and are there with or without a mark (`interception`).
+buffers "einsum0_lhs_scale" (float32) and, where the range is asymmetric, "einsum0_lhs_zero_point". They are in state
+dicts and files, move with the model, and exist with or without a mark (`interception`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": 
 
 
 def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
-    """The rule by which the product of an operand called `name` in the module at `path` has a static range."""
+    """Return the rule that gives a static range to operand `name` of the module at `path`, or None."""
     counted = OPERAND.fullmatch(name)
     if counted is None:
         return None
@@ -37,7 +37,7 @@ def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
 
 
 def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers that follow from statistics of products in the modules of a model, by their names in it.
+    """Return the buffers that follow from statistics of products in a model, by their names in the model.
 
     Raises:
         SettingsError: statistics without data, or of another rule.
@@ -53,13 +53,13 @@ def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) 
 
 
 def buffers(operand: str, found: StaticRange) -> dict[str, Tensor]:
-    """A range under the names of its buffers. operand: with the path of its module."""
+    """Return the buffers of a range by name. operand: with the path of its module."""
     made = {f"{operand}_scale": found.scale}
     return made if found.zero_point is None else made | {f"{operand}_zero_point": found.zero_point}
 
 
 def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
-    """Put ranges, by the names of their buffers, into a model: to where its other tensors are."""
+    """Register ranges, given by the names of their buffers, in a model, on the device of its other tensors."""
     modules = dict(model.named_modules())
     here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
     for key, value in ranges.items():
@@ -70,7 +70,7 @@ def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
 
 
 def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Make room for the ranges among a file's tensors, by key and shape."""
+    """Register meta buffers for the ranges among a file's tensors, given by key and shape."""
     kinds = {"scale": torch.float32, "point": torch.int8}
     place(
         model,
@@ -89,7 +89,7 @@ def drop(module: nn.Module) -> None:
 
 
 def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
-    """The range of an operand of a module that is running.
+    """Return the static range of an operand of a running module.
 
     Raises:
         SettingsError: it has none.

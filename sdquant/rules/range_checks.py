@@ -1,7 +1,7 @@
-"""Whether what is to have a static range has one, asked before any weight is read.
+"""Checks, before any weight is read, that static ranges exist where rules require them.
 
-Which modules multiply activations is known when they run: of these, each rule has to have one range at least, in some
-component. What is missing then is said by the first run, with its name.
+Which modules multiply activations is only known when they run: for these, each rule must have at least one range, in
+some component. The first run raises an error that names what is still missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .quant_spec import RulesSpec, operation_of
 
 
 def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Raise SettingsError, with the layer's name, if its range is wanted and was not found.
+    """Raise SettingsError, with the layer's name, if a layer lacks a static range that its rule requires.
 
     Args:
         weights: that will be quantized, by name and shape.
@@ -39,8 +39,8 @@ def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]
 
 
 def require_products(spec: RulesSpec) -> None:
-    """Raise SettingsError for a rule for products, with static ranges, that nothing in the statistics is of, or that
-    wants others."""
+    """Raise SettingsError for a rule for products with static ranges if the statistics have none for it, or ranges of
+    another kind."""
     rules = [rule for rule in spec.rules if rule.products and rule.act_static_scale]
     if not rules:
         return

@@ -1,7 +1,7 @@
-"""Statistics of calibration as a safetensors file.
+"""Calibration statistics as a safetensors file.
 
-Names are "<component>.<operand>.<what>", see `static`; metadata tells under "sdquant_quant_stats", as JSON, by which
-rules they were found and from how many images.
+Names are "<component>.<operand>.<what>", see `static_range`; the metadata "sdquant_quant_stats" contains, as JSON, the
+rules and the number of images of the calibration.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mappin
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
-    """The statistics in a file; read once.
+    """Return the statistics in a file; cached.
 
     Raises:
-        SettingsError: there is no such file. BadFileError: it is damaged, or no file of statistics.
+        SettingsError: there is no such file. BadFileError: it is damaged, or not a file of statistics.
     """
     return _read(*_known(file))[0]
 
 
 def read_about(file: str | Path) -> Mapping[str, Any]:
-    """What the metadata of a file of statistics says. Raises as `read_statistics`."""
+    """Return the metadata of a file of statistics. Raises as `read_statistics`."""
     return _read(*_known(file))[1]
 
 
 def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
-    """Those of one component, without its name. One that stands alone ("") is the only UNet or transformer in them."""
+    """Return the statistics of one component, without its name. "" is the only UNet or transformer in them."""
     names = {name.partition(".")[0] for name in statistics}
     if not component:
         component = next((name for name in ("unet", "transformer", "prior", "model") if name in names), component)

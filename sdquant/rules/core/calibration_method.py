@@ -24,7 +24,7 @@ class Method:
 
     @property
     def asymmetric(self) -> bool:
-        """Whether what it finds needs a zero point."""
+        """Return whether its ranges need a zero point."""
         return self.name == "minmax" or (self.name == "fixed" and sum(self.numbers) != 0)
 
 

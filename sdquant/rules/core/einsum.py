@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """An equation of two operands: letters of both, of the result, and which of them do what.
+    """An einsum equation of two operands.
 
     Attributes:
         left, right, out: letters, one for every axis.
@@ -28,23 +28,23 @@ class Equation:
 
     @property
     def summed(self) -> str:
-        """Letters of both operands that the result lacks, in the left one's order."""
+        """Return the letters of both operands that the result lacks, in the left one's order."""
         return "".join(one for one in self.left if one in self.right and one not in self.out)
 
     @property
     def shared(self) -> str:
-        """Letters of all three."""
+        """Return the letters of both operands and the result (batch axes)."""
         return "".join(one for one in self.left if one in self.right and one in self.out)
 
     def free(self, side: str) -> str:
-        """Letters of one operand and the result only."""
+        """Return the letters of one operand and the result only."""
         return "".join(one for one in side if one in self.out and one not in self.shared)
 
 
 def parse(text: str, ndims: tuple[int, int]) -> Equation | None:
-    """An equation for operands of so many axes; None if it is no product of two matrices.
+    """Parse an equation for operands of `ndims` axes; return None if it is not a product of two matrices.
 
-    "..." stands for the axes that are left, aligned from the last, as in numpy.
+    "..." stands for the remaining axes, aligned from the last, as in numpy.
     """
     inputs, arrow, out = text.replace(" ", "").partition("->")
     sides = inputs.split(",")
@@ -72,10 +72,10 @@ def parse(text: str, ndims: tuple[int, int]) -> Equation | None:
 
 
 def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
-    """The quantized product that an equation stands for; None if nothing is summed, so that there is no product.
+    """Compute the quantized product of an equation; return None if it sums over nothing.
 
     Raises:
-        SettingsError: an equation that is no product of two matrices, or tiles along more than one summed axis.
+        SettingsError: an equation that is not a product of two matrices, or tiles along more than one summed axis.
     """
     made = parse(text, (a.ndim, b.ndim))
     if made is None:
@@ -102,12 +102,12 @@ def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
 
 
 def refused(text: str, why: str) -> SettingsError:
-    """The error for an equation that cannot be quantized."""
+    """Return the error for an equation that cannot be quantized."""
     return SettingsError(f"Cannot quantize the equation {text!r}", why, "Exclude this module from the rule")
 
 
 def _arranged(x: Tensor, letters: str, groups: tuple[str, str, str]) -> Tensor:
-    """x with its axes in the order of the groups, the last two of which become one axis each."""
+    """Permute the axes of x into the order of the groups, and flatten each of the last two groups to one axis."""
     turned = x.permute([letters.index(one) for group in groups for one in group])
     lead = list(turned.shape[: len(groups[0])])
     middle = turned.shape[len(groups[0]) : len(groups[0]) + len(groups[1])]

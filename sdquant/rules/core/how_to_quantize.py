@@ -1,4 +1,4 @@
-"""How a tensor is quantized, and the shape of the scales that follow from it. No torch."""
+"""Quantization settings of one tensor, and the shape of its scales. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HowToQuantize:
-    """How a tensor is quantized.
+    """Quantization settings of one tensor.
 
     Attributes:
         qtype: name of the type.
@@ -55,17 +55,17 @@ class HowToQuantize:
 
     @property
     def row(self) -> QType:
-        """The type's row."""
+        """Return the type's entry in the table of types."""
         return qtype(self.qtype)
 
     @property
     def method(self) -> Method:
-        """The calibration method, parsed."""
+        """Return the calibration method, parsed."""
         return method(self.calibration_method)
 
 
 def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
-    """The shape of the scales of a tensor of this shape.
+    """Return the shape of the scales of a tensor of this shape.
 
     Raises:
         SettingsError: a tile size that does not divide its axis.
@@ -78,7 +78,7 @@ def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
 
 
 def tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
-    """The size of the tiles of each tiled axis.
+    """Return the tile size of each tiled axis.
 
     Raises:
         SettingsError: one that does not divide its axis.

@@ -1,8 +1,8 @@
-"""Checkpoints that another tool quantized: their rules, and their tensors in a template (Qwix's checkpoint_util.py).
+"""Checkpoints quantized by another tool: their rules, and their tensors in a template (Qwix's checkpoint_util.py).
 
-A quantized weight `X.weight` is there as `X.weight.qvalue`, `X.weight.scale` and, where its range is not symmetric,
+A quantized weight `X.weight` is stored as `X.weight.qvalue`, `X.weight.scale` and, where its range is not symmetric,
 `X.weight.zero_point`; or as a mapping {"qvalue", "scale", "zero_point"} under its name, as in a tree of Qwix. See
-`backends._rules_files` for what can be told from them.
+`rules.prequantized_files` for what can be inferred from them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrequantizedError(SettingsError, ValueError):
-    """A parameter that the template wants quantized in another way, or not as it is."""
+    """A parameter that is not quantized as the template expects."""
 
 
 def restore_quantization_rules(
@@ -47,10 +47,10 @@ def restore_quantization_rules(
     act_qtype: str | None = None,
     **values: Any,
 ) -> list[QuantizationRule]:
-    """Rules by which the quantized weights of a checkpoint are quantized, and its float weights are not.
+    """Return rules that quantize what is quantized in a checkpoint, and leave its float weights alone.
 
-    Parts of paths that are numbers become `[^.]+`, and rules that are the same are one. Layers that such a rule is
-    wrong about get rules of their own, before it.
+    Numbers in paths become `[^.]+`, and equal rules are merged. Layers for which such a rule would be wrong get rules
+    of their own before it.
 
     Args:
         tensors: of a torch model's checkpoint, or what a header says of them (a dtype and a shape each).
@@ -80,10 +80,10 @@ def restore_quantization_rules(
 def process_prequantized_params(
     tensors: Mapping[str, Any], template: nn.Module, allow_extra_params: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that is quantized already, as a template wants them.
+    """Convert the tensors of a quantized checkpoint to those that a template expects.
 
-    Quantized weights become the parts of the template's quantized layers: codes in the template's type, if that holds
-    them, scales repeated where the template has more of them, and in its dtype. Where the template is float they are
+    Quantized weights become the tensors of the template's quantized layers: codes in the template's type, if they fit,
+    and scales in its dtype, repeated where the template has more of them. Where the template is float they are
     dequantized. Other tensors are cast to the template's dtype.
 
     Args:
@@ -131,7 +131,7 @@ def process_prequantized_params(
 
 
 def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of mappings as names with dots."""
+    """Flatten a tree of mappings to names with dots."""
     flat: dict[str, Any] = {}
     for name, value in tensors.items():
         if isinstance(value, Mapping):
@@ -147,8 +147,8 @@ def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _tiled(row: Prequantized, tiles: Collection[tuple[str | None, int | float | None]]) -> QuantizationRule:
-    """A weight's rule. One tile may be the whole of its inputs, which its scale does not tell from no tiles: the rule
-    is that of weights which have several of that size, if there are any."""
+    """Return a weight's rule. Its scale does not tell one tile of all inputs from no tiles: assume the tile size of
+    weights that have several tiles of that size, if there are any."""
     inputs = row.shape[1]
     if row.rule.tile_size is None and (does(row.rule), inputs) in tiles:
         return replace(row.rule, tile_size=inputs)
@@ -156,7 +156,7 @@ def _tiled(row: Prequantized, tiles: Collection[tuple[str | None, int | float | 
 
 
 def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping[str, Any]) -> QuantizationRule:
-    """A rule with more fields, of a kind that has all of them."""
+    """Return a rule with more fields, of a class that has all of them."""
     known = {row.name for row in fields(kind)}
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
@@ -169,7 +169,7 @@ def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping
 
 
 def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict[str, Tensor]:
-    """The parts of a layer's packed weight."""
+    """Return the tensors of a layer's packed weight."""
     rule, spec = rule_of_layer(layer), layer.spec
     assert rule.weight_qtype is not None
     row, wanted = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
@@ -195,7 +195,7 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
 
 
 def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
-    """Codes as those of a type: of that type's dtype, or integers that it holds."""
+    """Return codes in the dtype of a type, which must be theirs or hold their integers."""
     kind = str(codes.dtype).removeprefix("torch.")
     if row.kind == "e2m1":
         raise _misfit(
@@ -213,7 +213,7 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
 
 
 def _scale(name: str, scale: Tensor, wanted: Part, row: QType) -> Tensor:
-    """A scale in the template's shape and dtype."""
+    """Return a scale in the template's shape and dtype."""
     if scale.dtype not in (*_FLOATS, getattr(torch, wanted.dtype)):
         raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
     cast = scale.to(getattr(torch, wanted.dtype))
@@ -223,7 +223,7 @@ def _scale(name: str, scale: Tensor, wanted: Part, row: QType) -> Tensor:
 
 
 def _spread(name: str, small: Tensor, wanted: Part) -> Tensor:
-    """Scales or zero points, each repeated for all those of the template that it is for."""
+    """Repeat scales or zero points to the template's shape."""
     sizes = (1,) * (len(wanted.shape) - small.ndim) + tuple(small.shape)
     if len(sizes) != len(wanted.shape) or any(n == 0 or m % n for n, m in zip(sizes, wanted.shape, strict=True)):
         raise _misfit(name, f"its scales have shape {list(small.shape)}, but the template expects {list(wanted.shape)}")
@@ -235,7 +235,7 @@ def _spread(name: str, small: Tensor, wanted: Part) -> Tensor:
 
 
 def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
-    """The float weight, in the dtype of its scale."""
+    """Dequantize a weight to the dtype of its scale."""
     codes, scale, zero_point = parts["qvalue"], parts["scale"], parts.get("zero_point")
     kind = str(codes.dtype).removeprefix("torch.")
     row = next((row for row in (qtype(one) for one in CODES) if row.storage == kind), None)

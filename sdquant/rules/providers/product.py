@@ -1,6 +1,6 @@
 """The product of two activations under a rule, with gradients.
 
-Forward: both operands quantized, each with the range that it has itself, and multiplied (`products.multiply`).
+Forward: both operands are quantized, each with its own range, and multiplied (`batched_matmul.multiply`).
 Backward: of the float product (quantization-aware training), or with quantized gradients where the rule has a
 bwd_qtype. Formulas: Qwix at aa623acb, core/dot_general_qt.py.
 """
@@ -30,7 +30,7 @@ Found = dict[str, Tensor]
 # Gets the name of an operand ("einsum0_lhs"), the range found in it, and the axis that is summed; returns the range to
 # use. This is where statistics for static ranges are collected.
 Collect = Callable[[str, Found, int], Found]
-# Gets the name of an operand and returns the range that was found beforehand.
+# Gets the name of an operand and returns its static range.
 Known = Callable[[str], StaticRange]
 Noise = Callable[[torch.Size], Tensor]
 
@@ -57,23 +57,23 @@ class Site:
 
     @property
     def per_tensor(self) -> bool:
-        """Whether a scale is shared by numbers of different rows."""
+        """Return whether numbers of different rows share a scale."""
         return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
 
     @property
     def right_first(self) -> bool:
-        """In what order sums are scaled, see `products.multiply`."""
+        """Return whether sums are scaled by the right operand's scales first, see `batched_matmul.multiply`."""
         return self.name.startswith("einsum")
 
     @property
     def by_row(self) -> bool:
-        """Whether the codes of a row depend on no other row, nor on which row it is."""
+        """Return whether the codes of a row depend neither on other rows nor on its position."""
         if self.known is not None:
             return self.rule.act_batch_axes is None
         return self.collect is None and not self.per_tensor
 
     def how(self, x: Tensor, axis: int) -> HowToQuantize:
-        """How an operand is quantized that is summed along `axis`: a scale for each index of all the others."""
+        """Return the settings of an operand that is summed along `axis`: one scale per index of all other axes."""
         rule, summed = self.rule, axis % x.ndim
         return HowToQuantize(
             qtype=str(rule.act_qtype),
@@ -83,7 +83,7 @@ class Site:
         )
 
     def quantized(self, x: Tensor, axis: int) -> tuple[QArray, Found]:
-        """An operand quantized, and its range. axis: -1 for the left one, -2 for the right one."""
+        """Quantize an operand; return it and its range. axis: -1 for the left operand, -2 for the right one."""
         how, name = self.how(x, axis), f"{self.name}_{'lhs' if axis == -1 else 'rhs'}"
         with torch.no_grad():
             if self.known is not None:
@@ -97,10 +97,10 @@ class Site:
 
 
 def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
-    """A static range with the axes of x, on its device.
+    """Return a static range with as many axes as x, on its device.
 
     Raises:
-        SettingsError: it was found for other tiles or other sizes.
+        SettingsError: it was calibrated for other tiles or other sizes.
     """
     wanted = scale_shape(x.shape, how)
     shape = (*[1] * (x.ndim - static.scale.ndim), *static.scale.shape)
@@ -112,7 +112,7 @@ def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> Sta
         raise SettingsError(
             f"Cannot use the static range of {name} for an activation of shape {list(x.shape)}",
             f"it was calibrated for scales of shape {list(static.scale.shape)}, but shape {list(wanted)} is needed",
-            "Calibrate again with these rules; the number of tiles, and axes that act_batch_axes leaves, must not change",
+            "Calibrate again with these rules; the number of tiles and axes outside of act_batch_axes must not change",
         )
     zero_point = static.zero_point
     return StaticRange(
@@ -122,7 +122,7 @@ def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> Sta
 
 
 def _limits(static: StaticRange, how: HowToQuantize) -> Found:
-    """What a static range reaches from and to."""
+    """Return the limits of a static range: {"absmax"}, or {"min", "max"} where it has a zero point."""
     if static.zero_point is None:
         return {"absmax": static.scale * how.row.bound}
     low, high = how.row.limits
@@ -131,7 +131,7 @@ def _limits(static: StaticRange, how: HowToQuantize) -> Found:
 
 
 def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
-    """Refuse what products of activations cannot do.
+    """Raise if a rule asks for something that products of activations cannot do.
 
     Args:
         static: whether static ranges are collected, or known.
@@ -207,7 +207,7 @@ class _Product(torch.autograd.Function):
 
 
 def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
-    """The quantized operand if the backward product is to use its codes; None for the float operand.
+    """Return the quantized operand if the backward product uses its codes; None if it uses the float operand.
 
     Tiles lie along an axis that the backward product does not sum over, and not every code is a number.
     """
@@ -225,12 +225,12 @@ def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
 
 
 def _noise(site: Site, grad: Tensor) -> Noise | None:
-    """That of stochastic rounding, shaped like the gradient of the result or narrower."""
+    """Return the noise of stochastic rounding, shaped like the gradient of the result or narrower; None without it."""
     return noise_of(site.rule, grad) if isinstance(site.rule, QtRule) else None
 
 
 def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None) -> Tensor:
-    """grad [..., M, N] times other [..., N, K], grad quantized if the rule says so."""
+    """Return grad [..., M, N] times other [..., N, K], with grad quantized if the rule has a bwd_qtype."""
     rule = site.rule
     if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
         assert isinstance(other, Tensor)
@@ -245,7 +245,7 @@ def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None
 
 
 def _clipped(grad: Tensor, x: Tensor, found: Found, site: Site) -> Tensor:
-    """Zero where x lies outside the range, for methods whose range can be narrower than x is."""
+    """Zero the gradient where x lies outside the range, for methods whose range can be narrower than x."""
     how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
     if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
         return grad

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class QtLayer(nn.Module):
-    """What the layers share. Comes before the `torch.nn` class in their bases.
+    """Base of the layers. Comes before the `torch.nn` class in their bases.
 
-    Parameters are those of the float layer, by name and dtype: its checkpoints fit this one and the other way round.
+    Parameters have the names and dtypes of the float layer, so that checkpoints are interchangeable.
     Under autocast the layer computes in the dtype that the float layer would.
 
     Attributes:
-        rule: what is done. path: of the layer in its model.
+        rule: of its quantization. path: of the layer in its model.
         statistics: of the range of its input; None without act_static_scale. Not part of `state_dict`: see
             `quant_stats`.
         generator: of stochastic rounding; None is torch's own, which `torch.manual_seed` sets.
@@ -49,10 +49,10 @@ class QtLayer(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, rule: QtRule, path: str) -> Self:
-        """The layer for a float one of the same kind, whose parameters it shares.
+        """Make the layer from a float one, whose parameters it shares.
 
         Raises:
-            SettingsError: the rule cannot be for it.
+            SettingsError: the rule cannot be used for it.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -69,7 +69,7 @@ class QtLayer(nn.Module):
         return made
 
     def float_layer(self) -> nn.Module:
-        """The `torch.nn` layer that this one stands for, with the same parameters."""
+        """Return the `torch.nn` layer of this one, with the same parameters."""
         base = next(base for base, made in LAYERS.items() if isinstance(self, made))
         floats = base.__new__(base)
         nn.Module.__init__(floats)
@@ -80,13 +80,13 @@ class QtLayer(nn.Module):
         return floats
 
     def _float(self) -> tuple[Tensor, Tensor | None]:
-        """The float weight and bias."""
+        """Return the float weight and bias."""
         weight = self._parameters["weight"]
         assert weight is not None
         return weight, self._parameters.get("bias")
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The input, weight and bias in the dtype that is computed in."""
+        """Return the input, weight and bias in the compute dtype."""
         (weight, bias), kind = self._float(), x.device.type
         if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
             return x, weight, bias
@@ -95,7 +95,7 @@ class QtLayer(nn.Module):
 
     @torch.no_grad()
     def _activations(self, x: Tensor, *, conv: bool) -> Operand:
-        """How the input is quantized."""
+        """Return the quantization of the input: its type, method and range."""
         if self.rule.act_qtype is None:
             return Operand(None)
         how = act_how(self.rule, x.ndim, conv=conv)
@@ -106,7 +106,7 @@ class QtLayer(nn.Module):
 
     @torch.no_grad()
     def _weights(self, weight: Tensor) -> Operand:
-        """How the weight is quantized."""
+        """Return the quantization of the weight: its type, method and range."""
         how = weight_how(self.rule, tuple(weight.shape))
         return Operand(how.qtype, how.calibration_method, range_of(weight, how))
 
@@ -167,7 +167,7 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 
 def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:
-    """Refuse now what would fail when the layer runs."""
+    """Raise now for rules that would fail when the layer runs."""
     what = f"Cannot train layer {path!r} with the rule for {rule.module_path!r}"
     fix = "Change the rule, or add an earlier one that matches this layer"
     if rule.weight_qtype is None:

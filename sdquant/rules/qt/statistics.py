@@ -1,12 +1,12 @@
 """Ranges of activations over batches (quant_stats): Qwix at aa623acb, averaging.py and providers/qt.py.
 
 A batch's range is averaged over rule.act_batch_axes, and these are summed: the static range is the mean of the batches'
-ranges. `rules.static` says how they are named.
+ranges. For their names see `static_range`.
 
-Sums are kept as whole numbers of 2**-149, the smallest step of a float32, so that no order and no sharing out of
-batches over processes changes a bit of them: `quant_stats(model, exact=True)` of each process, then
-`merge_quant_stats`. What a layer finds in a batch depends on the layers before it, and those use the mean of the
-batches so far, as Qwix has it: for the same result from any number of processes, collect with own_ranges=True.
+Sums are stored as whole numbers of 2**-149, the smallest step of a float32, so that neither the order of batches nor
+their distribution over processes changes a bit: `quant_stats(model, exact=True)` of each process, then
+`merge_quant_stats`. A layer's range in a batch depends on the layers before it, and those use the mean of the batches
+so far, as in Qwix: for the same result from any number of processes, collect with own_ranges=True.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class QuantStat:
     axis: int = -1
 
     def range_for(self, found: Range) -> Range:
-        """The range to quantize a batch with, whose own is `found`. Adds it to the statistics while collecting.
+        """Return the range to quantize a batch with. While collecting, add the batch's own range (`found`) first.
 
         Raises:
-            SettingsError: another shape than before, numbers that are not finite, or axes that there are not.
+            SettingsError: another shape than before, numbers that are not finite, or axes that do not exist.
         """
         axes = self._axes(next(iter(found.values())).ndim)
         own = {name: _mean(value, axes) for name, value in found.items()}
@@ -106,7 +106,7 @@ class QuantStat:
         self.count += 1
 
     def total(self, name: str) -> Tensor:
-        """A sum, rounded to float32 once."""
+        """Return a sum, rounded to float32 once."""
         floats = [total / (1 << STEP) for total in self.sums[name]]
         return torch.tensor(floats, dtype=torch.float64).float().reshape(self.shape)
 
@@ -122,7 +122,7 @@ class QuantStat:
         return sorted({axis % ndim for axis in self.batch_axes})
 
     def _fitted(self, mean: Tensor, like: Tensor) -> Tensor:
-        """A mean as the ranges of this batch are: their number of axes, dtype and device."""
+        """Return a mean with the number of axes, dtype and device of this batch's range."""
         bare = _bare(tuple(mean.shape))
         if len(bare) > like.ndim:
             raise SettingsError(
@@ -133,7 +133,7 @@ class QuantStat:
         return mean.reshape([1] * (like.ndim - len(bare)) + list(bare)).to(like)
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
-        """As named tensors, on the CPU."""
+        """Return named tensors, on the CPU."""
         made = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
         for name, totals in self.sums.items():
             made[f"{self.name}.{SUM}{name}"] = self.total(name)
@@ -142,7 +142,7 @@ class QuantStat:
         return made
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take over what `to_dict` gave, without the prefix."""
+        """Load what `to_dict` returned, without the prefix."""
         self.count = int(values["count"])
         self.sums = {}
         for key, value in values.items():
@@ -158,7 +158,7 @@ class QuantStat:
 
 @dataclass
 class SiteStats:
-    """The ranges of the products of activations in one module: which there are is known when it has run.
+    """The ranges of the products of activations in one module, known once it has run.
 
     Attributes:
         path: of the module. stats: by the operand's name in it, "einsum0_lhs". collecting, own_ranges: of each of them.
@@ -170,7 +170,7 @@ class SiteStats:
     own_ranges: bool = False
 
     def of(self, name: str) -> QuantStat:
-        """The statistics of an operand, which are made if there are none."""
+        """Return the statistics of an operand; create them if there are none."""
         if name not in self.stats:
             self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, None)
         return self.stats[name]
@@ -185,10 +185,10 @@ class SiteStats:
 
 @contextmanager
 def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
-    """While this lasts, what runs through `model` is added to the statistics of its layers with static ranges.
+    """Context manager: add all inputs of `model` to the statistics of its layers with static ranges.
 
     Args:
-        own_ranges: a batch is quantized with its own range, so that no batch changes what is found in another.
+        own_ranges: quantize a batch with its own range, so that no batch changes the ranges of another.
 
     Raises:
         SettingsError: nothing in the model has a rule with act_static_scale.
@@ -211,10 +211,10 @@ def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
 
 
 def quant_stats(model: nn.Module, *, exact: bool = False) -> dict[str, Tensor]:
-    """The statistics of a model's layers: flat names to tensors, as a safetensors file can hold.
+    """Return the statistics of a model's layers: flat names to tensors, as in a safetensors file.
 
     Args:
-        exact: sums as whole numbers too, which `merge_quant_stats` adds without rounding.
+        exact: include sums as whole numbers, which `merge_quant_stats` adds without rounding.
     """
     made: dict[str, Tensor] = {}
     for stat in _stats(model).values():
@@ -223,7 +223,7 @@ def quant_stats(model: nn.Module, *, exact: bool = False) -> dict[str, Tensor]:
 
 
 def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Give a model's layers the statistics that `quant_stats` gave. Layers without any keep their own.
+    """Load into a model's layers the statistics that `quant_stats` returned. Layers without any keep their own.
 
     Raises:
         SettingsError: statistics of an operand that the model does not have.
@@ -243,9 +243,10 @@ def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None
 
 
 def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The statistics of all batches out of those of several processes, which saw different ones.
+    """Merge the statistics of several processes, which saw different batches.
 
-    Bit for bit those of one process that saw all batches, if the parts are exact (`quant_stats(model, exact=True)`).
+    The result is bit for bit that of one process that saw all batches, if the parts are exact: those of
+    `quant_stats(model, exact=True)`.
 
     Raises:
         SettingsError: parts whose ranges have different shapes.
@@ -279,7 +280,7 @@ def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor
 
 
 def has_statistics(model: nn.Module) -> bool:
-    """Whether there is something that ranges can be collected for."""
+    """Return whether ranges can be collected for anything in the model."""
     return bool(_layers(model) or _sites(model))
 
 
@@ -314,7 +315,7 @@ def _mean(value: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _bare(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without its leading ones; they only say how many axes the input had."""
+    """Return a shape without its leading ones, which only reflect the number of the input's axes."""
     first = next((axis for axis, size in enumerate(shape) if size > 1), len(shape))
     return tuple(shape[first:])
 
