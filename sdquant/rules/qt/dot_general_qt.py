@@ -33,8 +33,8 @@ def qt_linear(
     """Multiply x [..., K] by weight [N, K] transposed, and add a float bias: [..., N].
 
     Gradients, without rule.bwd_qtype: those of the product of the float operands, zero where one lies outside a range
-    that may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and multiplied
-    by the other's codes; if that one has tiles, g itself is quantized and multiplied by the float operand.
+    that may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and
+    multiplied by the other's codes; if that one has tiles, g itself is quantized and multiplied by the float operand.
 
     Args:
         generator: of stochastic rounding; None is torch's own.
