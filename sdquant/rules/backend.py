@@ -110,9 +110,11 @@ class RulesBackend(Backend):
         from .qconfig import rule_of
         from .quant_spec import RuleSpec
 
-        said = dict(packed.details)
-        act_shape = said.pop(ACT_SHAPE, None)
-        return RuleSpec(self.schemes[0], rule=rule_of(said), act_shape=None if act_shape is None else tuple(act_shape))
+        details = dict(packed.details)
+        act_shape = details.pop(ACT_SHAPE, None)
+        return RuleSpec(
+            self.schemes[0], rule=rule_of(details), act_shape=None if act_shape is None else tuple(act_shape)
+        )
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -209,8 +211,8 @@ class RulesBackend(Backend):
         if not known:
             return None
         low, high = row.limits
-        found = "" if static is None else "act_scale"
-        return Activations(bound=row.bound, low=int(low), high=int(high), scale=found, tile=tile)
+        scale_part = "" if static is None else "act_scale"
+        return Activations(bound=row.bound, low=int(low), high=int(high), scale=scale_part, tile=tile)
 
     def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
         """Return the activations for a float GEMM: dequantized if the codes cannot be multiplied, else (a float type on

@@ -73,11 +73,11 @@ def _by_name(layers: Mapping[str, Layer], named: Callable[[str], str]) -> tuple[
     groups: dict[str, list[Layer]] = {}
     for path, layer in layers.items():
         groups.setdefault(named(path), []).append(layer)
-    made = []
+    rules = []
     for name, rows in groups.items():
         counts = Counter(does(layer.rule) for layer in rows)
-        made.append(_bare(max(rows, key=lambda layer: counts[does(layer.rule)]).rule, name))
-    return tuple(made)
+        rules.append(_bare(max(rows, key=lambda layer: counts[does(layer.rule)]).rule, name))
+    return tuple(rules)
 
 
 def _bare(rule: QuantizationRule | None, name: str) -> QuantizationRule:

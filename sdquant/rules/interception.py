@@ -64,7 +64,7 @@ class Mark:
         if self.statistics is None:
             return Site(rule=rule, known=lambda name: product_ranges.range_in(module, self.path, name))
         own = self.statistics
-        return Site(rule=rule, collect=lambda name, found, axis: own.range_for(name, found, axis, rule))
+        return Site(rule=rule, collect=lambda name, limits, axis: own.range_for(name, limits, axis, rule))
 
 
 @dataclass
@@ -142,9 +142,9 @@ class Marked(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Apply `fn`, but keep the dtype of ranges: only their device changes (a scale cast to half is wrong)."""
-        kept = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
+        ranges = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, range in kept.items():
+        for name, range in ranges.items():
             assert range is not None
             moved = fn(range)
             self._buffers[name] = moved if moved.dtype == range.dtype else range.to(moved.device)
@@ -161,8 +161,8 @@ class Marked(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the class that can be imported.
-        made = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
-        return (_bare, (_original(type(self)),), *made[2:])
+        reduced = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
+        return (_bare, (_original(type(self)),), *reduced[2:])
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -173,8 +173,8 @@ def _run(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _bare(kind: type[nn.Module]) -> nn.Module:
-    made = marked_class(kind)
-    return made.__new__(made)
+    cls = marked_class(kind)
+    return cls.__new__(cls)
 
 
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -217,36 +217,36 @@ def mark(
     if not any(rule.products for rule in rules.rules):
         return 0
     report = Report(rules=rules)
-    found, modules = followed(model, rules), dict(model.named_modules())
-    for path, chosen in found.items():
-        report.modules.update(set(chosen.values()))
+    matched, modules = followed(model, rules), dict(model.named_modules())
+    for path, by_operation in matched.items():
+        report.modules.update(set(by_operation.values()))
         if "attention" in type(modules[path]).__name__.lower():
-            report.attention.update(set(chosen.values()))
+            report.attention.update(set(by_operation.values()))
     if statistics and not collects:
         product_ranges.place(model, product_ranges.ranges_of(model, rules, statistics))
     for path, module in modules.items():
-        static = any(rule.act_static_scale for rule in found.get(path, {}).values())
+        static = any(rule.act_static_scale for rule in matched.get(path, {}).values())
         if not static or collects:
             product_ranges.drop(module)
-        if path in found:
+        if path in matched:
             stats = SiteStats(path) if static and collects else None
-            _put(module, Mark(path=path, rules=found[path], report=report, statistics=stats))
-        elif _can_multiply(module) and any(_under(path, above) for above in found):
+            _put(module, Mark(path=path, rules=matched[path], report=report, statistics=stats))
+        elif _can_multiply(module) and any(_under(path, above) for above in matched):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
     model.__dict__[_REPORT] = report
     model.register_forward_hook(_tell)
-    return len(found)
+    return len(matched)
 
 
-def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
+def _refuse_both(path: str, by_operation: Mapping[str, QuantizationRule]) -> None:
     """Raise SettingsError if two rules have static ranges for products whose operands share names."""
-    for counted, names in product_ranges.COUNTED.items():
-        static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
+    for qwix_name, names in product_ranges.COUNTED.items():
+        static = {rule for name in names if (rule := by_operation.get(name)) is not None and rule.act_static_scale}
         if len(static) > 1:
             raise SettingsError(
                 f"Cannot use two act_static_scale rules for {' and '.join(names)} in {path or 'the model itself'!r}",
-                f"the ranges of both would have the same names: {counted}0_lhs, {counted}1_lhs and so on",
+                f"the ranges of both would have the same names: {qwix_name}0_lhs, {qwix_name}1_lhs and so on",
                 "Use one rule for both operations",
             )
 
@@ -269,24 +269,24 @@ def followed(model: nn.Module, rules: Rules) -> dict[str, dict[str, Quantization
     Raises:
         SettingsError: they cannot, see `product.refuse`; or two rules would give the ranges of two products one name.
     """
-    found = matching(model, rules)
-    for rule in dict.fromkeys(rule for chosen in found.values() for rule in chosen.values()):
+    matched = matching(model, rules)
+    for rule in dict.fromkeys(rule for by_operation in matched.values() for rule in by_operation.values()):
         refuse(rule, static=True)
-    for path, chosen in found.items():
-        _refuse_both(path, chosen)
-    return found
+    for path, by_operation in matched.items():
+        _refuse_both(path, by_operation)
+    return matched
 
 
 def matching(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
     """Return the modules that `mark` would mark, by path, each with its rules by operation."""
-    found = {}
+    matched = {}
     for path, module in model.named_modules():
         if _can_multiply(module) and not _holds_weight(module):
             decided = {name: _first(rules, path, name) for name in _NAMES}
-            chosen = {name: rule for name, rule in decided.items() if rule is not None}
-            if chosen:
-                found[path] = chosen
-    return found
+            by_operation = {name: rule for name, rule in decided.items() if rule is not None}
+            if by_operation:
+                matched[path] = by_operation
+    return matched
 
 
 def _clear(model: nn.Module) -> None:
@@ -318,8 +318,8 @@ def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
     return rule if rule is not None and rule.products else None
 
 
-def _put(module: nn.Module, made: Mark) -> None:
-    module.__dict__[_ATTRIBUTE] = made
+def _put(module: nn.Module, marking: Mark) -> None:
+    module.__dict__[_ATTRIBUTE] = marking
     _give(module, marked_class(type(module)))
 
 

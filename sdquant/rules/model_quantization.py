@@ -46,17 +46,17 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         ConflictError: a layer is quantized already. IncompatibleError: no rule matched anything.
         SettingsError: a rule cannot hold a weight that it matches.
     """
-    made: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     weights = []
     for path, module in model.named_modules():
         if _suits(module):
             weights.append((f"{path}.weight", tuple(module.weight.shape)))
         row = _rule_for(module, path, provider)
         if row is not None:
-            made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
-    quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
+            memo[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
+    quantized = copy.deepcopy(model, {**memo})  # which fills the dict that it is given
     rules = provider.rules.rules
-    if not provider.mark(quantized) and not made and rules:  # without rules the float model is what was asked for
+    if not provider.mark(quantized) and not memo and rules:  # without rules the float model is what was asked for
         raise IncompatibleError(
             f"Cannot quantize a {type(model).__name__} by {len(rules)} rules",
             "none of them matches any of its layers",

@@ -31,16 +31,16 @@ def weight_how(rule: QuantizationRule, shape: tuple[int, ...]) -> HowToQuantize:
     assert rule.weight_qtype is not None
     tiles = {} if rule.tile_size is None else {1: rule.tile_size}
     try:
-        made = HowToQuantize(
+        how = HowToQuantize(
             qtype=rule.weight_qtype,
             channelwise_axes=() if per_tensor(rule) else (0,),
             tiled_axes=tiles,
             calibration_method=rule.weight_calibration_method,
         )
-        scale_shape(shape, made)
+        scale_shape(shape, how)
     except SettingsError as error:
         raise Unfit(f"tiles of {rule.tile_size} do not divide its {shape[1]} inputs") from error
-    return made
+    return how
 
 
 def act_how(rule: QuantizationRule, ndim: int, *, conv: bool) -> HowToQuantize:

@@ -71,7 +71,7 @@ def quantize_params(
         MissingStatisticsError (a ValueError): statistics of a layer that saw no data.
     """
     known = template.state_dict(keep_vars=True)
-    made: dict[str, Tensor] = {}
+    quantized: dict[str, Tensor] = {}
     for name, value in fp_params.items():
         if not isinstance(value, Tensor):
             raise ParamTypeError(
@@ -79,17 +79,17 @@ def quantize_params(
             )
         layer = layer_of(template, name)
         if layer is not None:
-            made |= _quantized(name, value, layer)
+            quantized |= _quantized(name, value, layer)
             _trimmer.add(value.nbytes)
         elif name in known:
             if value.shape != known[name].shape:
                 raise _misfit(name, value, tuple(known[name].shape))
-            made[name] = value
+            quantized[name] = value
         elif not allow_extra_params:
             raise UnknownParamError(
                 f"Cannot quantize parameter {name!r}", "it was not found in the template", _TOGETHER
             )
-    return made | _static(template, quant_stats or {}, allow_extra_params)
+    return quantized | _static(template, quant_stats or {}, allow_extra_params)
 
 
 def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
@@ -136,10 +136,10 @@ def load_params(
 def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]:
     """Return the float model's parameters that neither the template has values for nor `params` (the names in a result
     of `quantize_params`) contains, and missing static ranges as "<path>.<operation>0_lhs"."""
-    given, names = set(params), []
+    provided, names = set(params), []
     for name in missing(template):
         path, _, short = name.rpartition(".")
-        if name in given or short == LIKE:
+        if name in provided or short == LIKE:
             continue
         layer = template.get_submodule(path)
         if not isinstance(layer, QuantizedLayer) or not short.startswith(PREFIX):
@@ -148,21 +148,21 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
             names.append(operand(path, operation_of(layer.spec.shape)))
         else:
             names.append(f"{path}.weight")
-    names += _missing_products(template, given)
+    names += _missing_products(template, provided)
     return list(dict.fromkeys(names))
 
 
-def _missing_products(template: nn.Module, given: set[str]) -> list[str]:
+def _missing_products(template: nn.Module, provided: set[str]) -> list[str]:
     """Name each rule whose products have no range at all: a template does not know which modules multiply."""
-    known = [key for key in given | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
+    known = [key for key in provided | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
     names: dict[QuantizationRule, str] = {}
     served = set()
     for path, mark in marks(template).items():
         for operation, rule in mark.rules.items():
             if rule.act_static_scale and mark.statistics is None:
-                counted = f"{path}.{OPERATIONS[operation]}".lstrip(".")
-                names.setdefault(rule, f"{counted}0_lhs")
-                if any(key.startswith(counted) for key in known):
+                prefix = f"{path}.{OPERATIONS[operation]}".lstrip(".")
+                names.setdefault(rule, f"{prefix}0_lhs")
+                if any(key.startswith(prefix) for key in known):
                     served.add(rule)
     return [name for rule, name in names.items() if rule not in served]
 
@@ -195,21 +195,21 @@ def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Ten
     if value.numel() != torch.Size(layer.spec.shape).numel():
         raise _misfit(name, value, layer.spec.shape)
     packed = encode(value.detach().reshape(layer.spec.shape), rule_of_layer(layer))
-    made = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
+    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
     if LIKE in layer._parameters:
-        made[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
-    return made
+        tensors[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
+    return tensors
 
 
 def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: bool) -> dict[str, Tensor]:
-    made: dict[str, Tensor] = {}
-    found_marks = marks(template)
+    tensors: dict[str, Tensor] = {}
+    marked = marks(template)
     for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
         path, _, short = prefix.rpartition(".")
-        mark = found_marks.get(path)
+        mark = marked.get(path)
         rule = None if mark is None else product_ranges.static_rule(mark.report.rules, path, short)
         if rule is not None:
-            made |= product_ranges.buffers(prefix, _found(of_operand, statistics, prefix, rule))
+            tensors |= product_ranges.buffers(prefix, _found(of_operand, statistics, prefix, rule))
             continue
         try:
             layer = template.get_submodule(path)
@@ -222,11 +222,11 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
                 f"Cannot use quant_stats of {prefix!r}", "the template has no static range there", _TOGETHER
             )
         of_layer = operation_of(layer.spec.shape), rule_of_layer(layer)
-        found = _found(static_range, statistics, path, *of_layer)
-        made[f"{path}.{PREFIX}act_scale"] = found.scale
-        if found.zero_point is not None:
-            made[f"{path}.{PREFIX}act_zero_point"] = found.zero_point
-    return made
+        static = _found(static_range, statistics, path, *of_layer)
+        tensors[f"{path}.{PREFIX}act_scale"] = static.scale
+        if static.zero_point is not None:
+            tensors[f"{path}.{PREFIX}act_zero_point"] = static.zero_point
+    return tensors
 
 
 def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
@@ -237,10 +237,10 @@ def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
         raise MissingStatisticsError(error.what, error.why, error.fix) from None
 
 
-def _misfit(name: str, value: Tensor, wanted: tuple[int, ...]) -> ParamTypeError:
+def _misfit(name: str, value: Tensor, expected: tuple[int, ...]) -> ParamTypeError:
     return ParamTypeError(
         f"Cannot quantize parameter {name!r}",
-        f"its shape is {list(value.shape)}, but the template expects {list(wanted)}",
+        f"its shape is {list(value.shape)}, but the template expects {list(expected)}",
         _TOGETHER,
     )
 

@@ -70,18 +70,18 @@ def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
         UnsupportedFileError: a kind that cannot be inferred, or that rules cannot express. BadFileError: codes and
             scales that do not fit each other.
     """
-    found = {
+    weights = {
         name: _inferred(name, {part: tensors[key] for part, key in keys.items()}, keys)
         for name, keys in keys_of(tensors).items()
     }
-    ranges = next((key for key in tensors if found and _RANGES.search(key)), None)
+    ranges = next((key for key in tensors if weights and _RANGES.search(key)), None)
     if ranges is not None:
         raise UnsupportedFileError(
             f"Cannot read tensor {ranges!r}",
             "it is a static range of activations, and the file does not say which type the activations had",
             "Export the weights without it, then calibrate again with `sdquant calibrate`",
         )
-    return found
+    return weights
 
 
 def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
@@ -90,17 +90,17 @@ def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
     Raises:
         BadFileError: a weight that occurs twice.
     """
-    found: dict[str, dict[str, str]] = {}
+    weights: dict[str, dict[str, str]] = {}
     for key in names:
         join = next((join for join in SPELLINGS if key.endswith(f"{join}qvalue")), None)
         if join is None:
             continue
         name = key.removesuffix(f"{join}qvalue")
-        if name in found or name in names:
-            other = repr(found[name]["qvalue"] if name in found else name)
+        if name in weights or name in names:
+            other = repr(weights[name]["qvalue"] if name in weights else name)
             raise _bad(name, f"it occurs twice, as {key!r} and as {other}")
-        found[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
-    return found
+        weights[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
+    return weights
 
 
 def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
@@ -108,16 +108,16 @@ def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
     return [_found(row, tensors) for row in prequantized(tensors).values()]
 
 
-def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
     import torch
 
-    if RULE not in found.details:
+    if RULE not in weight.details:
         raise NotImplementedError("parts of sdquant's own files are read as they are")
-    parts = {part: get(key).contiguous() for part, key in found.keys.items()}
-    row = _inferred(found.name, parts, found.keys)
+    parts = {part: get(key).contiguous() for part, key in weight.keys.items()}
+    row = _inferred(weight.name, parts, weight.keys)
     if shape is not None and row.shape != shape:
-        raise _bad(found.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
+        raise _bad(weight.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
     if row.dtype == "float16":  # as `rules.qarray` has it: the same numbers
         parts["scale"] = parts["scale"].to(torch.float32)
     spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
@@ -200,8 +200,8 @@ def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point:
     if not qtype(kind).asymmetric:
         raise _bad(name, f"it has a zero point, but {kind} has none")
     if _dtype(zero_point) != kind or tuple(zero_point.shape) != sizes:
-        found = f"{_dtype(zero_point)} {list(zero_point.shape)}"
-        raise _bad(name, f"its zero point is {found}, but its codes and scale require {kind} {list(sizes)}")
+        actual = f"{_dtype(zero_point)} {list(zero_point.shape)}"
+        raise _bad(name, f"its zero point is {actual}, but its codes and scale require {kind} {list(sizes)}")
 
 
 def _dtype(form: Form) -> str:

@@ -134,48 +134,48 @@ def preset_rules(name: str, choices: Choices | None = None) -> tuple[Quantizatio
     Raises:
         UnknownQuantError: there is no such preset. SettingsError: a choice that it cannot have.
     """
-    row, chosen = preset(name), choices or Choices()
-    parts = [one for part in row.parts for one in _split(part, chosen)]
+    row, choices = preset(name), choices or Choices()
+    parts = [one for part in row.parts for one in _split(part, choices)]
     for part in parts:
-        _check(row, part, chosen)
-    return tuple(_rule(row, part, chosen) for part in parts)
+        _check(row, part, choices)
+    return tuple(_rule(row, part, choices) for part in parts)
 
 
-def _split(part: Part, chosen: Choices) -> tuple[Part, ...]:
+def _split(part: Part, choices: Choices) -> tuple[Part, ...]:
     """Split a part, if a tile size is set, into operations that have tiles and those that have none."""
-    if chosen.tile_size is None or not set(CONV) < set(part.ops):
+    if choices.tile_size is None or not set(CONV) < set(part.ops):
         return (part,)
     return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)
 
 
-def _rule(row: Preset, part: Part, chosen: Choices) -> QuantizationRule:
+def _rule(row: Preset, part: Part, choices: Choices) -> QuantizationRule:
     common = QuantizationRule(
-        module_path=chosen.module_path,
+        module_path=choices.module_path,
         op_names=part.ops,
         weight_qtype=part.weight,
         act_qtype=part.act,
-        tile_size=part.tile if chosen.tile_size is None or part.ops == CONV else chosen.tile_size,
-        act_static_scale=True if chosen.static and part.act is not None else None,
-        weight_calibration_method=chosen.weight_method,
-        act_calibration_method=chosen.act_method if part.act is not None else None,
+        tile_size=part.tile if choices.tile_size is None or part.ops == CONV else choices.tile_size,
+        act_static_scale=True if choices.static and part.act is not None else None,
+        weight_calibration_method=choices.weight_method,
+        act_calibration_method=choices.act_method if part.act is not None else None,
     )
-    if not chosen.training and not row.per_tensor:
+    if not choices.training and not row.per_tensor:
         return common
     return QtRule(
         **{field.name: getattr(common, field.name) for field in fields(common)},
-        bwd_qtype=part.bwd if chosen.training else None,
-        bwd_calibration_method=chosen.bwd_method if chosen.training else "absmax",
+        bwd_qtype=part.bwd if choices.training else None,
+        bwd_calibration_method=choices.bwd_method if choices.training else "absmax",
         disable_channelwise_axes=row.per_tensor,
     )
 
 
-def _check(row: Preset, part: Part, chosen: Choices) -> None:
-    bwd = part.bwd if chosen.training else None
+def _check(row: Preset, part: Part, choices: Choices) -> None:
+    bwd = part.bwd if choices.training else None
     asymmetric = []
     for what, type_name, text in (
-        ("weights", part.weight, chosen.weight_method),
-        ("activations", part.act, chosen.act_method),
-        ("gradients", bwd, chosen.bwd_method),
+        ("weights", part.weight, choices.weight_method),
+        ("activations", part.act, choices.act_method),
+        ("gradients", bwd, choices.bwd_method),
     ):
         if type_name is None or not method(text).asymmetric:
             continue

@@ -29,11 +29,11 @@ COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": 
 
 def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
     """Return the rule that gives a static range to operand `name` of the module at `path`, or None."""
-    counted = OPERAND.fullmatch(name)
-    if counted is None:
+    match = OPERAND.fullmatch(name)
+    if match is None:
         return None
-    found = (first(rules.rules, path, operation) for operation in COUNTED[counted[1]])
-    return next((row for row in found if row is not None and row.products and row.act_static_scale), None)
+    candidates = (first(rules.rules, path, operation) for operation in COUNTED[match[1]])
+    return next((row for row in candidates if row is not None and row.products and row.act_static_scale), None)
 
 
 def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -42,20 +42,20 @@ def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) 
     Raises:
         SettingsError: statistics without data, or of another rule.
     """
-    modules, made = dict(model.named_modules()), dict[str, Tensor]()
+    modules, tensors = dict(model.named_modules()), dict[str, Tensor]()
     for prefix in sorted({key.rpartition(".")[0] for key in statistics}):
-        said, _, name = prefix.rpartition(".")
-        path = next((one for one in _spellings(said) if one in modules), None)
+        stored_path, _, name = prefix.rpartition(".")
+        path = next((one for one in _spellings(stored_path) if one in modules), None)
         rule = None if path is None else static_rule(rules, path, name)
         if rule is not None:
-            made |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
-    return made
+            tensors |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
+    return tensors
 
 
-def buffers(operand: str, found: StaticRange) -> dict[str, Tensor]:
+def buffers(operand: str, static: StaticRange) -> dict[str, Tensor]:
     """Return the buffers of a range by name. operand: with the path of its module."""
-    made = {f"{operand}_scale": found.scale}
-    return made if found.zero_point is None else made | {f"{operand}_zero_point": found.zero_point}
+    tensors = {f"{operand}_scale": static.scale}
+    return tensors if static.zero_point is None else tensors | {f"{operand}_zero_point": static.zero_point}
 
 
 def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
@@ -63,8 +63,8 @@ def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
     modules = dict(model.named_modules())
     here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
     for key, value in ranges.items():
-        said, _, leaf = key.rpartition(".")
-        path = next((one for one in _spellings(said) if one in modules), None)
+        stored_path, _, leaf = key.rpartition(".")
+        path = next((one for one in _spellings(stored_path) if one in modules), None)
         if path is not None:
             modules[path].register_buffer(leaf, value.to(here) if not value.is_meta else value)
 

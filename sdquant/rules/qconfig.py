@@ -25,13 +25,13 @@ _ALIASES = {"bmm": "matmul", "sdpa": "scaled_dot_product_attention"}
 PRODUCTS = ("einsum", "matmul", "bmm", "scaled_dot_product_attention", "sdpa")
 
 
-def covers(asked: str, operation: str) -> bool:
+def covers(name: str, operation: str) -> bool:
     """Return whether a name in op_names covers an operation: the same one, or one of them is Qwix's name for several.
 
     "einsum" is Qwix's name for attention too where a rule says it, and torch's function where it is the operation.
     """
-    asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
-    return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
+    name, operation = _ALIASES.get(name, name), _ALIASES.get(operation, operation)
+    return name == operation or name == OPERATIONS[operation] or (OPERATIONS[name] == operation != "einsum")
 
 
 # List fields: element type, description and example; and boolean fields.
@@ -229,9 +229,9 @@ def _tuples(rule: QuantizationRule) -> None:
     for row in fields(rule):
         value = getattr(rule, row.name)
         if row.name in _LISTS and value != row.default:
-            kind, said, example = _LISTS[row.name]
+            kind, description, example = _LISTS[row.name]
             if not isinstance(value, (list, tuple)) or not all(type(one) is kind for one in value):
-                raise _refused(rule, row.name, f"it must be a list of {said}", f"Write it like {example}")
+                raise _refused(rule, row.name, f"it must be a list of {description}", f"Write it like {example}")
             object.__setattr__(rule, row.name, tuple(value))
         if row.name in _SWITCHES and value is not row.default and not isinstance(value, bool):
             raise _refused(rule, row.name, "it must be true or false", "Use one of them")

@@ -59,17 +59,17 @@ class RulesSpec(QuantSpec):
     def of(self, name: str, shape: tuple[int, ...]) -> RuleSpec:
         """Return the first rule that matches a weight called "<path>.weight"."""
         path, operation = name.removesuffix(".weight"), operation_of(shape)
-        found = first(self.rules, path, operation)
-        if found is None:
+        rule = first(self.rules, path, operation)
+        if rule is None:
             raise Unfit(NO_RULE)
-        if found.weight_qtype is None:
+        if rule.weight_qtype is None:
             raise Unfit(LEFT)
-        return RuleSpec(self.scheme, self.options, self.embeddings, found, path, self.statistics, self.component)
+        return RuleSpec(self.scheme, self.options, self.embeddings, rule, path, self.statistics, self.component)
 
     def suits(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> bool:
         """Return whether a rule quantizes one of these weights, given by name and shape."""
-        found = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
-        return any(row is not None and row.weight_qtype is not None for row in found)
+        matches = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
+        return any(row is not None and row.weight_qtype is not None for row in matches)
 
     @property
     def products(self) -> bool:

@@ -20,13 +20,13 @@ def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]
         weights: that will be quantized, by name and shape.
     """
     require_products(spec)
-    wanted = [(spec.of(*weight), weight[1]) for weight in weights]
-    wanted = [(one, shape) for one, shape in wanted if one.rule.act_static_scale]
-    if not wanted:
+    required = [(spec.of(*weight), weight[1]) for weight in weights]
+    required = [(one, shape) for one, shape in required if one.rule.act_static_scale]
+    if not required:
         return
     if spec.statistics is None:
         raise SettingsError(
-            f"Cannot quantize activations with static ranges, such as the input of {wanted[0][0].path!r}",
+            f"Cannot quantize activations with static ranges, such as the input of {required[0][0].path!r}",
             "quant_stats is not set",
             "Pass quant_stats=<file of `sdquant calibrate`>, or remove act_static_scale",
         )
@@ -34,7 +34,7 @@ def require_ranges(spec: RulesSpec, weights: Iterable[tuple[str, tuple[int, ...]
     from .statistics_file import of_component, read_statistics
 
     known = of_component(read_statistics(spec.statistics), spec.component)
-    for one, shape in wanted:
+    for one, shape in required:
         require_shape(static_range(known, one.path, operation_of(shape), one.rule), one.path, one.rule, shape)
 
 
@@ -49,16 +49,16 @@ def require_products(spec: RulesSpec) -> None:
     from .statistics_file import read_statistics
 
     known = {} if spec.statistics is None else read_statistics(spec.statistics)
-    seen = set()
+    covered = set()
     for prefix in {name.rpartition(".")[0] for name in known}:
         path, _, name = prefix.rpartition(".")
         for one in (path, path.partition(".")[2]):  # with and without the component's name
             rule = static_rule(Rules(spec.rules), one, name)
             if rule is not None:
                 of_operand(known, prefix, rule)
-                seen.add(rule)
+                covered.add(rule)
     for rule in rules:
-        if rule not in seen:
+        if rule not in covered:
             raise SettingsError(
                 f"Cannot quantize products of activations in {rule.module_path!r} with static ranges "
                 f"({', '.join(rule.op_names)})",

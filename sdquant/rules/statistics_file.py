@@ -26,8 +26,8 @@ _MAKE = "Create it with `sdquant calibrate`"
 
 def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write statistics; `about`: JSON values for the metadata."""
-    said = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    safetensors_writer.write(file, statistics, {METADATA_KEY: said})
+    metadata = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    safetensors_writer.write(file, statistics, {METADATA_KEY: metadata})
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
@@ -83,5 +83,5 @@ def _about(file: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
         raise BadFileError(what, "its metadata does not say that it holds any", _MAKE) from error
     if version != FORMAT:
         raise BadFileError(what, f"it has format {version!s:.40}, but this version reads format {FORMAT}", _MAKE)
-    found: Mapping[str, Any] = about
-    return found
+    checked: Mapping[str, Any] = about
+    return checked

@@ -24,10 +24,10 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     word = units[..., 0].clone()
     for place in range(1, UNIT):
         word |= units[..., place] << (bits * place)
-    made = torch.empty((*word.shape, bits), dtype=torch.uint8, device=codes.device)
+    packed = torch.empty((*word.shape, bits), dtype=torch.uint8, device=codes.device)
     for byte in range(bits):
-        made[..., byte] = (word >> (8 * byte)) & 255
-    return made.flatten(1)
+        packed[..., byte] = (word >> (8 * byte)) & 255
+    return packed.flatten(1)
 
 
 def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
@@ -42,7 +42,7 @@ def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
     word = units[..., 0].to(torch.int64)
     for byte in range(1, bits):
         word |= units[..., byte].to(torch.int64) << (8 * byte)
-    made = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
+    unpacked = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
     for place in range(UNIT):
-        made[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
-    return made.flatten(1)[:, :row]
+        unpacked[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
+    return unpacked.flatten(1)[:, :row]

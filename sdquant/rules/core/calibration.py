@@ -47,19 +47,19 @@ def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Met
             low_end, high_end = _times(low_end, numbers[0]), _times(high_end, numbers[0])
         return {"min": low_end.reshape(list(shape)), "max": high_end.reshape(list(shape))}
     if how.name == "absmax":
-        found = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
-        return {"absmax": (_times(found, numbers[0]) if numbers else found).reshape(list(shape))}
+        absmax = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
+        return {"absmax": (_times(absmax, numbers[0]) if numbers else absmax).reshape(list(shape))}
     squares = tiles.square()
     mean = squares.mean(axes, keepdim=True) if axes else squares
     return {"absmax": _times(mean.sqrt(), numbers[0]).reshape(list(shape))}
 
 
-def _times(found: Tensor, factor: float) -> Tensor:
+def _times(values: Tensor, factor: float) -> Tensor:
     """Multiply a range by a factor, which is rounded to the dtype first, as in JAX; torch would multiply in float32."""
-    return found * found.new_tensor(factor)
+    return values * values.new_tensor(factor)
 
 
-def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
+def scale_and_zero_point(limits: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
     """Return the scale of a range, and the zero point if the range is asymmetric.
 
     A scale below the square root of the dtype's smallest normal number becomes 1: the codes are zero then.
@@ -67,8 +67,8 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
     Raises:
         SettingsError: an asymmetric range for a type without zero points.
     """
-    if "absmax" in found:
-        return _rounded(_not_tiny(divided(found["absmax"], row.bound)), row), None
+    if "absmax" in limits:
+        return _rounded(_not_tiny(divided(limits["absmax"], row.bound)), row), None
     if not row.asymmetric:
         raise SettingsError(
             f"Cannot use an asymmetric range for {row.name}",
@@ -76,8 +76,8 @@ def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tenso
             'Use the calibration method "absmax", or one of these types',
         )
     low, high = row.limits
-    scale = _not_tiny(divided(found["max"] - found["min"], high - low))
-    return scale, to_codes(low - found["min"] / scale, row)
+    scale = _not_tiny(divided(limits["max"] - limits["min"], high - low))
+    return scale, to_codes(low - limits["min"] / scale, row)
 
 
 def _not_tiny(scale: Tensor) -> Tensor:

@@ -54,15 +54,15 @@ def convolve(
         return CONVOLUTIONS[window.space](left, right.to(left.dtype), None, stride, padding, dilation, groups)
     refuse_two_zero_points(x, weight)
     types, rest = (x.qtype, weight.qtype), [1] * window.space
-    found = sums(x.qvalue, weight.qvalue, types, window)
+    totals = sums(x.qvalue, weight.qvalue, types, window)
     if x.zero_point is not None:
         # Zeros of the padding have the code 0 and no zero point: only what lies inside takes part.
         inside = sums(torch.ones_like(x.qvalue[:1]), weight.qvalue, types, window)
-        found = found - inside * x.zero_point.to(found.dtype)
+        totals = totals - inside * x.zero_point.to(totals.dtype)
     if weight.zero_point is not None:
-        zeros = weight.zero_point.to(found.dtype).reshape(1, -1, *rest)
-        found = found - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
-    done = (found.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
+        zeros = weight.zero_point.to(totals.dtype).reshape(1, -1, *rest)
+        totals = totals - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
+    done = (totals.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
     return done if _channels_last(x.qvalue) else done.contiguous()
 
 
@@ -137,8 +137,8 @@ def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) ->
     if integer and window.groups == 1:
         flat = taps.movedim(1, -1).reshape(taps.shape[0], -1)
         pieces = patches(codes, taps.shape[2:], window)
-        found = (sums_of_codes(piece.reshape(-1, flat.shape[1]), flat, *types) for piece in pieces)
-        shaped = zip(found, pieces, strict=True)
+        products = (sums_of_codes(piece.reshape(-1, flat.shape[1]), flat, *types) for piece in pieces)
+        shaped = zip(products, pieces, strict=True)
         parts = [part.view(*piece.shape[: 1 + window.space], len(flat)) for part, piece in shaped]
         return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
     home = codes.device
@@ -169,6 +169,6 @@ def as_floats(left: Tensor, right: Tensor, types: tuple[str, str]) -> tuple[Tens
     return from_codes(left, rows[0], dtype), from_codes(right, rows[1], dtype)
 
 
-def as_integers(found: Tensor) -> Tensor:
+def as_integers(totals: Tensor) -> Tensor:
     """Round float64 sums to int64: FFT convolutions, which GPUs may use, are slightly off."""
-    return found.round().to(torch.int64)
+    return totals.round().to(torch.int64)

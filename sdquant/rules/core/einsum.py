@@ -63,12 +63,12 @@ def parse(text: str, ndims: tuple[int, int]) -> Equation | None:
         once = sorted(one for one in {*left, *right} - {*spare} if (left + right).count(one) == 1)
         out = (spare if "..." in inputs else "") + "".join(once)
     out = out.replace("...", spare)
-    made = Equation(left=left, right=right, out=out)
+    equation = Equation(left=left, right=right, out=out)
     known = all(len(set(one)) == len(one) for one in (left, right, out)) and len(left) == ndims[0]
     lonely = {*left} ^ {*right}
     if not known or len(right) != ndims[1] or not {*out} <= {*left, *right} or not lonely <= {*out}:
         return None
-    return made
+    return equation
 
 
 def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
@@ -77,10 +77,10 @@ def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
     Raises:
         SettingsError: an equation that is not a product of two matrices, or tiles along more than one summed axis.
     """
-    made = parse(text, (a.ndim, b.ndim))
-    if made is None:
+    equation = parse(text, (a.ndim, b.ndim))
+    if equation is None:
         raise refused(text, "it is not a product of two matrices")
-    summed, shared = made.summed, made.shared
+    summed, shared = equation.summed, equation.shared
     if not summed:
         return None
     if len(summed) > 1 and site.rule.tile_size is not None:
@@ -90,15 +90,15 @@ def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
             "Remove tile_size from the rule for this module",
         )
     sizes: dict[str, int] = {}
-    for letter, size in (*zip(made.left, a.shape, strict=True), *zip(made.right, b.shape, strict=True)):
+    for letter, size in (*zip(equation.left, a.shape, strict=True), *zip(equation.right, b.shape, strict=True)):
         sizes[letter] = max(sizes.get(letter, 1), size)
-    a, b = (x.expand([sizes[one] for one in side]) for x, side in ((a, made.left), (b, made.right)))
-    rows, columns = made.free(made.left), made.free(made.right)
-    left = _arranged(a, made.left, (shared, rows, summed))
-    right = _arranged(b, made.right, (shared, summed, columns))
+    a, b = (x.expand([sizes[one] for one in side]) for x, side in ((a, equation.left), (b, equation.right)))
+    rows, columns = equation.free(equation.left), equation.free(equation.right)
+    left = _arranged(a, equation.left, (shared, rows, summed))
+    right = _arranged(b, equation.right, (shared, summed, columns))
     done = product(left, right, site)
     order = shared + rows + columns
-    return done.reshape([sizes[one] for one in order]).permute([order.index(one) for one in made.out])
+    return done.reshape([sizes[one] for one in order]).permute([order.index(one) for one in equation.out])
 
 
 def refused(text: str, why: str) -> SettingsError:

@@ -40,8 +40,8 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
         return None
     if not _right(x.dtype, how.qtype, decoded):
         return None
-    found, scale = _by_c(x.contiguous(), how, tile, decoded)
-    return found, scale.view(*x.shape[:-1], -1).to(found.dtype)
+    values, scale = _by_c(x.contiguous(), how, tile, decoded)
+    return values, scale.view(*x.shape[:-1], -1).to(values.dtype)
 
 
 def _kind(how: HowToQuantize) -> str:
@@ -64,11 +64,11 @@ def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
     x = torch.linspace(-4, 4, 7 * 100, dtype=torch.float32).sin()
     x = x.mul(torch.linspace(-9, 3, 7 * 100, dtype=torch.float32).exp()).view(7, 100).to(dtype)
     x[1] = 0
-    wanted = quantize(x, how)
-    found, scale = _by_c(x, how, 100, decoded)
-    values = dequantize(wanted) if decoded else from_codes(wanted.qvalue, qtype(name), wanted.scale.dtype)
-    same = torch.equal(found.to(values.dtype), values) and torch.equal(
-        scale.to(wanted.scale.dtype)[:, None], wanted.scale
+    expected = quantize(x, how)
+    result, scale = _by_c(x, how, 100, decoded)
+    values = dequantize(expected) if decoded else from_codes(expected.qvalue, qtype(name), expected.scale.dtype)
+    same = torch.equal(result.to(values.dtype), values) and torch.equal(
+        scale.to(expected.scale.dtype)[:, None], expected.scale
     )
     if not same:
         log.warning(

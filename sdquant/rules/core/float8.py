@@ -47,8 +47,8 @@ def _has_kernel(card: int, left: torch.dtype, right: torch.dtype) -> bool:
         torch.randn(size, 256, generator=draw).to(dtype).to(f"cuda:{card}") for size, dtype in ((33, left), (48, right))
     )
     try:
-        found = by_kernel(one, other)
+        result = by_kernel(one, other)
     except RuntimeError:  # two types of e5m2 have none
         return False
-    wanted = one.float() @ other.float().T
-    return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+    expected = one.float() @ other.float().T
+    return bool((result - expected).abs().max() <= TOLERANCE * expected.abs().max())

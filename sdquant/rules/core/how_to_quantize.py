@@ -83,14 +83,14 @@ def tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
     Raises:
         SettingsError: one that does not divide its axis.
     """
-    found = {}
-    for axis, asked in how.tiled_axes.items():
-        size = round(shape[axis] * asked) if isinstance(asked, float) else asked
+    sizes = {}
+    for axis, tile in how.tiled_axes.items():
+        size = round(shape[axis] * tile) if isinstance(tile, float) else tile
         if size <= 0 or shape[axis] % size:
             raise SettingsError(
-                f"Cannot quantize a tensor of shape {list(shape)} in tiles of {asked} along axis {axis}",
+                f"Cannot quantize a tensor of shape {list(shape)} in tiles of {tile} along axis {axis}",
                 f"{shape[axis]} is not a multiple of that",
                 "Choose a size that divides it, or exclude this layer from the rule",
             )
-        found[axis] = size
-    return found
+        sizes[axis] = size
+    return sizes

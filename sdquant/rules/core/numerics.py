@@ -79,7 +79,7 @@ def _nearest(x: Tensor, levels: tuple[float, ...]) -> Tensor:
 @cache
 def _borders(levels: tuple[float, ...]) -> tuple[float, ...]:
     """Return, for each level but the first, the least float32 that is nearer to it than to the level before."""
-    found = []
+    borders = []
     low, up = (torch.tensor(end, dtype=torch.float32, device="cpu") for end in (-torch.inf, torch.inf))
     for below, above in itertools.pairwise(torch.tensor(levels, dtype=torch.float32, device="cpu")):
         border = (below + above) / 2
@@ -87,8 +87,8 @@ def _borders(levels: tuple[float, ...]) -> tuple[float, ...]:
             border = torch.nextafter(border, low)
         while not (above - border).abs() < (border - below).abs():
             border = torch.nextafter(border, up)
-        found.append(float(border))
-    return tuple(found)
+        borders.append(float(border))
+    return tuple(borders)
 
 
 def _to_e2m1(x: Tensor) -> Tensor:

@@ -94,10 +94,10 @@ def dequantize(array: QArray) -> Tensor:
 
 def values(array: QArray) -> Tensor:
     """Dequantize a tensor to the dtype of its scales."""
-    found = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
+    numbers = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
     if array.zero_point is not None:
-        found = broadcast(torch.sub, found, array.zero_point.to(found.dtype))
-    return broadcast(torch.mul, found, array.scale)
+        numbers = broadcast(torch.sub, numbers, array.zero_point.to(numbers.dtype))
+    return broadcast(torch.mul, numbers, array.scale)
 
 
 def broadcast(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, small: Tensor) -> Tensor:

@@ -86,8 +86,8 @@ def range_of_weight(weight: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
         if number % sharding.processes.count != sharding.processes.rank or not parts[number].numel():
             continue
         part = parts[number].to(devices[number % len(devices)])
-        for name, found in range_of(part, how).items():
-            _merge(whole, name, found.to(weight.device), shape, axis, begin)
+        for name, limits in range_of(part, how).items():
+            _merge(whole, name, limits.to(weight.device), shape, axis, begin)
     if sharding.processes.count > 1:
         whole = _of_all(sharding.processes, whole, weight, how, shape)
     return whole
@@ -105,11 +105,11 @@ def _begins(parts: Sequence[Tensor], axis: int) -> Iterator[int]:
         begin += part.shape[axis]
 
 
-def _merge(whole: dict[str, Tensor], name: str, found: Tensor, shape: Sequence[int], axis: int, begin: int) -> None:
+def _merge(whole: dict[str, Tensor], name: str, limits: Tensor, shape: Sequence[int], axis: int, begin: int) -> None:
     """Merge a part's range into the whole one, which starts as zeros: every range contains 0."""
-    into = whole.setdefault(name, found.new_zeros(tuple(shape)))
-    place = into.narrow(axis, begin if shape[axis] > 1 else 0, found.shape[axis])
-    place.copy_((torch.minimum if name == "min" else torch.maximum)(place, found))
+    into = whole.setdefault(name, limits.new_zeros(tuple(shape)))
+    place = into.narrow(axis, begin if shape[axis] > 1 else 0, limits.shape[axis])
+    place.copy_((torch.minimum if name == "min" else torch.maximum)(place, limits))
 
 
 def _of_all(
@@ -120,8 +120,8 @@ def _of_all(
     dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
     none = torch.zeros(tuple(shape), dtype=dtype, device=weight.device)
     rows = [-mine.get(name, none) if name == "min" else mine.get(name, none) for name in names]
-    found = processes.largest(torch.stack(rows))
-    return {name: -row if name == "min" else row for name, row in zip(names, found, strict=True)}
+    merged = processes.largest(torch.stack(rows))
+    return {name: -row if name == "min" else row for name, row in zip(names, merged, strict=True)}
 
 
 def _devices(weight: Tensor, processes: Processes) -> tuple[str, ...]:

@@ -36,17 +36,17 @@ def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
     """Return the prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the
     model, in another version of its library, calls "encoder...", or the other way round."""
     names = [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
-    given = (f"{operand(name, operation)}." for name in names)
-    return next((one for one in given if f"{one}count" in statistics), f"{operand(path, operation)}.")
+    candidates = (f"{operand(name, operation)}." for name in names)
+    return next((one for one in candidates if f"{one}count" in statistics), f"{operand(path, operation)}.")
 
 
-def require_shape(found: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
+def require_shape(static: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
     """Raise SettingsError if a range does not have the tiles that this rule has on a weight of this shape."""
-    wanted = layout(rule, shape, "float32")["act_scale"].shape
-    if rule.act_batch_axes is None and tuple(found.scale.shape) != wanted:
+    expected = layout(rule, shape, "float32")["act_scale"].shape
+    if rule.act_batch_axes is None and tuple(static.scale.shape) != expected:
         raise SettingsError(
             f"Cannot use the static range of the input of {path!r}",
-            f"its statistics have {found.scale.numel()} tiles, but the rule needs {wanted[0]}",
+            f"its statistics have {static.scale.numel()} tiles, but the rule needs {expected[0]}",
             "Calibrate again with these rules",
         )
 
@@ -72,21 +72,21 @@ def of_operand(
     """Return an operand's range by its name in the statistics. what: its name in errors. Raises as `static_range`."""
     assert rule.act_qtype is not None
     prefix, what = f"{operand}.", what or repr(operand)
-    found = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
-    count = found.pop("count", None)
+    values = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
+    count = values.pop("count", None)
     if count is None or int(count) == 0:
         raise SettingsError(
             f"Cannot find a static range for {what}",
             f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data for this layer",
             CALIBRATE,
         )
-    mean = {name.removeprefix(SUM): value / count for name, value in found.items() if name.startswith(SUM)}
-    wanted = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
-    if set(mean) != wanted:
+    mean = {name.removeprefix(SUM): value / count for name, value in values.items() if name.startswith(SUM)}
+    expected = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
+    if set(mean) != expected:
         raise SettingsError(
             f"Cannot use the static range of {what}",
             f"its statistics have {' and '.join(sorted(mean)) or 'nothing'}, but the rule's calibration method needs "
-            f"{' and '.join(sorted(wanted))}",
+            f"{' and '.join(sorted(expected))}",
             "Calibrate again with these rules",
         )
     scale, zero_point = scale_and_zero_point(mean, qtype(rule.act_qtype))

@@ -64,14 +64,14 @@ def restore_quantization_rules(
         SettingsError: a field that rules do not have.
     """
     flat = _flat(tensors)
-    found = prequantized(flat)
-    tiles = {(does(replace(row.rule, tile_size=None)), row.rule.tile_size) for row in found.values()}
+    weights = prequantized(flat)
+    tiles = {(does(replace(row.rule, tile_size=None)), row.rule.tile_size) for row in weights.values()}
     layers: dict[str, Layer] = {}
     for name, form in flat.items():
         shape = tuple(form.shape)
         if name.endswith(".weight") and len(shape) > 1:
             layers[name.removesuffix(".weight")] = Layer(operation_of(shape), None)
-    for name, row in found.items():
+    for name, row in weights.items():
         rule = _typed(_tiled(row, tiles), rule_type, {"act_qtype": act_qtype, **values})
         layers[name.removesuffix(".weight")] = Layer(operation_of(row.shape), rule)
     return list(by_path(layers))
@@ -100,7 +100,7 @@ def process_prequantized_params(
     """
     flat = _flat(tensors)
     known = template.state_dict(keep_vars=True)
-    made: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     weights = keys_of(flat)
     used = {key for keys in weights.values() for key in keys.values()}
     for name, keys in weights.items():
@@ -109,9 +109,9 @@ def process_prequantized_params(
             raise _misfit(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
         layer = layer_of(template, name)
         if layer is not None:
-            made |= _into(name, parts, layer)
+            converted |= _into(name, parts, layer)
         elif name in known:
-            made[name] = _fitted(name, _floats(name, parts), known[name])
+            converted[name] = _fitted(name, _floats(name, parts), known[name])
         elif not allow_extra_params:
             raise _unknown(name)
     for name, value in flat.items():
@@ -124,10 +124,10 @@ def process_prequantized_params(
                 "Use quantize_params for float parameters",
             )
         if name in known:
-            made[name] = _fitted(name, value, known[name])
+            converted[name] = _fitted(name, value, known[name])
         elif not allow_extra_params:
             raise _unknown(name)
-    return made
+    return converted
 
 
 def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -172,8 +172,8 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
     """Return the tensors of a layer's packed weight."""
     rule, spec = rule_of_layer(layer), layer.spec
     assert rule.weight_qtype is not None
-    row, wanted = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
-    if ("zero_point" in parts) != ("zero_point" in wanted):
+    row, expected = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
+    if ("zero_point" in parts) != ("zero_point" in expected):
         has, wants = ("a", "none") if "zero_point" in parts else ("no", "one")
         raise _misfit(name, f"it has {has} zero point, but the template expects {wants}")
     codes = parts["qvalue"]
@@ -182,16 +182,16 @@ def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict
     zero_point = parts.get("zero_point")
     array = QArray(
         qvalue=_codes(name, codes, row),
-        scale=_scale(name, parts["scale"], wanted["scale"], row),
-        zero_point=None if zero_point is None else _spread(name, _codes(name, zero_point, row), wanted["zero_point"]),
+        scale=_scale(name, parts["scale"], expected["scale"], row),
+        zero_point=None if zero_point is None else _spread(name, _codes(name, zero_point, row), expected["zero_point"]),
         qtype=row.name,
         dtype=getattr(torch, spec.dtype),
     )
     path = name.removesuffix("weight")
-    made = {f"{path}{PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
+    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
     if LIKE in layer._parameters:
-        made[path + LIKE] = torch.empty(0, dtype=array.dtype, device=codes.device)
-    return made
+        tensors[path + LIKE] = torch.empty(0, dtype=array.dtype, device=codes.device)
+    return tensors
 
 
 def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
@@ -212,23 +212,25 @@ def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
     return codes.to(storage(row))
 
 
-def _scale(name: str, scale: Tensor, wanted: Part, row: QType) -> Tensor:
+def _scale(name: str, scale: Tensor, expected: Part, row: QType) -> Tensor:
     """Return a scale in the template's shape and dtype."""
-    if scale.dtype not in (*_FLOATS, getattr(torch, wanted.dtype)):
+    if scale.dtype not in (*_FLOATS, getattr(torch, expected.dtype)):
         raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
-    cast = scale.to(getattr(torch, wanted.dtype))
+    cast = scale.to(getattr(torch, expected.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
         raise _misfit(name, f"its scales cannot be stored as those of {row.name} ({row.scale_type}) without rounding")
-    return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), wanted)
+    return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), expected)
 
 
-def _spread(name: str, small: Tensor, wanted: Part) -> Tensor:
+def _spread(name: str, small: Tensor, expected: Part) -> Tensor:
     """Repeat scales or zero points to the template's shape."""
-    sizes = (1,) * (len(wanted.shape) - small.ndim) + tuple(small.shape)
-    if len(sizes) != len(wanted.shape) or any(n == 0 or m % n for n, m in zip(sizes, wanted.shape, strict=True)):
-        raise _misfit(name, f"its scales have shape {list(small.shape)}, but the template expects {list(wanted.shape)}")
+    sizes = (1,) * (len(expected.shape) - small.ndim) + tuple(small.shape)
+    if len(sizes) != len(expected.shape) or any(n == 0 or m % n for n, m in zip(sizes, expected.shape, strict=True)):
+        raise _misfit(
+            name, f"its scales have shape {list(small.shape)}, but the template expects {list(expected.shape)}"
+        )
     small = small.reshape(sizes)
-    for axis, (have, want) in enumerate(zip(sizes, wanted.shape, strict=True)):
+    for axis, (have, want) in enumerate(zip(sizes, expected.shape, strict=True)):
         if have != want:
             small = small.repeat_interleave(want // have, axis)
     return small
@@ -254,10 +256,10 @@ def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     )  # fmt: skip
 
 
-def _fitted(name: str, value: Tensor, wanted: Tensor) -> Tensor:
-    if value.shape != wanted.shape:
-        raise _misfit(name, f"its shape is {list(value.shape)}, but the template expects {list(wanted.shape)}")
-    return value.to(wanted.dtype)
+def _fitted(name: str, value: Tensor, expected: Tensor) -> Tensor:
+    if value.shape != expected.shape:
+        raise _misfit(name, f"its shape is {list(value.shape)}, but the template expects {list(expected.shape)}")
+    return value.to(expected.dtype)
 
 
 def _unknown(name: str) -> UnknownParamError:

@@ -89,11 +89,11 @@ class Site:
             if self.known is not None:
                 static = fitted(self.known(name), x, how, name)
                 return quantize_with(x, how.qtype, static.scale, static.zero_point), _limits(static, how)
-            found = range_of(x, how)
+            limits = range_of(x, how)
             if self.collect is not None:
-                found = self.collect(name, found, axis)
-            scale, zero_point = scale_and_zero_point(found, how.row)
-            return quantize_with(x, how.qtype, scale, zero_point), found
+                limits = self.collect(name, limits, axis)
+            scale, zero_point = scale_and_zero_point(limits, how.row)
+            return quantize_with(x, how.qtype, scale, zero_point), limits
 
 
 def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
@@ -102,16 +102,16 @@ def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> Sta
     Raises:
         SettingsError: it was calibrated for other tiles or other sizes.
     """
-    wanted = scale_shape(x.shape, how)
+    expected = scale_shape(x.shape, how)
     shape = (*[1] * (x.ndim - static.scale.ndim), *static.scale.shape)
     tiled = [] if how.method.name == "fixed" else how.tiled_axes
     fits = len(shape) == x.ndim and all(
-        size == wanted[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
+        size == expected[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
     )
     if not fits:
         raise SettingsError(
             f"Cannot use the static range of {name} for an activation of shape {list(x.shape)}",
-            f"it was calibrated for scales of shape {list(static.scale.shape)}, but shape {list(wanted)} is needed",
+            f"it was calibrated for scales of shape {list(static.scale.shape)}, but shape {list(expected)} is needed",
             "Calibrate again with these rules; the number of tiles and axes outside of act_batch_axes must not change",
         )
     zero_point = static.zero_point
@@ -244,12 +244,12 @@ def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None
     return multiply(codes, replace(other, scale=other.scale.new_ones(ones)))
 
 
-def _clipped(grad: Tensor, x: Tensor, found: Found, site: Site) -> Tensor:
+def _clipped(grad: Tensor, x: Tensor, limits: Found, site: Site) -> Tensor:
     """Zero the gradient where x lies outside the range, for methods whose range can be narrower than x."""
     how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
     if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
         return grad
-    low, high = (-found["absmax"], found["absmax"]) if "absmax" in found else (found["min"], found["max"])
+    low, high = (-limits["absmax"], limits["absmax"]) if "absmax" in limits else (limits["min"], limits["max"])
     with torch.no_grad():
         inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
     return torch.where(inside, grad, torch.zeros_like(grad))

@@ -81,11 +81,11 @@ class PtqProvider:
             ) from None
         if not weight.is_meta:
             require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
-        made = quantized_layer(module, packed, path=path)
+        layer = quantized_layer(module, packed, path=path)
         if weight.is_meta:
-            for parameter in made.parameters():
-                parameter.how = how_of(made)  # type: ignore[attr-defined]
-        return made
+            for parameter in layer.parameters():
+                parameter.how = how_of(layer)  # type: ignore[attr-defined]
+        return layer
 
     def mark(self, model: nn.Module) -> int:
         """See `Provider`. Static ranges come from the statistics, or those that a model for training has collected."""

@@ -115,8 +115,8 @@ def _for_x(
     if not isinstance(weight, QArray) or not _has_sums(codes, weight):
         return _float_for_x(dequantize(codes), _float(_units(weight)), shapes, window)
     unit = units(weight)
-    found = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
-    return (found.to(codes.scale.dtype) * codes.scale).to(dtype)
+    totals = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
+    return (totals.to(codes.scale.dtype) * codes.scale).to(dtype)
 
 
 def _for_weight(
@@ -137,9 +137,9 @@ def _for_weight(
         if not isinstance(unit, QArray) or not _has_sums(codes, unit):
             parts.append(_float_for_weight(dequantize(codes), _float(unit)[rows], shapes, window))
             continue
-        found = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
+        totals = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
         scale = codes.scale.reshape(-1, 1, *[1] * window.space)
-        parts.append((found.to(scale.dtype) * scale).to(dtype))
+        parts.append((totals.to(scale.dtype) * scale).to(dtype))
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
@@ -187,7 +187,7 @@ def _float_for_both(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the input and the weight, for float operands; each is None unless the other operand is
     given."""
-    wanted = [weight is not None, x is not None, False]
+    mask = [weight is not None, x is not None, False]
     if x is None and weight is None:
         return None, None
     nothing = g.new_zeros(())  # torch only uses its shape
@@ -197,7 +197,7 @@ def _float_for_both(
     if not even:
         x, padding = F.pad(x, window.around), [0] * window.space
     for_x, for_weight, _ = torch.ops.aten.convolution_backward(
-        g, x, weight, None, window.stride, padding, window.dilation, False, [0] * window.space, window.groups, wanted
+        g, x, weight, None, window.stride, padding, window.dilation, False, [0] * window.space, window.groups, mask
     )
     return for_x if even or for_x is None else F.pad(for_x, [-size for size in window.around]), for_weight
 

@@ -63,10 +63,10 @@ def noise_of(
 
     def draw(shape: torch.Size) -> Tensor:
         if kind == "uniform":
-            made = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
+            noise = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
         else:
             steps = torch.randint(STEPS, narrow, generator=generator, device=gradient.device)
-            made = (steps.float() + 0.5) / STEPS - 0.5
-        return made if len(shape) == len(full) else made.expand(full).reshape(shape)
+            noise = (steps.float() + 0.5) / STEPS - 0.5
+        return noise if len(shape) == len(full) else noise.expand(full).reshape(shape)
 
     return draw

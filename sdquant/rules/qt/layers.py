@@ -54,23 +54,23 @@ class QtLayer(nn.Module):
         Raises:
             SettingsError: the rule cannot be used for it.
         """
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made.__dict__.update(settings_of(module))
-        made._parameters.update(module._parameters)
-        made.training = module.training
-        shape = tuple(made._float()[0].shape)
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.__dict__.update(settings_of(module))
+        layer._parameters.update(module._parameters)
+        layer.training = module.training
+        shape = tuple(layer._float()[0].shape)
         conv = len(shape) > 2
         _check(rule, shape, path)
-        made.rule, made.path, made.generator, made.statistics = rule, path, None, None
+        layer.rule, layer.path, layer.generator, layer.statistics = rule, path, None, None
         if rule.act_static_scale:
             name = operand(path, operation_of(shape))
-            made.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
-        return made
+            layer.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
+        return layer
 
     def float_layer(self) -> nn.Module:
         """Return the `torch.nn` layer of this one, with the same parameters."""
-        base = next(base for base, made in LAYERS.items() if isinstance(self, made))
+        base = next(base for base, quantized in LAYERS.items() if isinstance(self, quantized))
         floats = base.__new__(base)
         nn.Module.__init__(floats)
         own = ("rule", "path", "generator", "statistics")
@@ -99,10 +99,10 @@ class QtLayer(nn.Module):
         if self.rule.act_qtype is None:
             return Operand(None)
         how = act_how(self.rule, x.ndim, conv=conv)
-        found = range_of(x, how)
+        limits = range_of(x, how)
         if self.statistics is not None:
-            found = self.statistics.range_for(found)
-        return Operand(how.qtype, how.calibration_method, found)
+            limits = self.statistics.range_for(limits)
+        return Operand(how.qtype, how.calibration_method, limits)
 
     @torch.no_grad()
     def _weights(self, weight: Tensor) -> Operand:

@@ -32,7 +32,7 @@ class QtProvider:
         """
         if isinstance(module, QtLayer):
             module = module.float_layer()
-        kind = next(made for base, made in LAYERS.items() if isinstance(module, base))
+        kind = next(layer_type for base, layer_type in LAYERS.items() if isinstance(module, base))
         return kind.of(module, as_qt(rule), path)
 
     def mark(self, model: nn.Module) -> int:

@@ -58,14 +58,14 @@ class QuantStat:
     own_ranges: bool = False
     axis: int = -1
 
-    def range_for(self, found: Range) -> Range:
-        """Return the range to quantize a batch with. While collecting, add the batch's own range (`found`) first.
+    def range_for(self, batch_range: Range) -> Range:
+        """Return the range to quantize a batch with. While collecting, add the batch's own range first.
 
         Raises:
             SettingsError: another shape than before, numbers that are not finite, or axes that do not exist.
         """
-        axes = self._axes(next(iter(found.values())).ndim)
-        own = {name: _mean(value, axes) for name, value in found.items()}
+        axes = self._axes(next(iter(batch_range.values())).ndim)
+        own = {name: _mean(value, axes) for name, value in batch_range.items()}
         # Gradient checkpointing runs a layer again within the backward pass: that batch is counted already.
         if self.collecting and torch._C._current_graph_task_id() == -1:
             self.add(own)
@@ -134,12 +134,12 @@ class QuantStat:
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
         """Return named tensors, on the CPU."""
-        made = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
+        tensors = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
         for name, totals in self.sums.items():
-            made[f"{self.name}.{SUM}{name}"] = self.total(name)
+            tensors[f"{self.name}.{SUM}{name}"] = self.total(name)
             if exact:
-                made[f"{self.name}.{EXACT}{name}"] = _bytes(totals).reshape(*self.shape, BYTES)
-        return made
+                tensors[f"{self.name}.{EXACT}{name}"] = _bytes(totals).reshape(*self.shape, BYTES)
+        return tensors
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Load what `to_dict` returned, without the prefix."""
@@ -175,12 +175,12 @@ class SiteStats:
             self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, None)
         return self.stats[name]
 
-    def range_for(self, name: str, found: Range, axis: int, rule: QuantizationRule) -> Range:
+    def range_for(self, name: str, batch_range: Range, axis: int, rule: QuantizationRule) -> Range:
         """See `QuantStat.range_for`. axis: that is summed."""
         stat = self.of(name)
         stat.batch_axes, stat.axis = rule.act_batch_axes, axis
         stat.collecting, stat.own_ranges = self.collecting, self.own_ranges
-        return stat.range_for(found)
+        return stat.range_for(batch_range)
 
 
 @contextmanager
@@ -216,10 +216,10 @@ def quant_stats(model: nn.Module, *, exact: bool = False) -> dict[str, Tensor]:
     Args:
         exact: include sums as whole numbers, which `merge_quant_stats` adds without rounding.
     """
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for stat in _stats(model).values():
-        made |= stat.to_dict(exact=exact)
-    return made
+        tensors |= stat.to_dict(exact=exact)
+    return tensors
 
 
 def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
@@ -273,10 +273,10 @@ def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor
             whole.count += one.count
             for key, totals in one.sums.items():
                 whole.sums[key] = [a + b for a, b in zip(whole.sums[key], totals, strict=True)]
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in sorted(merged):
-        made |= merged[name].to_dict(exact=exact)
-    return made
+        tensors |= merged[name].to_dict(exact=exact)
+    return tensors
 
 
 def has_statistics(model: nn.Module) -> bool:
@@ -290,21 +290,21 @@ def _stats(model: nn.Module) -> dict[str, QuantStat]:
 
 
 def _layers(model: nn.Module) -> dict[str, QuantStat]:
-    found = (getattr(module, "statistics", None) for module in model.modules())
-    return {stat.name: stat for stat in found if isinstance(stat, QuantStat)}
+    candidates = (getattr(module, "statistics", None) for module in model.modules())
+    return {stat.name: stat for stat in candidates if isinstance(stat, QuantStat)}
 
 
 def _sites(model: nn.Module) -> dict[str, SiteStats]:
-    found = (getattr(module.__dict__.get(MARK), "statistics", None) for module in model.modules())
-    return {site.path: site for site in found if isinstance(site, SiteStats)}
+    candidates = (getattr(module.__dict__.get(MARK), "statistics", None) for module in model.modules())
+    return {site.path: site for site in candidates if isinstance(site, SiteStats)}
 
 
 def _by_operand(statistics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    made: dict[str, dict[str, Tensor]] = {}
+    operands: dict[str, dict[str, Tensor]] = {}
     for name, value in statistics.items():
         operand, _, what = name.rpartition(".")
-        made.setdefault(operand, {})[what] = value
-    return made
+        operands.setdefault(operand, {})[what] = value
+    return operands
 
 
 def _mean(value: Tensor, axes: Sequence[int]) -> Tensor:
