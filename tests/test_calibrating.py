@@ -129,7 +129,7 @@ def test_a_layer_that_no_prompt_reaches_is_named() -> None:
 
 
 def test_ranges_are_asked_for_before_weights_are_read(ranges: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no ranges were given"):
+    with pytest.raises(SettingsError, match="quant_stats is not set"):
         sdquant.plan(path("digits-sd"), rules=[STATIC])
     lone = tmp_path / "unet.safetensors"
     write_statistics(lone, {k: v for k, v in load_file(ranges).items() if k.startswith("unet.")}, {})

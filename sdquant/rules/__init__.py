@@ -1,4 +1,4 @@
-"""Quantization by rules: which layer gets which type, with the names and numerics of Qwix.
+"""Quantization by rules: which layer gets which type; names and numerics are Qwix's.
 
     rules = [
         QuantizationRule(module_path=".*attn.*", weight_qtype="int4", tile_size=32),
@@ -6,49 +6,49 @@
     ]
     pipe = sdquant.load_model("some-model", rules=rules)
 
-What rules say:
+Rules:
 
     qconfig.py       QuantizationRule and QtRule; the first that matches a layer decides
-    core/qtypes.py   the types, one row each: bounds, storage
-    core/calibration_method.py  how a range is to be found, as rules write it
+    core/qtypes.py   the types, one entry each: bounds, storage
+    core/calibration_method.py  calibration methods, as rules write them
     parse.py         rules as mappings, JSON, YAML
-    core/how_to_quantize.py  how one tensor is quantized; the shape of its scales
-    packed_layout.py what a rule means for a layer's weight and input; the parts of a packed weight
-    quant_spec.py    rules as what a loader is asked for
+    core/how_to_quantize.py  settings of one tensor; the shape of its scales
+    packed_layout.py a rule's settings for a layer's weight and input; the layout of a packed weight
+    quant_spec.py    rules as a `QuantSpec` for loaders
 
 The arithmetic, in core/:
 
-    numerics.py      rounding into the types, and back
+    numerics.py      rounding to the types, and decoding
     calibration.py   the range of a tensor, and the scale that follows from it
     qarray.py        a quantized tensor with its scales; quantize and dequantize
     dot_general.py, conv_general.py   products of quantized tensors, in integers where both are
-    bit_packing.py, ../packed_qarray.py   codes as bytes; a quantized weight as plain parts (`backend` stores these)
-    static_range.py  ranges of activations found beforehand
+    bit_packing.py, ../packed_qarray.py   codes as bytes; a quantized weight as packed tensors (stored by `backend`)
+    static_range.py  static ranges of activations, from calibration
 
 Products of two activations, where a rule names them:
 
     core/batched_matmul.py   of quantized tensors, matrix by matrix
     providers/product.py     of float tensors under a rule, with gradients
-    core/attention.py, core/einsum.py   what is made of such products
+    core/attention.py, core/einsum.py   operations made of such products
     product_ranges.py        their static ranges, as buffers of the modules that multiply
     intercepted_ops.py, interception.py   torch's functions, replaced while a module runs that a rule names
-    report.py        which rules have done so
+    report.py        counts of what these rules have quantized
 
 The flow:
 
     providers/ptq.py PtqProvider
     model_quantization.py   quantize_model
     params.py        quantize_params
-    providers/prequantized.py  process_prequantized_params, restore_quantization_rules: what another tool quantized
+    providers/prequantized.py  process_prequantized_params, restore_quantization_rules: checkpoints of other tools
     qt/              QtProvider: training with quantization in the loop; ranges over batches
-    model_rules.py, infer_rules.py   rules_of_model: back from a model, or a saved one, to its rules
+    model_rules.py, infer_rules.py   rules_of_model: the rules of a model or a saved file
 
 Bit for bit as in Qwix at aa623acb (2026-08-13) on the CPU in float32 and bfloat16, where XLA divides as IEEE says. The
 release 0.1.8 is older: it has neither int16 nor mxfp8_16, and its mxfp8 and mxfp4 are mxfp8_ceil and mxfp4_ceil here.
 
-Better here: scales of float16 are computed in float32, where Qwix takes those of ordinary weights for zero; static
+Differences: scales of float16 are computed in float32, where Qwix treats those of ordinary weights as zero; static
 ranges do not tie a model to one sequence length. Products of two activations are quantized only by rules that name
-them, and need no weight_qtype for that; in Qwix a rule for all operations takes them along.
+them, and need no weight_qtype for that; in Qwix a rule for all operations includes them.
 """
 
 from __future__ import annotations

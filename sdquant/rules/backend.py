@@ -40,8 +40,8 @@ TYPES = (
     "nvfp4",
 )  # fmt: skip
 CHUNK = 1 << 18  # weights decoded at a time
-# Packings of `kernels.forms` that `rules.packing` gives codes of so many bits, in rows of whole units; and the names of
-# the tables of types whose codes are no numbers.
+# Packings of `kernels.forms` by bits, as `core.bit_packing` makes them, in rows of whole units; and the tables of types
+# whose codes are not numbers.
 _PACKINGS = {8: "int8", 7: "sevens", 6: "sixes", 5: "fives", 4: "nibbles-low", 3: "threes", 2: "twos"}
 _TABLES = {"nf4": "nf4", "e2m1": "e2m1"}
 _UNIT = 8
@@ -61,13 +61,13 @@ class RulesBackend(Backend):
 
     Parts, for a weight of [out, ...]:
         qvalue: int8, int16 and float8: codes of the weight's shape. Fewer bits: uint8 [out, bytes of a row], see
-            `rules.packing`; codes of integers have half their range added.
+            `core.bit_packing`; integer codes have half their range added.
         scale: [out or 1, tiles or 1, 1...], in the weight's dtype (float32 for float16). Scales that a format keeps as
-            powers of two are float8_e8m0fnu, nvfp4's float8_e4m3fn.
-        zero_point: codes of the scale's shape, where the range is not symmetric.
-        act_scale, act_zero_point: of activations, where their range was found beforehand.
+            powers of two are float8_e8m0fnu, those of nvfp4 float8_e4m3fn.
+        zero_point: codes of the scale's shape, where the range is asymmetric.
+        act_scale, act_zero_point: static ranges of activations, from calibration.
 
-    Files of others: see `_rules_files`.
+    For files of other tools see `prequantized_files`.
     """
 
     name: ClassVar[str] = "rules"
@@ -110,9 +110,11 @@ class RulesBackend(Backend):
         from .qconfig import rule_of
         from .quant_spec import RuleSpec
 
-        said = dict(packed.details)
-        act_shape = said.pop(ACT_SHAPE, None)
-        return RuleSpec(self.schemes[0], rule=rule_of(said), act_shape=None if act_shape is None else tuple(act_shape))
+        details = dict(packed.details)
+        act_shape = details.pop(ACT_SHAPE, None)
+        return RuleSpec(
+            self.schemes[0], rule=rule_of(details), act_shape=None if act_shape is None else tuple(act_shape)
+        )
 
     def decode(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         import torch
@@ -122,7 +124,7 @@ class RulesBackend(Backend):
         return out
 
     def decode_into(self, packed: Packed, out: Tensor) -> None:
-        """In the dtype of the scales, then cast. A few rows at a time, for the sake of memory."""
+        """Dequantize in the dtype of the scales, then cast; a few rows at a time, to bound memory."""
         from .core.qarray import values
         from .packed_qarray import weight_of
 
@@ -188,7 +190,7 @@ class RulesBackend(Backend):
         )
 
     def activations(self, packed: Packed) -> Activations | None:
-        """Of integers of up to eight bits without zero points, on both sides; float products are left out."""
+        """Return how activations are quantized, if both sides are integers of up to 8 bits without zero points."""
         from .core.dot_general import LEAST_TILE
         from .core.qtypes import qtype
         from .packed_layout import act_method, per_tensor
@@ -209,12 +211,12 @@ class RulesBackend(Backend):
         if not known:
             return None
         low, high = row.limits
-        found = "" if static is None else "act_scale"
-        return Activations(bound=row.bound, low=int(low), high=int(high), scale=found, tile=tile)
+        scale_part = "" if static is None else "act_scale"
+        return Activations(bound=row.bound, low=int(low), high=int(high), scale=scale_part, tile=tile)
 
     def as_floats(self, packed: Packed, x: Tensor) -> Floats | None:
-        """Of types in which codes cannot be multiplied, quantized and decoded activations; of a float type on either
-        side the codes. Integers on both sides are not multiplied as floats."""
+        """Return the activations for a float GEMM: dequantized if the codes cannot be multiplied, else (a float type on
+        either side) as codes with scales. None for integers on both sides, which are multiplied as integers."""
         from .core import fast_activations
         from .core.dot_general import LEAST_TILE
         from .core.numerics import from_codes
@@ -267,7 +269,7 @@ class RulesBackend(Backend):
 
 
 def _tiles_of_x(rule: QuantizationRule, inputs: int) -> int:
-    """Into how many tiles a linear layer's input is quantized."""
+    """Return the number of tiles that a linear layer's input is quantized in."""
     from .core.how_to_quantize import tile_sizes
     from .packed_layout import act_how
 
@@ -275,7 +277,7 @@ def _tiles_of_x(rule: QuantizationRule, inputs: int) -> int:
 
 
 def _one(spec: QuantSpec) -> RuleSpec:
-    """A spec as one rule: that of a weight, or what the scheme's options say."""
+    """Return a spec as one rule: that of a weight, or one made from the scheme's options."""
     from .qconfig import QuantizationRule
     from .quant_spec import RuleSpec
 
@@ -296,7 +298,7 @@ def _rule_of(packed: PackedSpec) -> QuantizationRule:
 
 @lru_cache(maxsize=1024)
 def _parsed(details: str) -> QuantizationRule:
-    """A layer asks at every step."""
+    """Parse a rule; cached, since every layer needs its own at every step."""
     from .packed_layout import ACT_SHAPE
     from .qconfig import rule_of
 

@@ -15,13 +15,13 @@ from .safe_regex import quick
 
 
 def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | None:
-    """Return the rules that a model was quantized by; None where the file says none.
+    """Return the rules that a model was quantized by; None if the file has none.
 
     Args:
         rows: see `formats.own.rule_rows`.
 
     Raises:
-        BadFileError: a row is no rule, or its pattern could take for ever to match.
+        BadFileError: a row is not a rule, or its pattern could take for ever to match.
     """
     if not rows:
         return None
@@ -30,9 +30,9 @@ def rules_in(file: Path, rows: tuple[Mapping[str, Any], ...]) -> RulesSpec | Non
         raise BadFileError(
             f"Cannot read {file}",
             f"one of its rules is for {slow[0]!r:.80}, a pattern that could take for ever to match",
-            "Quantize the model again with rules that repeat less: no repeated groups, four repetitions at most",
+            "Quantize the model again with simpler patterns: no repeated groups, and at most four repetitions",
         )
     try:
         return with_rules(registry.parse("rules"), tuple(rule_of(dict(row)) for row in rows))
     except (SettingsError, TypeError) as error:
-        raise damaged(file, f"its rules are none: {error}") from error
+        raise damaged(file, f"its rules are not valid: {error}") from error

@@ -1,4 +1,4 @@
-"""From what was done with each layer back to rules that say it: the first that matches a layer decides. No torch."""
+"""Inference of rules from how each layer is quantized; the first rule that matches a layer decides. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .quant_spec import first
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as it is.
+    """A layer and how it is quantized.
 
     Attributes:
-        operation: that its weight is for. rule: by which it is quantized; None if it is not.
+        operation: the operation of its weight. rule: by which it is quantized; None if it is not.
     """
 
     operation: str
@@ -24,12 +24,12 @@ class Layer:
 
 
 def recovered(layers: Mapping[str, Layer], known: Iterable[QuantizationRule] = ()) -> tuple[QuantizationRule, ...]:
-    """Rules by which every layer is as it is.
+    """Return rules by which every layer is quantized as it is.
 
     Args:
         layers: by path of the module.
-        known: rules that were given for them; they are kept, with rules for the layers that they are wrong about (which
-            were skipped, say) before them. Without any: those of the layers, in an order that is right.
+        known: rules that were used for them; they are kept, with rules before them for layers that they are wrong about
+            (skipped ones, for example). Without any: the rules of the layers, in a correct order.
     """
     rows = tuple(known) or _in_order(layers)
     common = (rule for rule in _by_name(_wrong(rows, layers), wildcard) if _for_all(rule, layers))
@@ -38,18 +38,18 @@ def recovered(layers: Mapping[str, Layer], known: Iterable[QuantizationRule] = (
 
 
 def by_path(layers: Mapping[str, Layer]) -> tuple[QuantizationRule, ...]:
-    """Rules by which every layer is as it is, each for the layers whose paths are the same but for numbers."""
+    """Return rules by which every layer is quantized as it is, one for layers whose paths differ only in numbers."""
     return recovered(layers, _by_name({path: one for path, one in layers.items() if one.rule is not None}, wildcard))
 
 
 def wildcard(path: str) -> str:
-    """A path as a pattern, in which whole parts that are numbers stand for any part."""
+    """Return a path as a pattern in which numbers between dots match anything but a dot."""
     return r"\.".join("[^.]+" if part.isdigit() else re.escape(part) for part in path.split("."))
 
 
 def does(rule: QuantizationRule | None) -> str | None:
-    """What a rule does with a layer that it decides for, as a text (1 and 1.0 are not the same tiles); None if it
-    leaves it as it is."""
+    """Return what a rule does with a layer, as text to compare (tile sizes 1 and 1.0 differ); None if it leaves the
+    layer unquantized."""
     if rule is None or rule.weight_qtype is None:
         return None
     known = (row for row in fields(QtRule) if row.name not in ("module_path", "op_names"))
@@ -57,27 +57,27 @@ def does(rule: QuantizationRule | None) -> str | None:
 
 
 def _wrong(rules: Sequence[QuantizationRule], layers: Mapping[str, Layer]) -> dict[str, Layer]:
-    """The layers that are not as these rules say."""
+    """Return the layers that these rules would quantize differently."""
     return {
         path: layer for path, layer in layers.items() if does(first(rules, path, layer.operation)) != does(layer.rule)
     }
 
 
 def _for_all(rule: QuantizationRule, layers: Mapping[str, Layer]) -> bool:
-    """Whether every layer that a rule matches is as it says."""
+    """Return whether every layer that a rule matches is quantized as the rule says."""
     return all(does(layer.rule) == does(rule) for path, layer in layers.items() if rule.matches(path, layer.operation))
 
 
 def _by_name(layers: Mapping[str, Layer], named: Callable[[str], str]) -> tuple[QuantizationRule, ...]:
-    """A rule for each name that layers have in common: what most of these do."""
+    """Return one rule for each name that layers share: that of most of these layers."""
     groups: dict[str, list[Layer]] = {}
     for path, layer in layers.items():
         groups.setdefault(named(path), []).append(layer)
-    made = []
+    rules = []
     for name, rows in groups.items():
         counts = Counter(does(layer.rule) for layer in rows)
-        made.append(_bare(max(rows, key=lambda layer: counts[does(layer.rule)]).rule, name))
-    return tuple(made)
+        rules.append(_bare(max(rows, key=lambda layer: counts[does(layer.rule)]).rule, name))
+    return tuple(rules)
 
 
 def _bare(rule: QuantizationRule | None, name: str) -> QuantizationRule:
@@ -87,9 +87,9 @@ def _bare(rule: QuantizationRule | None, name: str) -> QuantizationRule:
 
 
 def _in_order(layers: Mapping[str, Layer]) -> tuple[QuantizationRule, ...]:
-    """The rules of quantized layers in an order in which the first that matches is each layer's own.
+    """Return the rules of quantized layers in an order in which the first match is each layer's own rule.
 
-    A rule may come next if all layers that it matches, and that no rule has decided for yet, are its own. Rules that
+    A rule may come next if all layers that it matches, and that no earlier rule matches, are its own. Rules that
     cannot be put in order are left out.
     """
     open_ = {path: layer for path, layer in layers.items() if layer.rule is not None}

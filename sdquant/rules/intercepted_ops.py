@@ -1,7 +1,7 @@
-"""torch's functions that multiply two activations, and what takes their place in a module that a rule names.
+"""torch's functions that multiply two activations, and their quantized replacements in modules that a rule names.
 
-A handler gets the call's arguments, and returns the result, or None where the call is no product of two activations:
-then it runs as it was.
+A handler gets the call's arguments and returns the result, or None if the call is not a product of two activations; in
+that case torch's own function runs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Operation:
     """An operation that rules name.
 
     Attributes:
-        name: as rules say it.
-        counted: Qwix's name, which the names of its operands are made of.
-        products: how many products a call has.
-        handler: takes (what is done, number of the first product in its module, arguments).
+        name: as in rules.
+        counted: Qwix's name, from which the names of its operands are made.
+        products: number of products in a call.
+        handler: takes (site, number of the first product in its module, arguments).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Operation:
 
 
 def _activations(*operands: Any) -> bool:
-    """Whether all are float tensors and none is a parameter or a view of one."""
+    """Return whether all are float tensors and none is a parameter or a view of one."""
     return all(
         isinstance(one, Tensor)
         and one.dtype in FLOATS
@@ -51,7 +51,7 @@ def _activations(*operands: Any) -> bool:
 
 
 def _cast(*operands: Tensor) -> tuple[Tensor, ...]:
-    """The operands in autocast's dtype, where torch's own function would cast them to it."""
+    """Cast the operands to autocast's dtype, where torch's own function would."""
     device = operands[0].device.type
     if not torch.is_autocast_enabled(device):
         return operands
@@ -80,7 +80,7 @@ def _sdpa(
 
 
 def _matmul(site: Site, number: int, input: Tensor, other: Tensor, **more: Any) -> Tensor | None:
-    """Of two tensors of one axis or more. `mat2` and `tensor2` are the same argument under other names."""
+    """Multiply two tensors of one axis or more. Some of torch's functions call `other` `mat2` or `tensor2`."""
     if more or not _activations(input, other):
         return None
     a, b = _cast(input, other)
@@ -104,7 +104,7 @@ def _baddbmm(
     alpha: float = 1,
     **more: Any,
 ) -> Tensor | None:
-    """alpha times the product, plus beta times `input`, which is not looked at if beta is 0."""
+    """Return alpha times the product, plus beta times `input`, which is ignored if beta is 0."""
     done = _matmul(site, number, batch1, batch2, **more)
     if done is None:
         return None

@@ -1,11 +1,11 @@
 """Products of activations inside the modules that a rule names, quantized while those modules run.
 
-`mark(model, rules)` gives each such module a class of its own, derived from the one it had, whose call notes which
+`mark(model, rules)` gives each such module a class of its own, derived from its original one, whose call records which
 module is running. While one is, a torch function mode sees every call of torch's functions and replaces products
-(operations.py). What is inside a module that no rule matches, or that holds a weight, runs as it is: a rule is looked
-up for the module that makes the call, and only for that. Nothing is global: other threads and other models see nothing,
-and a model without such rules is left untouched. torch.compile leaves a marked module out of its graphs: name those
-that attend, rather than all.
+(intercepted_ops.py). What is inside a module that no rule matches, or that holds a weight, runs unchanged: only the
+module that makes the call is matched with the rules. Nothing is global: other threads and models are unaffected, and a
+model without such rules is left untouched. torch.compile leaves a marked module out of its graphs: name attention
+modules rather than all.
 
 Not seen, and so not quantized: products that do not go through these functions of torch. Those are diffusers'
 attention backends other than the native ones, kernels of other libraries, and `nn.MultiheadAttention`. A rule that
@@ -46,10 +46,10 @@ _ATTRIBUTE, _REPORT = product_ranges.MARK, "_sdquant_products"
 
 @dataclass
 class Mark:
-    """What a module does while it runs: `rules` by operation, under the module's path.
+    """Mark of a module whose products are quantized while it runs: `rules` by operation, and the module's path.
 
     Attributes:
-        statistics: of the products with static ranges, where these are collected. Without, ranges are the module's.
+        statistics: of the products with static ranges, while these are collected; if None, the module has the ranges.
     """
 
     path: str
@@ -58,18 +58,18 @@ class Mark:
     statistics: SiteStats | None = None
 
     def site(self, module: nn.Module, rule: QuantizationRule) -> Site:
-        """How products in the module, which is this one's, are quantized by one of the rules."""
+        """Return the quantization of products in `module`, which this mark belongs to, by one of its rules."""
         if not rule.act_static_scale:
             return Site(rule=rule)
         if self.statistics is None:
             return Site(rule=rule, known=lambda name: product_ranges.range_in(module, self.path, name))
         own = self.statistics
-        return Site(rule=rule, collect=lambda name, found, axis: own.range_for(name, found, axis, rule))
+        return Site(rule=rule, collect=lambda name, limits, axis: own.range_for(name, limits, axis, rule))
 
 
 @dataclass
 class _Frame:
-    """A module that is running; None is one whose products are left alone. Counts its products."""
+    """A running module, or None for one whose products are left alone, and the counts of its products."""
 
     module: nn.Module | None
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ _running = _Running()
 
 
 class _Interception(TorchFunctionMode):
-    """Replaces products of activations in the module that is running. Calls made in here are not seen again."""
+    """Replaces products of activations in the running module. Calls made in here are not intercepted again."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -107,7 +107,7 @@ def _quantized(operation: Operation, frame: _Frame, args: tuple[Any, ...], kwarg
     try:
         done = operation.handler(mark.site(frame.module, rule), frame.counts[operation.counted], *args, **kwargs)
     except SettingsError as error:
-        what = f"{operation.name} in {mark.path or 'the model itself'!r}: {error.what}"
+        what = f"{error.what} ({operation.name} in {mark.path or 'the model itself'!r})"
         raise SettingsError(what, error.why, error.fix) from error
     if done is not None:
         frame.counts[operation.counted] += operation.products
@@ -141,17 +141,17 @@ class Marked(nn.Module):
         return _run(self, self._call_impl if own else super().__call__, args, kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Moves follow `fn`; changes of dtype leave ranges alone (a scale cast to half is a wrong scale)."""
-        kept = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
+        """Apply `fn`, but keep the dtype of ranges: only their device changes (a scale cast to half is wrong)."""
+        ranges = {name: self._buffers.pop(name) for name in [*self._buffers] if range_keys.BUFFER.fullmatch(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, range in kept.items():
+        for name, range in ranges.items():
             assert range is not None
             moved = fn(range)
             self._buffers[name] = moved if moved.dtype == range.dtype else range.to(moved.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Ranges come with what is loaded, where the module has none or others yet."""
+        """Take ranges from the state dict where the module has none, or some of another shape."""
         if self.__dict__[_ATTRIBUTE].statistics is None:
             for name in [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]:
                 value, own = state_dict[prefix + name], self._buffers.get(name)
@@ -161,27 +161,27 @@ class Marked(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the class that can be imported.
-        made = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
-        return (_bare, (_original(type(self)),), *made[2:])
+        reduced = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
+        return (_bare, (_original(type(self)),), *reduced[2:])
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A marked module's call, outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
+    """Call a marked module outside of compiled graphs: torch.compile traces modes and globals, but not reliably."""
     with _inside(module):
         return call(*args, **kwargs)
 
 
 def _bare(kind: type[nn.Module]) -> nn.Module:
-    made = marked_class(kind)
-    return made.__new__(made)
+    cls = marked_class(kind)
+    return cls.__new__(cls)
 
 
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def marked_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of a marked module: named like its own, which diffusers writes into configurations."""
+    """Return the class of a marked module, named like the original: diffusers writes the name into configs."""
     if kind not in _classes:
         names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
         _classes[kind] = type(kind.__name__, (Marked, kind), names)
@@ -197,96 +197,96 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
 def mark(
     model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor] | None = None, *, collects: bool = False
 ) -> int:
-    """Have the rules that name products of activations quantize them in the model's modules. Marks it anew.
+    """Quantize the products of activations that rules name in the model's modules. Replaces earlier marks.
 
-    To be called last, when the model's layers are in place. The marks stay in copies and pickles; state dicts and saved
-    models have none, so that a model that is loaded again is to be marked again. Static ranges that are in the model
-    stay, where the rules still want them.
+    Call it last, when the model's layers are in place. The marks stay in copies and pickles, but not in state dicts and
+    saved models, so that a model must be marked again after loading. Static ranges in the model stay if the rules still
+    use them.
 
     Args:
         statistics: of calibration, for static ranges; of other operands, too.
-        collects: the model is one that ranges are found with, rather than one that has them.
+        collects: whether the model collects ranges, rather than having them.
 
     Returns:
-        How many modules do so. If 0, the model is as it was.
+        The number of marked modules. If 0, the model is unchanged.
 
     Raises:
-        SettingsError: a rule that products cannot follow, see `straight.refuse`; statistics of another rule.
+        SettingsError: a rule that products cannot follow, see `product.refuse`; statistics of another rule.
     """
     _clear(model)
     if not any(rule.products for rule in rules.rules):
         return 0
     report = Report(rules=rules)
-    found, modules = followed(model, rules), dict(model.named_modules())
-    for path, chosen in found.items():
-        report.modules.update(set(chosen.values()))
+    matched, modules = followed(model, rules), dict(model.named_modules())
+    for path, by_operation in matched.items():
+        report.modules.update(set(by_operation.values()))
         if "attention" in type(modules[path]).__name__.lower():
-            report.attention.update(set(chosen.values()))
+            report.attention.update(set(by_operation.values()))
     if statistics and not collects:
         product_ranges.place(model, product_ranges.ranges_of(model, rules, statistics))
     for path, module in modules.items():
-        static = any(rule.act_static_scale for rule in found.get(path, {}).values())
+        static = any(rule.act_static_scale for rule in matched.get(path, {}).values())
         if not static or collects:
             product_ranges.drop(module)
-        if path in found:
+        if path in matched:
             stats = SiteStats(path) if static and collects else None
-            _put(module, Mark(path=path, rules=found[path], report=report, statistics=stats))
-        elif _can_multiply(module) and any(_under(path, above) for above in found):
+            _put(module, Mark(path=path, rules=matched[path], report=report, statistics=stats))
+        elif _can_multiply(module) and any(_under(path, above) for above in matched):
             module.register_forward_pre_hook(_shut)
             module.register_forward_hook(_open, always_call=True)
     model.__dict__[_REPORT] = report
     model.register_forward_hook(_tell)
-    return len(found)
+    return len(matched)
 
 
-def _refuse_both(path: str, chosen: Mapping[str, QuantizationRule]) -> None:
-    """Raise SettingsError if two rules find ranges of products that have one name."""
-    for counted, names in product_ranges.COUNTED.items():
-        static = {rule for name in names if (rule := chosen.get(name)) is not None and rule.act_static_scale}
+def _refuse_both(path: str, by_operation: Mapping[str, QuantizationRule]) -> None:
+    """Raise SettingsError if two rules have static ranges for products whose operands share names."""
+    for qwix_name, names in product_ranges.COUNTED.items():
+        static = {rule for name in names if (rule := by_operation.get(name)) is not None and rule.act_static_scale}
         if len(static) > 1:
             raise SettingsError(
-                f"Two rules with act_static_scale are for {' and '.join(names)} in {path or 'the model itself'!r}",
-                f"the ranges of both would be called {counted}0_lhs, {counted}1_lhs and so on",
-                "Give both operations one rule",
+                f"Cannot use two act_static_scale rules for {' and '.join(names)} in {path or 'the model itself'!r}",
+                f"the ranges of both would have the same names: {qwix_name}0_lhs, {qwix_name}1_lhs and so on",
+                "Use one rule for both operations",
             )
 
 
 def unmark(model: nn.Module) -> None:
-    """Take back what `mark` did, static ranges of products included."""
+    """Undo `mark`, and remove static ranges of products."""
     _clear(model)
     for module in model.modules():
         product_ranges.drop(module)
 
 
 def marks(model: nn.Module) -> dict[str, Mark]:
-    """The marks in a model, by the path of their module."""
+    """Return the marks in a model, by the path of their module."""
     return {path: module.__dict__[_ATTRIBUTE] for path, module in model.named_modules() if isinstance(module, Marked)}
 
 
 def followed(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
-    """`matching`, where products can follow the rules; the model may be on the meta device.
+    """Return `matching`, and check that products can follow the rules; the model may be on the meta device.
 
     Raises:
-        SettingsError: they cannot, see `straight.refuse`; or two rules would give two products' ranges one name.
+        SettingsError: they cannot, see `product.refuse`; or two rules would give the ranges of two products one name.
     """
-    found = matching(model, rules)
-    for rule in dict.fromkeys(rule for chosen in found.values() for rule in chosen.values()):
+    matched = matching(model, rules)
+    for rule in dict.fromkeys(rule for by_operation in matched.values() for rule in by_operation.values()):
         refuse(rule, static=True)
-    for path, chosen in found.items():
-        _refuse_both(path, chosen)
-    return found
+    for path, by_operation in matched.items():
+        _refuse_both(path, by_operation)
+    return matched
 
 
 def matching(model: nn.Module, rules: Rules) -> dict[str, dict[str, QuantizationRule]]:
-    """The modules that `mark` would mark, by path; for each the rules by operation."""
-    found = {}
+    """Return the modules that `mark` would mark, by path, each with its rules by operation."""
+    matched = {}
     for path, module in model.named_modules():
         if _can_multiply(module) and not _holds_weight(module):
             decided = {name: _first(rules, path, name) for name in _NAMES}
-            chosen = {name: rule for name, rule in decided.items() if rule is not None}
-            if chosen:
-                found[path] = chosen
-    return found
+            by_operation = {name: rule for name, rule in decided.items() if rule is not None}
+            if by_operation:
+                matched[path] = by_operation
+    return matched
 
 
 def _clear(model: nn.Module) -> None:
@@ -307,19 +307,19 @@ def _unhook(module: nn.Module, hook: Callable[..., Any]) -> None:
 
 
 def unused(model: nn.Module) -> tuple[Unused, ...]:
-    """The rules that name products of activations and have quantized none in this model yet; see `Report.unused`."""
+    """Return the rules that name products of activations and have quantized none in this model; see `Report.unused`."""
     report = model.__dict__.get(_REPORT)
     return () if report is None else report.unused()
 
 
 def _first(rules: Rules, path: str, operation: str) -> QuantizationRule | None:
-    """The rule that decides, if it quantizes products. Unlike `Rules.of` this does not count as use."""
+    """Return the first matching rule if it quantizes products. Unlike `Rules.of` this does not count as use."""
     rule = first(rules.rules, path, operation)
     return rule if rule is not None and rule.products else None
 
 
-def _put(module: nn.Module, made: Mark) -> None:
-    module.__dict__[_ATTRIBUTE] = made
+def _put(module: nn.Module, marking: Mark) -> None:
+    module.__dict__[_ATTRIBUTE] = marking
     _give(module, marked_class(type(module)))
 
 
@@ -328,12 +328,12 @@ def _give(module: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def _holds_weight(module: nn.Module) -> bool:
-    """Whether a module multiplies by a weight of its own, perhaps one that it dequantizes first."""
+    """Return whether a module multiplies by a weight of its own, including one that it dequantizes first."""
     return isinstance(module, (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)) or "weight" in module._parameters
 
 
 def _can_multiply(module: nn.Module) -> bool:
-    """Whether a module's own forward may call a product: torch's own do not, or it cannot be seen."""
+    """Return whether a module's own forward may call a product: torch's modules do not, or it cannot be intercepted."""
     return not type(module).__module__.startswith("torch.nn.modules.")
 
 
@@ -342,10 +342,10 @@ def _under(path: str, above: str) -> bool:
 
 
 def _tell(module: nn.Module, args: Any, output: Any) -> None:
-    """After a model's first run: which rules have quantized no product.
+    """Warn, after a model's first run, of rules that have quantized no product.
 
     Raises:
-        IncompatibleError: nothing at all is quantized in the model, whose rules were to quantize something.
+        IncompatibleError: nothing at all is quantized in the model, in spite of its rules.
     """
     report: Report = module.__dict__[_REPORT]
     calibrates = any(mark.statistics is not None for mark in marks(module).values())  # which says itself what it lacks
@@ -358,16 +358,16 @@ def _tell(module: nn.Module, args: Any, output: Any) -> None:
         raise IncompatibleError(
             f"Cannot quantize a {type(module).__name__} by rules for {rules}",
             f"none of its weights is quantized, and none of the {len(marks(module))} modules that they match has "
-            "multiplied activations by torch's functions",
-            'Name modules that multiply, ".*attn.*" for example, or add a rule with a weight_qtype',
+            "multiplied activations with torch's functions",
+            'Name modules that multiply activations, for example ".*attn.*", or add a rule with a weight_qtype',
         )
     _unhook(module, _tell)
     for row in unused(module):
-        warnings.warn(f"{row}. It was to quantize products of activations", UnusedRuleWarning, stacklevel=2)
+        warnings.warn(f"{row}. It has quantized no products of activations", UnusedRuleWarning, stacklevel=2)
 
 
 def _shut(module: nn.Module, args: Any) -> None:
-    """Before a module inside a marked one that no rule matches. What Ctrl-C leaves behind, the marked one clears."""
+    """Hook before an unmatched module inside a marked one, which clears the frames that Ctrl-C leaves behind."""
     if _running.frames:
         _running.frames.append(_Frame(None))
 

@@ -1,4 +1,4 @@
-"""`quantize_model(model, provider)`: a copy of a model with layers as the provider makes them."""
+"""`quantize_model(model, provider)`: a copy of a model with the provider's layers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
-    """A copy of `model` whose linear and convolution layers, and products of activations that rules name, are as the
-    rules of `provider` say.
+    """Return a copy of `model` whose linear and convolution layers, and products of activations that rules name, are
+    quantized by the rules of `provider`.
 
-    A model on the meta device gives a template, which allocates nothing: `quantize_params` says what belongs into it.
+    A model on the meta device gives a template, which allocates nothing: `quantize_params` returns its tensors.
 
     Args:
         model: any module; one component of a pipeline. It is not changed, and float weights that are quantized are not
-            copied. A model made with a QtProvider can be quantized again: for inference, with the ranges that it has
-            seen for those that are static.
-        provider: with the rules; without any, the copy is a float model, as in Qwix.
-        inputs: if there are any, the new model is called with them once, so that what cannot run is found now.
+            copied. A model made with a QtProvider can be quantized again for inference; its collected ranges become the
+            static ones.
+        provider: has the rules; without any, the copy is a float model, as in Qwix.
+        inputs: if there are any, the new model is called with them once, so that it fails now if it cannot run.
 
     Returns:
         The copy, of the same class. Rules that matched nothing are logged; see `provider.get_unused_rules`.
@@ -46,21 +46,21 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
         ConflictError: a layer is quantized already. IncompatibleError: no rule matched anything.
         SettingsError: a rule cannot hold a weight that it matches.
     """
-    made: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     weights = []
     for path, module in model.named_modules():
         if _suits(module):
             weights.append((f"{path}.weight", tuple(module.weight.shape)))
         row = _rule_for(module, path, provider)
         if row is not None:
-            made[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
-    quantized = copy.deepcopy(model, {**made})  # which fills the dict that it is given
+            memo[id(module)] = _with_own_parameters(provider.layer(module, row, path), module)
+    quantized = copy.deepcopy(model, {**memo})  # which fills the dict that it is given
     rules = provider.rules.rules
-    if not provider.mark(quantized) and not made and rules:  # without rules the float model is what was asked for
+    if not provider.mark(quantized) and not memo and rules:  # without rules the float model is what was asked for
         raise IncompatibleError(
-            f"A {type(model).__name__} was to be quantized by {len(rules)} rules",
-            "none of them is for a layer of it",
-            "Look at its module names with `for name, _ in model.named_modules()`, and at module_path and op_names",
+            f"Cannot quantize a {type(model).__name__} by {len(rules)} rules",
+            "none of them matches any of its layers",
+            "Compare its module names (`for name, _ in model.named_modules()`) with module_path and op_names",
         )
     keep(quantized, provider.rules.rules)
     for row in without_effect(provider.rules.rules, weights):  # those for products are told after the first run
@@ -74,7 +74,7 @@ def quantize_model(model: nn.Module, provider: Provider, *inputs: Any) -> Any:
 
 
 def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
-    """The layer, with copies of the parameters that it took over from the original."""
+    """Return the layer with copies of the parameters that it shares with the original."""
     for name, parameter in layer._parameters.items():
         if parameter is not None and parameter is original._parameters.get(name):
             layer._parameters[name] = copy.deepcopy(parameter)
@@ -84,7 +84,7 @@ def _with_own_parameters(layer: nn.Module, original: nn.Module) -> nn.Module:
 def _rule_for(module: nn.Module, path: str, provider: Provider) -> QuantizationRule | None:
     if isinstance(module, QuantizedLayer) or packed_of(module) is not None:
         raise ConflictError(
-            f"The layer {path!r} was to be quantized by a rule", "it is quantized already", "Start from the float model"
+            f"Cannot quantize layer {path!r} by a rule", "it is already quantized", "Start from the float model"
         )
     if not _suits(module):
         return None

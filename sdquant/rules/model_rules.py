@@ -1,4 +1,4 @@
-"""The rules that a model was quantized by, kept on it and in its files: `rules_of_model`."""
+"""The rules that a model was quantized by, stored on it and in its files: `rules_of_model`."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ SCHEME = "rules"
 
 
 def keep(model: nn.Module, rules: Iterable[QuantizationRule]) -> None:
-    """Have a model remember the rules that it was quantized by. Copies and pickles of it do, too."""
+    """Store on a model the rules that it was quantized by; copies and pickles keep them."""
     model.__dict__[_ATTRIBUTE] = tuple(rules)
 
 
 def attach_rules(model: nn.Module, spec: RulesSpec) -> None:
-    """Have a component, whose layers are in place, remember the rules of `spec`, and its products of activations
-    quantized where the rules name them."""
+    """Store the rules of `spec` on a component whose layers are in place, and mark it if they name products of
+    activations."""
     keep(model, spec.rules)
     if spec.products:
         mark(model, Rules(spec.rules), spec.known())
 
 
 def given_rules(model: nn.Module) -> dict[str, Any]:
-    """The same as `library_config.said_rules`, before the model's layers are in place: those that were given for it."""
+    """Return the same as `library_config.said_rules`, before layers are in place: the rules passed for the model."""
     rules = model.__dict__.get(_ATTRIBUTE, ())
     return {"rules": [to_dict(row) for row in rules]} if rules else {}
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `keep`, and what is done with products of activations: the model is to be a float one again."""
+    """Undo `keep` and the marks of products of activations, for a model that becomes a float one again."""
     model.__dict__.pop(_ATTRIBUTE, None)
     unmark(model)
 
 
 def rules_of_model(model: nn.Module) -> list[QuantizationRule]:
-    """Rules by which each layer of a model is quantized as it is: of one that was loaded, quantized, or made for
-    training, or read from a file that was saved.
+    """Return rules by which each layer of a model is quantized as it is. The model may have been loaded, quantized,
+    made for training, or read from a saved file.
 
-    They are those that were given, where these are known, after rules of their own for layers that were not done by
-    them (skipped ones). [] if the model has no layer that is quantized by rules, and was given none.
+    These are the original rules if they are known, after rules of their own for layers that do not follow them (skipped
+    ones). [] if no layer of the model is quantized by rules and none were passed for it.
     """
     from .providers.ptq import rule_of_layer
 

@@ -1,4 +1,4 @@
-"""How a rule quantizes a layer's weight and input, and the parts of a packed weight. No torch."""
+"""Quantization settings of a layer's weight and input under a rule, and the layout of a packed weight. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .core.how_to_quantize import HowToQuantize, scale_shape, tile_sizes
 from .core.qtypes import qtype
 from .qconfig import QtRule, QuantizationRule
 
-# What a format keeps its scales in, where that is less than the weight's dtype: exact, as they were rounded into it.
+# The dtype that a format stores its scales in, if smaller than the weight's: exact, since they were rounded to it.
 SCALES = {"power of two": "float8_e8m0fnu", "float8_e4m3fn": "float8_e4m3fn"}
 
 
@@ -23,7 +23,7 @@ ACT_SHAPE = "act_shape"
 
 
 def weight_how(rule: QuantizationRule, shape: tuple[int, ...]) -> HowToQuantize:
-    """How a weight of [out, in] or [out, in, k...] is quantized: a scale for each output, and for each tile of inputs.
+    """Return the settings of a weight [out, in] or [out, in, k...]: a scale for each output, and each tile of inputs.
 
     Raises:
         Unfit: tiles that do not divide its inputs.
@@ -31,21 +31,21 @@ def weight_how(rule: QuantizationRule, shape: tuple[int, ...]) -> HowToQuantize:
     assert rule.weight_qtype is not None
     tiles = {} if rule.tile_size is None else {1: rule.tile_size}
     try:
-        made = HowToQuantize(
+        how = HowToQuantize(
             qtype=rule.weight_qtype,
             channelwise_axes=() if per_tensor(rule) else (0,),
             tiled_axes=tiles,
             calibration_method=rule.weight_calibration_method,
         )
-        scale_shape(shape, made)
+        scale_shape(shape, how)
     except SettingsError as error:
         raise Unfit(f"tiles of {rule.tile_size} do not divide its {shape[1]} inputs") from error
-    return made
+    return how
 
 
 def act_how(rule: QuantizationRule, ndim: int, *, conv: bool) -> HowToQuantize:
-    """How activations of so many dimensions are quantized: a scale for each row of a linear layer's input (and tile of
-    it), or for each sample of a convolution's."""
+    """Return the settings of activations of `ndim` dimensions: a scale for each row (and tile) of a linear layer's
+    input, or for each sample of a convolution's input."""
     assert rule.act_qtype is not None
     last = ndim - 1
     return HowToQuantize(
@@ -57,7 +57,7 @@ def act_how(rule: QuantizationRule, ndim: int, *, conv: bool) -> HowToQuantize:
 
 
 def act_method(rule: QuantizationRule) -> Method:
-    """How the range of activations is found."""
+    """Return the calibration method of activations."""
     return method(rule.act_calibration_method or "absmax")
 
 
@@ -66,12 +66,12 @@ def _fixed(rule: QuantizationRule) -> bool:
 
 
 def per_tensor(rule: QuantizationRule) -> bool:
-    """Whether one scale is for a whole tensor."""
+    """Return whether a whole tensor shares one scale."""
     return isinstance(rule, QtRule) and rule.disable_channelwise_axes
 
 
 def plain_tiles(rule: QuantizationRule, shape: tuple[int, ...]) -> QuantizationRule:
-    """The same rule for a weight of this shape, its tiles as a size; None where one tile is all inputs.
+    """Return the rule for a weight of this shape with its tile size as an int; None where one tile is all inputs.
 
     Raises:
         Unfit: see `weight_how`.
@@ -83,10 +83,10 @@ def plain_tiles(rule: QuantizationRule, shape: tuple[int, ...]) -> QuantizationR
 def layout(
     rule: QuantizationRule, shape: tuple[int, ...], dtype: str, act_shape: tuple[int, ...] | None = None
 ) -> dict[str, Part]:
-    """The parts of a packed weight of this shape and dtype.
+    """Return shapes and dtypes of the tensors of a packed weight of this shape and dtype.
 
     Args:
-        act_shape: of the static range of activations, if there is one; None: one number for each tile.
+        act_shape: of the static range of activations, if there is one; None for one number per tile.
 
     Raises:
         Unfit: the rule cannot hold such a weight.
@@ -94,7 +94,7 @@ def layout(
     if len(shape) < 2:
         raise Unfit(f"a weight of {len(shape)} dimension has no inputs")
     if len(shape) > 2 and rule.act_qtype is not None and qtype(rule.act_qtype).tile is not None:
-        raise Unfit(f"the activations of a convolution have no tiles, which {rule.act_qtype} needs")
+        raise Unfit(f"{rule.act_qtype} needs tiles, and the activations of a convolution have none")
     how = weight_how(rule, shape)
     row = how.row
     if row.bits < 8:
@@ -119,5 +119,5 @@ def layout(
 
 
 def row_bytes(row: int, bits: int) -> int:
-    """Bytes of a row of so many codes; the last unit is filled up."""
+    """Return the bytes of a row of `row` packed codes; the last unit is padded."""
     return -(-row // UNIT) * bits

@@ -1,4 +1,4 @@
-"""A quantized weight between `QArray` and the plain parts that backends pass around (`backends.rules`)."""
+"""Conversion of a quantized weight between `QArray` and the packed tensors of backends (`rules.backend`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def encode(weight: Tensor, rule: QuantizationRule, static: StaticRange | None = None) -> Packed:
-    """Quantize a float weight; see `layout` for the parts."""
+    """Quantize a float weight; see `layout` for the tensors."""
     shape = tuple(weight.shape)
     array = quantize(weight.detach(), weight_how(rule, shape), range_of_weight)
     return pack_array(array, rule, static)
 
 
 def pack_array(array: QArray, rule: QuantizationRule, static: StaticRange | None = None) -> Packed:
-    """A quantized weight as plain parts."""
+    """Pack a quantized weight."""
     row, shape = qtype(array.qtype), tuple(array.qvalue.shape)
     codes = array.qvalue
     if row.bits < 8:
@@ -51,7 +51,7 @@ def pack_array(array: QArray, rule: QuantizationRule, static: StaticRange | None
 
 
 def weight_of(packed: Packed, rule: QuantizationRule, rows: slice | None = None) -> QArray:
-    """The quantized weight in plain parts; some of its rows."""
+    """Unpack a quantized weight, or some of its rows."""
     assert rule.weight_qtype is not None
     row, (count, *rest) = qtype(rule.weight_qtype), packed.spec.shape
     rows = rows or slice(0, count)
@@ -69,7 +69,7 @@ def weight_of(packed: Packed, rule: QuantizationRule, rows: slice | None = None)
 
 
 def activations_of(packed: Packed, rule: QuantizationRule, x: Tensor, *, conv: bool) -> QArray:
-    """Activations quantized as the rule says: with the range found beforehand where there is one, else their own."""
+    """Quantize activations as the rule says, with the static range if there is one, else with their own."""
     how = act_how(rule, x.ndim, conv=conv)
     scale = packed.parts.get("act_scale")
     if scale is None:

@@ -1,4 +1,4 @@
-"""`quantize_params`: float weights as a template wants them, all at once or a few at a time (Qwix's ptq.py)."""
+"""`quantize_params`: quantize float weights for a template, all at once or a few at a time (Qwix's ptq.py)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from .qconfig import QuantizationRule
 
 _trimmer = Trimmer()  # of all calls: a model is often quantized weight by weight
-_TOGETHER = "Check that the weights and the template belong together"
+_TOGETHER = "Check that the weights and the template belong to the same model"
 
 
 class ParamTypeError(SettingsError, TypeError):
-    """A parameter that is no tensor, or of another size."""
+    """A parameter that is not a tensor, or of another size."""
 
 
 class UnknownParamError(SettingsError, ValueError):
-    """A parameter, or statistics, that the template has no place for."""
+    """A parameter, or statistics, that the template does not have."""
 
 
 class MissingStatisticsError(SettingsError, ValueError):
-    """A layer, or product, whose input calibration has not seen."""
+    """A layer, or product, for which calibration saw no data."""
 
 
 def quantize_params(
@@ -51,49 +51,49 @@ def quantize_params(
     quant_stats: Mapping[str, Tensor] | None = None,
     allow_extra_params: bool = False,
 ) -> dict[str, Tensor]:
-    """Float parameters, quantized as the template's layers say. The model is not run.
+    """Quantize float parameters as the template's layers require. The model is not run.
 
-    Subset by subset gives the same bits as all at once.
+    Quantizing in subsets gives the same bits as all at once.
 
     Args:
         fp_params: by the names of the float model's state dict; all of it or a part.
         template: of `quantize_model(model, PtqProvider(rules))`, on the meta device or not. It is not changed.
-        quant_stats: of calibration. The static ranges of all layers that it names are in the result, too.
-        allow_extra_params: leave out parameters that the template has no place for, instead of raising.
+        quant_stats: of calibration. The result includes the static ranges of all layers that it names.
+        allow_extra_params: skip parameters that the template does not have, instead of raising.
 
     Returns:
         Tensors by the names of the template's state dict: `template.load_state_dict(..., strict=False, assign=True)`
         or `assign`.
 
     Raises:
-        ParamTypeError (a TypeError): a value is no tensor, or not of the template's size.
+        ParamTypeError (a TypeError): a value is not a tensor, or not of the template's size.
         UnknownParamError (a ValueError): the template has no such parameter.
         MissingStatisticsError (a ValueError): statistics of a layer that saw no data.
     """
     known = template.state_dict(keep_vars=True)
-    made: dict[str, Tensor] = {}
+    quantized: dict[str, Tensor] = {}
     for name, value in fp_params.items():
         if not isinstance(value, Tensor):
             raise ParamTypeError(
-                f"The parameter {name!r} was to be quantized", f"it is no tensor but {type(value)}", "Give a state dict"
+                f"Cannot quantize parameter {name!r}", f"it is not a tensor but {type(value)}", "Pass a state dict"
             )
         layer = layer_of(template, name)
         if layer is not None:
-            made |= _quantized(name, value, layer)
+            quantized |= _quantized(name, value, layer)
             _trimmer.add(value.nbytes)
         elif name in known:
             if value.shape != known[name].shape:
                 raise _misfit(name, value, tuple(known[name].shape))
-            made[name] = value
+            quantized[name] = value
         elif not allow_extra_params:
             raise UnknownParamError(
-                f"The parameter {name!r} was to be quantized", "it is not found in the template", _TOGETHER
+                f"Cannot quantize parameter {name!r}", "it was not found in the template", _TOGETHER
             )
-    return made | _static(template, quant_stats or {}, allow_extra_params)
+    return quantized | _static(template, quant_stats or {}, allow_extra_params)
 
 
 def assign(template: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Put what `quantize_params` gave into the template, without a copy."""
+    """Put the result of `quantize_params` into the template, without a copy."""
     for name, value in params.items():
         path, _, short = name.rpartition(".")
         module = template.get_submodule(path)
@@ -134,12 +134,12 @@ def load_params(
 
 
 def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]:
-    """The parameters of the float model that neither the template has values for nor `params` names (of the result of
-    `quantize_params`), and static ranges as "<path>.<operation>0_lhs"."""
-    given, names = set(params), []
+    """Return the float model's parameters that neither the template has values for nor `params` (the names in a result
+    of `quantize_params`) contains, and missing static ranges as "<path>.<operation>0_lhs"."""
+    provided, names = set(params), []
     for name in missing(template):
         path, _, short = name.rpartition(".")
-        if name in given or short == LIKE:
+        if name in provided or short == LIKE:
             continue
         layer = template.get_submodule(path)
         if not isinstance(layer, QuantizedLayer) or not short.startswith(PREFIX):
@@ -148,21 +148,21 @@ def missing_params(template: nn.Module, params: Iterable[str] = ()) -> list[str]
             names.append(operand(path, operation_of(layer.spec.shape)))
         else:
             names.append(f"{path}.weight")
-    names += _missing_products(template, given)
+    names += _missing_products(template, provided)
     return list(dict.fromkeys(names))
 
 
-def _missing_products(template: nn.Module, given: set[str]) -> list[str]:
-    """One name for each rule whose products have not a single range: a template cannot tell which modules multiply."""
-    known = [key for key in given | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
+def _missing_products(template: nn.Module, provided: set[str]) -> list[str]:
+    """Name each rule whose products have no range at all: a template does not know which modules multiply."""
+    known = [key for key in provided | set(template.state_dict(keep_vars=True)) if range_keys.is_range(key)]
     names: dict[QuantizationRule, str] = {}
     served = set()
     for path, mark in marks(template).items():
         for operation, rule in mark.rules.items():
             if rule.act_static_scale and mark.statistics is None:
-                counted = f"{path}.{OPERATIONS[operation]}".lstrip(".")
-                names.setdefault(rule, f"{counted}0_lhs")
-                if any(key.startswith(counted) for key in known):
+                prefix = f"{path}.{OPERATIONS[operation]}".lstrip(".")
+                names.setdefault(rule, f"{prefix}0_lhs")
+                if any(key.startswith(prefix) for key in known):
                     served.add(rule)
     return [name for rule, name in names.items() if rule not in served]
 
@@ -172,14 +172,14 @@ def require_complete(template: nn.Module, params: Iterable[str] = ()) -> None:
     names = missing_params(template, params)
     if names:
         raise SettingsError(
-            "A template was to be filled",
-            f"{len(names)} of its parameters or static ranges are missing, the first is {names[0]!r}",
-            "Give the rest of the state dict, or quant_stats",
+            "Cannot fill the template",
+            f"{len(names)} of its parameters or static ranges are missing, the first of them {names[0]!r}",
+            "Pass the rest of the state dict, or quant_stats",
         )
 
 
 def layer_of(template: nn.Module, name: str) -> QuantizedLayer | None:
-    """The quantized layer whose float weight is called `name`."""
+    """Return the quantized layer whose float weight is called `name`, or None."""
     path, _, short = name.rpartition(".")
     if short != "weight":
         return None
@@ -195,21 +195,21 @@ def _quantized(name: str, value: Tensor, layer: QuantizedLayer) -> dict[str, Ten
     if value.numel() != torch.Size(layer.spec.shape).numel():
         raise _misfit(name, value, layer.spec.shape)
     packed = encode(value.detach().reshape(layer.spec.shape), rule_of_layer(layer))
-    made = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
+    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in packed.parts.items()}
     if LIKE in layer._parameters:
-        made[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
-    return made
+        tensors[path + LIKE] = torch.empty(0, dtype=value.dtype, device=value.device)
+    return tensors
 
 
 def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: bool) -> dict[str, Tensor]:
-    made: dict[str, Tensor] = {}
-    found_marks = marks(template)
+    tensors: dict[str, Tensor] = {}
+    marked = marks(template)
     for prefix in sorted({name.rpartition(".")[0] for name in statistics}):
         path, _, short = prefix.rpartition(".")
-        mark = found_marks.get(path)
+        mark = marked.get(path)
         rule = None if mark is None else product_ranges.static_rule(mark.report.rules, path, short)
         if rule is not None:
-            made |= product_ranges.buffers(prefix, _found(of_operand, statistics, prefix, rule))
+            tensors |= product_ranges.buffers(prefix, _found(of_operand, statistics, prefix, rule))
             continue
         try:
             layer = template.get_submodule(path)
@@ -219,28 +219,28 @@ def _static(template: nn.Module, statistics: Mapping[str, Tensor], allow_extra: 
             if allow_extra:
                 continue
             raise UnknownParamError(
-                f"quant_stats of {prefix!r} were given", "the template has no static range there", _TOGETHER
+                f"Cannot use quant_stats of {prefix!r}", "the template has no static range there", _TOGETHER
             )
         of_layer = operation_of(layer.spec.shape), rule_of_layer(layer)
-        found = _found(static_range, statistics, path, *of_layer)
-        made[f"{path}.{PREFIX}act_scale"] = found.scale
-        if found.zero_point is not None:
-            made[f"{path}.{PREFIX}act_zero_point"] = found.zero_point
-    return made
+        static = _found(static_range, statistics, path, *of_layer)
+        tensors[f"{path}.{PREFIX}act_scale"] = static.scale
+        if static.zero_point is not None:
+            tensors[f"{path}.{PREFIX}act_zero_point"] = static.zero_point
+    return tensors
 
 
 def _found(find: Callable[..., StaticRange], *arguments: Any) -> StaticRange:
-    """What `find` finds; its error as one of `quantize_params`."""
+    """Call `find`, and raise its SettingsError as a MissingStatisticsError."""
     try:
         return find(*arguments)
     except SettingsError as error:
         raise MissingStatisticsError(error.what, error.why, error.fix) from None
 
 
-def _misfit(name: str, value: Tensor, wanted: tuple[int, ...]) -> ParamTypeError:
+def _misfit(name: str, value: Tensor, expected: tuple[int, ...]) -> ParamTypeError:
     return ParamTypeError(
-        f"The parameter {name!r} was to be quantized",
-        f"it is {list(value.shape)}, and the template wants {list(wanted)}",
+        f"Cannot quantize parameter {name!r}",
+        f"its shape is {list(value.shape)}, but the template expects {list(expected)}",
         _TOGETHER,
     )
 

@@ -1,4 +1,4 @@
-"""Rules as people give them: objects, mappings, JSON text, or a YAML or JSON file."""
+"""Rules as users write them: objects, mappings, JSON text, or a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..errors import SettingsError
 from .qconfig import QuantizationRule, rule_of
 
-_FIX = 'Give a list such as [{"module_path": ".*attn.*", "weight_qtype": "int8"}]'
+_FIX = 'Pass a list such as [{"module_path": ".*attn.*", "weight_qtype": "int8"}]'
 
 
 def rules_of(value: Any) -> tuple[QuantizationRule, ...] | None:
-    """What was given for `rules=`, as rules; None as None.
+    """Parse the value of `rules=`; None stays None.
 
     Raises:
-        SettingsError: no rules are in it, or a file that cannot be read.
+        SettingsError: there are no rules in it, or a file cannot be read.
     """
     if value is None:
         return None
@@ -31,7 +31,7 @@ def rules_of(value: Any) -> tuple[QuantizationRule, ...] | None:
     if isinstance(value, QuantizationRule):
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
-        raise SettingsError(f"rules={value!r:.80} was given", "it is a list of rules that is not empty", _FIX)
+        raise SettingsError(f"Invalid rules={value!r:.80}", "rules must be a list that is not empty", _FIX)
     return tuple(_rule(row) for row in value)
 
 
@@ -40,13 +40,13 @@ def _rule(row: Any) -> QuantizationRule:
         return row
     if isinstance(row, Mapping) and all(isinstance(name, str) for name in row):
         return rule_of(dict(row))
-    raise SettingsError(f"A rule {row!r:.80} was given", "it is no mapping of a rule's fields", _FIX)
+    raise SettingsError(f"Invalid rule {row!r:.80}", "a rule must be a mapping of field names to values", _FIX)
 
 
 def _read(path: Path) -> Any:
     from ..utils import strict_yaml
 
-    what = f"rules={str(path)!r} was given"
+    what = f"Cannot read rules={str(path)!r}"
     text = strict_yaml.text_of(path, what)
     return _json(text, str(path)) if path.suffix == ".json" else strict_yaml.value(text, what)
 
@@ -55,4 +55,4 @@ def _json(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{name} was given as JSON", f"it is none: {error}", _FIX) from error
+        raise SettingsError(f"Cannot parse {name} as JSON", f"it is not valid JSON: {error}", _FIX) from error

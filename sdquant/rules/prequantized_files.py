@@ -1,11 +1,11 @@
 """Weights that another tool quantized as Qwix does: found by their keys, their rule inferred from dtypes and shapes.
 
-Such a weight is a `QArray` taken apart, as a tree of Qwix comes out when it is written for torch: codes of the weight's
-shape in `X.weight.qvalue`, `X.weight.scale`, and `X.weight.zero_point` where the range is not symmetric. What can be
-told: the type by the dtype of the codes, tiles by the shape of the scale, the calibration by the zero point, the dtype
-of the floats by that of the scale. What cannot: codes of fewer than 8 bits, one in a byte, are int8 here, which gives
-the same products; bytes (uint8) may be NF4, MXFP4, NVFP4 or anything packed, and are refused. Nothing says how
-activations were quantized: they stay floats. No torch at import.
+Such a weight is a `QArray` taken apart, like a Qwix tree that is exported to torch: codes of the weight's shape in
+`X.weight.qvalue`, `X.weight.scale`, and `X.weight.zero_point` if the range is asymmetric. The type is inferred from the
+dtype of the codes, tiles from the shape of the scale, the calibration method from the zero point, and the float dtype
+from that of the scale. Codes of fewer than 8 bits, one in a byte, count as int8 here, which gives the same products;
+bytes (uint8) may be NF4, MXFP4, NVFP4 or anything packed, and are refused. Files do not say how activations were
+quantized: they stay floats. No torch at import.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from .qconfig import QtRule, QuantizationRule, to_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-RULE, BITS = "rule", "bits"  # in the details of what is found
+RULE, BITS = "rule", "bits"  # in the details of a `Found`
 PARTS = ("qvalue", "scale", "zero_point")
 # What stands between a weight's name and the name of a part: Qwix's tree has "array" there before it is unboxed.
 SPELLINGS = (".array.", ".", "_")
 CODES = ("int8", "int16", "float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "bfloat16", "float16")
-# Qwix's ranges of activations, found beforehand.
+# Qwix's static ranges of activations.
 _RANGES = re.compile(r"(dot_general|einsum|conv_general_dilated)\d+_[lr]hs_(scale|zero_point)(\.array)?$")
 
 _AGAIN = "Export the model again, or get the file from its source"
 
 
 class Form(Protocol):
-    """What is asked of a tensor here: a tensor itself, or what a header says of it."""
+    """Shape and dtype of a tensor: the tensor itself, or its entry in a header."""
 
     @property
     def shape(self) -> Any:
-        """Its sizes."""
+        """Return its sizes."""
 
     @property
     def dtype(self) -> Any:
-        """Its torch dtype, or that one's name."""
+        """Return its torch dtype, or the name of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prequantized:
-    """A weight that is quantized already.
+    """A weight that is already quantized.
 
     Attributes:
-        name: of the weight. keys: of its parts, by part.
-        rule: by which it is quantized, for every module. dtype: of the float weight. shape: of it.
+        name: of the weight. keys: of its tensors, by part.
+        rule: by which it is quantized, for every module. dtype, shape: of the float weight.
     """
 
     name: str
@@ -64,43 +64,43 @@ class Prequantized:
 
 
 def prequantized(tensors: Mapping[str, Form]) -> dict[str, Prequantized]:
-    """The quantized weights among tensors, by name.
+    """Return the quantized weights among tensors, by name.
 
     Raises:
-        UnsupportedFileError: of a kind that cannot be told, or that rules do not say. BadFileError: codes and scales
-            that do not fit each other.
+        UnsupportedFileError: a kind that cannot be inferred, or that rules cannot express. BadFileError: codes and
+            scales that do not fit each other.
     """
-    found = {
+    weights = {
         name: _inferred(name, {part: tensors[key] for part, key in keys.items()}, keys)
         for name, keys in keys_of(tensors).items()
     }
-    ranges = next((key for key in tensors if found and _RANGES.search(key)), None)
+    ranges = next((key for key in tensors if weights and _RANGES.search(key)), None)
     if ranges is not None:
         raise UnsupportedFileError(
-            f"Tensor {ranges!r} was to be read",
-            "it is a range of activations found beforehand, and nothing says of which type they were",
-            "Export the weights without it, and find the ranges again with `sdquant calibrate`",
+            f"Cannot read tensor {ranges!r}",
+            "it is a static range of activations, and the file does not say which type the activations had",
+            "Export the weights without it, then calibrate again with `sdquant calibrate`",
         )
-    return found
+    return weights
 
 
 def keys_of(names: Collection[str]) -> dict[str, dict[str, str]]:
-    """The names of the parts that quantized weights have, by weight and part; there is always a qvalue.
+    """Return the keys of quantized weights, by weight and part; there is always a qvalue.
 
     Raises:
-        BadFileError: a weight that is there twice.
+        BadFileError: a weight that occurs twice.
     """
-    found: dict[str, dict[str, str]] = {}
+    weights: dict[str, dict[str, str]] = {}
     for key in names:
         join = next((join for join in SPELLINGS if key.endswith(f"{join}qvalue")), None)
         if join is None:
             continue
         name = key.removesuffix(f"{join}qvalue")
-        if name in found or name in names:
-            other = repr(found[name]["qvalue"] if name in found else name)
-            raise _bad(name, f"it is there twice, as {key!r} and as {other}")
-        found[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
-    return found
+        if name in weights or name in names:
+            other = repr(weights[name]["qvalue"] if name in weights else name)
+            raise _bad(name, f"it occurs twice, as {key!r} and as {other}")
+        weights[name] = {part: f"{name}{join}{part}" for part in PARTS if f"{name}{join}{part}" in names}
+    return weights
 
 
 def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
@@ -108,16 +108,16 @@ def find(tensors: Mapping[str, TensorInfo]) -> list[Found]:
     return [_found(row, tensors) for row in prequantized(tensors).values()]
 
 
-def read(found: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
+def read(weight: Found, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
     """See `Backend.read`."""
     import torch
 
-    if RULE not in found.details:
+    if RULE not in weight.details:
         raise NotImplementedError("parts of sdquant's own files are read as they are")
-    parts = {part: get(key).contiguous() for part, key in found.keys.items()}
-    row = _inferred(found.name, parts, found.keys)
+    parts = {part: get(key).contiguous() for part, key in weight.keys.items()}
+    row = _inferred(weight.name, parts, weight.keys)
     if shape is not None and row.shape != shape:
-        raise _bad(found.name, f"its codes are {list(row.shape)}, and the model wants {list(shape)}")
+        raise _bad(weight.name, f"its codes have shape {list(row.shape)}, but the model expects {list(shape)}")
     if row.dtype == "float16":  # as `rules.qarray` has it: the same numbers
         parts["scale"] = parts["scale"].to(torch.float32)
     spec = PackedSpec(scheme="rules", shape=row.shape, dtype=row.dtype, details=to_dict(row.rule))
@@ -139,16 +139,16 @@ def _found(row: Prequantized, tensors: Mapping[str, TensorInfo]) -> Found:
 
 
 def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> Prequantized:
-    """What dtypes and shapes say of one weight."""
+    """Infer the rule of one weight from dtypes and shapes."""
     codes, shape = parts["qvalue"], tuple(parts["qvalue"].shape)
     kind = _dtype(codes)
     _refuse_codes(name, kind, shape)
     if "scale" not in parts:
-        raise _bad(name, f"it has codes in {keys['qvalue']!r}, and no scale beside them")
+        raise _bad(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
     dtype, sizes = _dtype(parts["scale"]), tuple(parts["scale"].shape)
     if dtype not in FLOATS:
-        why = f"its scale is {dtype}, which does not say what the floats were: {', '.join(FLOATS)} do"
-        raise UnsupportedFileError(f"Weight {name!r} was to be read", why, "Export the scales as float32 or bfloat16")
+        why = f"the dtype of its scale must be that of the original weight ({', '.join(FLOATS)}), and it is {dtype}"
+        raise UnsupportedFileError(f"Cannot read weight {name!r}", why, "Export the scales as float32 or bfloat16")
     _refuse_scale(name, shape, sizes)
     fields: dict[str, Any] = {"weight_qtype": kind}
     if sizes[1] > 1:
@@ -164,42 +164,44 @@ def _inferred(name: str, parts: Mapping[str, Form], keys: Mapping[str, str]) -> 
 
 
 def _refuse_codes(name: str, kind: str, shape: tuple[int, ...]) -> None:
-    what = f"Weight {name!r} was to be read"
+    what = f"Cannot read weight {name!r}"
     if name.rpartition(".")[2] == "kernel":
-        why = "it is called kernel, as in Flax, where its axes are in another order and modules have other names"
+        why = "it is named kernel, as in Flax, where axes are in another order and modules have other names"
         raise UnsupportedFileError(
             what, why, "Export it under the names of the torch model, as <module>.weight, with axes [out, in, ...]"
         )
     if kind == "uint8":
-        why = "its codes are uint8, and nothing says whether that is nf4, mxfp4, nvfp4 or integers packed in bytes"
+        why = "its codes are uint8, and the file does not say whether they are nf4, mxfp4, nvfp4 or packed integers"
         raise UnsupportedFileError(what, why, "Export the float weights, and quantize them with rules")
     if kind not in CODES:
-        raise UnsupportedFileError(what, f"its codes are {kind}, not {', '.join(CODES)}", "Export it as one of these")
+        raise UnsupportedFileError(
+            what, f"its codes are {kind}, not one of {', '.join(CODES)}", "Export it as one of these"
+        )
     if len(shape) < 2:
-        why = f"it is {list(shape)}, and rules are for weights with outputs and inputs"
+        why = f"its shape is {list(shape)}, and rules apply only to weights with outputs and inputs"
         raise UnsupportedFileError(what, why, "Export it as floats")
     if 0 in shape:
-        raise _bad(name, f"it is {list(shape)}")
+        raise _bad(name, f"its shape is {list(shape)}")
 
 
 def _refuse_scale(name: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     if len(sizes) != len(shape) or 0 in sizes or any(n % m for n, m in zip(shape, sizes, strict=True)):
-        raise _bad(name, f"its scale is {list(sizes)}, which does not fit codes of {list(shape)}")
+        raise _bad(name, f"its scale has shape {list(sizes)}, which does not fit codes of shape {list(shape)}")
     if sizes[0] not in (1, shape[0]) or any(n != 1 for n in sizes[2:]):
         raise UnsupportedFileError(
-            f"Weight {name!r} was to be read",
-            f"its scale is {list(sizes)} for codes of {list(shape)}: rules have one for each output or for all of "
-            "them, and for each tile of inputs",
-            "Export the scales as [out or 1, tiles, 1, ...]: repeat those that are for several outputs",
+            f"Cannot read weight {name!r}",
+            f"its scale has shape {list(sizes)} for codes of shape {list(shape)}, but rules need one scale for each "
+            "output or for all of them, and one for each tile of inputs",
+            "Export the scales as [out or 1, tiles, 1, ...], repeating those that several outputs share",
         )
 
 
 def _refuse_zero_point(name: str, kind: str, sizes: tuple[int, ...], zero_point: Form) -> None:
     if not qtype(kind).asymmetric:
-        raise _bad(name, f"it has a zero point, and {kind} has none")
+        raise _bad(name, f"it has a zero point, but {kind} has none")
     if _dtype(zero_point) != kind or tuple(zero_point.shape) != sizes:
-        found = f"{_dtype(zero_point)} {list(zero_point.shape)}"
-        raise _bad(name, f"its zero point is {found}, which beside its codes and scale has to be {kind} {list(sizes)}")
+        actual = f"{_dtype(zero_point)} {list(zero_point.shape)}"
+        raise _bad(name, f"its zero point is {actual}, but its codes and scale require {kind} {list(sizes)}")
 
 
 def _dtype(form: Form) -> str:
@@ -207,4 +209,4 @@ def _dtype(form: Form) -> str:
 
 
 def _bad(name: str, why: str) -> BadFileError:
-    return BadFileError(f"Weight {name!r} was to be read", why, _AGAIN)
+    return BadFileError(f"Cannot read weight {name!r}", why, _AGAIN)

@@ -1,9 +1,9 @@
-"""Presets of rules, by name: a row each. int8, fp8 and fp8_full are MaxDiffusion's, the others ours. No torch.
+"""Presets of rules, one table entry each. int8, fp8 and fp8_full are MaxDiffusion's, the others ours. No torch.
 
 MaxDiffusion's: int8 and fp8 quantize weights and activations and leave gradients as they are; fp8_full quantizes
-gradients too, a scale for each tensor. There the calibration methods are for fp8_full alone; here they are for all.
+gradients too, a scale for each tensor. There the calibration methods apply to fp8_full alone; here to all presets.
 
-Ours keep convolutions at 8 bits, where 4 would leave a scale to thousands of numbers.
+Ours keep convolutions at 8 bits: at 4 bits thousands of numbers would share a scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a preset does with some operations.
+    """Types that a preset uses for some operations.
 
     Attributes:
         ops: Qwix's names of the operations.
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A row.
+    """A preset.
 
     Attributes:
         per_tensor: one scale for a whole tensor.
@@ -91,14 +91,14 @@ PRESETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a preset leaves open.
+    """Settings that a preset leaves open.
 
     Attributes:
         module_path: as of a rule.
         weight_method, act_method, bwd_method: calibration methods.
         tile_size: of linear layers; None for the preset's own.
-        static: whether the ranges of activations are found beforehand.
-        training: whether rules for training are asked for (QtRule).
+        static: whether the ranges of activations are static (from calibration).
+        training: whether to make rules for training (QtRule).
     """
 
     module_path: str = ".*"
@@ -111,10 +111,10 @@ class Choices:
 
 
 def preset(name: str) -> Preset:
-    """The row of this name, in any case.
+    """Return the preset of this name, in upper or lower case.
 
     Raises:
-        UnknownQuantError: there is none.
+        UnknownQuantError: there is no such preset.
     """
     known = [row.name for row in PRESETS]
     short = name.strip().lower()
@@ -122,60 +122,60 @@ def preset(name: str) -> Preset:
         return PRESETS[known.index(short)]
     near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     raise UnknownQuantError(
-        f"The preset {name!r:.80} was asked for",
-        f"the presets of rules are {', '.join(known)}",
+        f"Unknown preset {name!r:.80}",
+        f"the rule presets are {', '.join(known)}",
         f"Did you mean {near[0]!r}?" if near else "Use one of them",
     )
 
 
 def preset_rules(name: str, choices: Choices | None = None) -> tuple[QuantizationRule, ...]:
-    """The rules of a preset.
+    """Return the rules of a preset.
 
     Raises:
         UnknownQuantError: there is no such preset. SettingsError: a choice that it cannot have.
     """
-    row, chosen = preset(name), choices or Choices()
-    parts = [one for part in row.parts for one in _split(part, chosen)]
+    row, choices = preset(name), choices or Choices()
+    parts = [one for part in row.parts for one in _split(part, choices)]
     for part in parts:
-        _check(row, part, chosen)
-    return tuple(_rule(row, part, chosen) for part in parts)
+        _check(row, part, choices)
+    return tuple(_rule(row, part, choices) for part in parts)
 
 
-def _split(part: Part, chosen: Choices) -> tuple[Part, ...]:
-    """The part; where tiles are asked for, those of its operations that have tiles apart from those that have none."""
-    if chosen.tile_size is None or not set(CONV) < set(part.ops):
+def _split(part: Part, choices: Choices) -> tuple[Part, ...]:
+    """Split a part, if a tile size is set, into operations that have tiles and those that have none."""
+    if choices.tile_size is None or not set(CONV) < set(part.ops):
         return (part,)
     return replace(part, ops=tuple(op for op in part.ops if op not in CONV)), replace(part, ops=CONV)
 
 
-def _rule(row: Preset, part: Part, chosen: Choices) -> QuantizationRule:
+def _rule(row: Preset, part: Part, choices: Choices) -> QuantizationRule:
     common = QuantizationRule(
-        module_path=chosen.module_path,
+        module_path=choices.module_path,
         op_names=part.ops,
         weight_qtype=part.weight,
         act_qtype=part.act,
-        tile_size=part.tile if chosen.tile_size is None or part.ops == CONV else chosen.tile_size,
-        act_static_scale=True if chosen.static and part.act is not None else None,
-        weight_calibration_method=chosen.weight_method,
-        act_calibration_method=chosen.act_method if part.act is not None else None,
+        tile_size=part.tile if choices.tile_size is None or part.ops == CONV else choices.tile_size,
+        act_static_scale=True if choices.static and part.act is not None else None,
+        weight_calibration_method=choices.weight_method,
+        act_calibration_method=choices.act_method if part.act is not None else None,
     )
-    if not chosen.training and not row.per_tensor:
+    if not choices.training and not row.per_tensor:
         return common
     return QtRule(
         **{field.name: getattr(common, field.name) for field in fields(common)},
-        bwd_qtype=part.bwd if chosen.training else None,
-        bwd_calibration_method=chosen.bwd_method if chosen.training else "absmax",
+        bwd_qtype=part.bwd if choices.training else None,
+        bwd_calibration_method=choices.bwd_method if choices.training else "absmax",
         disable_channelwise_axes=row.per_tensor,
     )
 
 
-def _check(row: Preset, part: Part, chosen: Choices) -> None:
-    bwd = part.bwd if chosen.training else None
+def _check(row: Preset, part: Part, choices: Choices) -> None:
+    bwd = part.bwd if choices.training else None
     asymmetric = []
     for what, type_name, text in (
-        ("weights", part.weight, chosen.weight_method),
-        ("activations", part.act, chosen.act_method),
-        ("gradients", bwd, chosen.bwd_method),
+        ("weights", part.weight, choices.weight_method),
+        ("activations", part.act, choices.act_method),
+        ("gradients", bwd, choices.bwd_method),
     ):
         if type_name is None or not method(text).asymmetric:
             continue
@@ -183,13 +183,13 @@ def _check(row: Preset, part: Part, chosen: Choices) -> None:
         if not qtype(type_name).asymmetric:
             able = ", ".join(one.name for one in QTYPES if one.asymmetric)
             raise SettingsError(
-                f"The preset {row.name} was asked for with {text!r} for its {what}",
+                f"Cannot use preset {row.name} with {text!r} for its {what}",
                 f"they become {type_name}, which has no zero point; {able} have one",
-                'Use "absmax", say',
+                'Use a symmetric method such as "absmax"',
             )
     if len(asymmetric) > 1:
         raise SettingsError(
-            f"The preset {row.name} was asked for with zero points for its {' and its '.join(asymmetric)}",
+            f"Cannot use preset {row.name} with zero points for its {' and its '.join(asymmetric)}",
             "only one side of a product can have a zero point",
             'Use "absmax" for one of them',
         )

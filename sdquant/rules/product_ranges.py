@@ -1,8 +1,8 @@
-"""Static ranges of products of activations, where a model keeps them: as buffers of the module that multiplies.
+"""Static ranges of products of activations, stored in a model as buffers of the module that multiplies.
 
 A product's operand is called "einsum0_lhs", with Qwix's names of operations, counted in each run of its module; its
-buffers "einsum0_lhs_scale" (float32) and, where the range is not symmetric, "einsum0_lhs_zero_point". They are in state
-dicts and files, go where the model goes, and are there with or without a mark (`interception`).
+buffers "einsum0_lhs_scale" (float32) and, where the range is asymmetric, "einsum0_lhs_zero_point". They are in state
+dicts and files, move with the model, and exist with or without a mark (`interception`).
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ COUNTED = {"einsum": ("scaled_dot_product_attention", "einsum"), "dot_general": 
 
 
 def static_rule(rules: Rules, path: str, name: str) -> QuantizationRule | None:
-    """The rule by which the product of an operand called `name` in the module at `path` has a static range."""
-    counted = OPERAND.fullmatch(name)
-    if counted is None:
+    """Return the rule that gives a static range to operand `name` of the module at `path`, or None."""
+    match = OPERAND.fullmatch(name)
+    if match is None:
         return None
-    found = (first(rules.rules, path, operation) for operation in COUNTED[counted[1]])
-    return next((row for row in found if row is not None and row.products and row.act_static_scale), None)
+    candidates = (first(rules.rules, path, operation) for operation in COUNTED[match[1]])
+    return next((row for row in candidates if row is not None and row.products and row.act_static_scale), None)
 
 
 def ranges_of(model: nn.Module, rules: Rules, statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers that follow from statistics of products in the modules of a model, by their names in it.
+    """Return the buffers that follow from statistics of products in a model, by their names in the model.
 
     Raises:
         SettingsError: statistics without data, or of another rule.
     """
-    modules, made = dict(model.named_modules()), dict[str, Tensor]()
+    modules, tensors = dict(model.named_modules()), dict[str, Tensor]()
     for prefix in sorted({key.rpartition(".")[0] for key in statistics}):
-        said, _, name = prefix.rpartition(".")
-        path = next((one for one in _spellings(said) if one in modules), None)
+        stored_path, _, name = prefix.rpartition(".")
+        path = next((one for one in _spellings(stored_path) if one in modules), None)
         rule = None if path is None else static_rule(rules, path, name)
         if rule is not None:
-            made |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
-    return made
+            tensors |= buffers(f"{path}.{name}" if path else name, of_operand(statistics, prefix, rule))
+    return tensors
 
 
-def buffers(operand: str, found: StaticRange) -> dict[str, Tensor]:
-    """A range under the names of its buffers. operand: with the path of its module."""
-    made = {f"{operand}_scale": found.scale}
-    return made if found.zero_point is None else made | {f"{operand}_zero_point": found.zero_point}
+def buffers(operand: str, static: StaticRange) -> dict[str, Tensor]:
+    """Return the buffers of a range by name. operand: with the path of its module."""
+    tensors = {f"{operand}_scale": static.scale}
+    return tensors if static.zero_point is None else tensors | {f"{operand}_zero_point": static.zero_point}
 
 
 def place(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
-    """Put ranges, by the names of their buffers, into a model: to where its other tensors are."""
+    """Register ranges, given by the names of their buffers, in a model, on the device of its other tensors."""
     modules = dict(model.named_modules())
     here = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
     for key, value in ranges.items():
-        said, _, leaf = key.rpartition(".")
-        path = next((one for one in _spellings(said) if one in modules), None)
+        stored_path, _, leaf = key.rpartition(".")
+        path = next((one for one in _spellings(stored_path) if one in modules), None)
         if path is not None:
             modules[path].register_buffer(leaf, value.to(here) if not value.is_meta else value)
 
 
 def stand_in(model: nn.Module, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Make room for the ranges among a file's tensors, by key and shape."""
+    """Register meta buffers for the ranges among a file's tensors, given by key and shape."""
     kinds = {"scale": torch.float32, "point": torch.int8}
     place(
         model,
@@ -89,7 +89,7 @@ def drop(module: nn.Module) -> None:
 
 
 def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
-    """The range of an operand of a module that is running.
+    """Return the static range of an operand of a running module.
 
     Raises:
         SettingsError: it has none.
@@ -97,9 +97,9 @@ def range_in(module: nn.Module, path: str, name: str) -> StaticRange:
     scale = module._buffers.get(f"{name}_scale")
     if scale is None:
         raise SettingsError(
-            f"The static range of {f'{path}.{name}' if path else name} was asked for",
-            "the model has none: calibration saw no data of this product",
-            "Collect ranges with `sdquant calibrate`, and give quant_stats; or leave out act_static_scale",
+            f"Cannot find a static range for {f'{path}.{name}' if path else name}",
+            "the model has none: calibration saw no data for this product",
+            "Calibrate with `sdquant calibrate` and pass the result as quant_stats, or remove act_static_scale",
         )
     return StaticRange(scale, module._buffers.get(f"{name}_zero_point"))
 

@@ -1,4 +1,4 @@
-"""Rules: which layers, and what is done with them. The fields and their meanings are Qwix's (qconfig.py, qt.py)."""
+"""Rules: which layers are quantized, and how. The fields and their meanings are Qwix's (qconfig.py, qt.py)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OPERATIONS = {
 }  # fmt: skip
 _ALIASES = {"bmm": "matmul", "sdpa": "scaled_dot_product_attention"}
 # Products of two activations. Only rules that name them quantize them: a rule for all operations, or for Qwix's
-# dot_general, is about weights, and what a picture loses by quantized attention is not to come as a surprise.
-# A rule that names only these is for no weight.
+# dot_general, is about weights, and quantized attention costs image quality, which should not come as a surprise.
+# A rule that names only these applies to no weight.
 PRODUCTS = ("einsum", "matmul", "bmm", "scaled_dot_product_attention", "sdpa")
 
 
-def covers(asked: str, operation: str) -> bool:
-    """Whether a name in op_names means an operation: the same one, or one of the two is Qwix's name for several.
+def covers(name: str, operation: str) -> bool:
+    """Return whether a name in op_names covers an operation: the same one, or one of them is Qwix's name for several.
 
     "einsum" is Qwix's name for attention too where a rule says it, and torch's function where it is the operation.
     """
-    asked, operation = _ALIASES.get(asked, asked), _ALIASES.get(operation, operation)
-    return asked == operation or asked == OPERATIONS[operation] or (OPERATIONS[asked] == operation != "einsum")
+    name, operation = _ALIASES.get(name, name), _ALIASES.get(operation, operation)
+    return name == operation or name == OPERATIONS[operation] or (OPERATIONS[name] == operation != "einsum")
 
 
-# Fields that are lists, of what, and how they are written; and those that are true or false.
+# List fields: element type, description and example; and boolean fields.
 _LISTS: Mapping[str, tuple[type, str, str]] = {
     "op_names": (str, "names of operations", '["linear", "conv2d"]'),
     "act_batch_axes": (int, "numbers of axes", "[0, 1]"),
@@ -45,7 +45,7 @@ _SWITCHES = ("act_static_scale", "disable_channelwise_axes")
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationRule:
-    """What is done with the layers that a pattern matches.
+    """Quantization of the layers that a pattern matches.
 
     Attributes:
         module_path: a regular expression for the whole of a module's path, with dots or with slashes between its parts.
@@ -54,9 +54,9 @@ class QuantizationRule:
         act_qtype: type of the activations; None leaves them as they are.
         tile_size: how many numbers along the last summed axis share a scale (int), or one over how many such tiles
             there are (float); None for one scale along the whole of it.
-        act_static_scale: whether the range of activations is found beforehand, in calibration; needs act_qtype.
+        act_static_scale: whether the range of activations is static, from calibration; needs act_qtype.
         weight_calibration_method, act_calibration_method: "absmax|minmax|rms|fixed[,numbers]".
-        act_batch_axes: axes that ranges found beforehand are averaged over; None means all but the summed one, so that
+        act_batch_axes: axes that static ranges are averaged over; None means all but the summed one, so that
             a model is not tied to one sequence length. (Qwix has (0,).)
 
     Raises:
@@ -77,12 +77,12 @@ class QuantizationRule:
         try:
             re.compile(self.module_path)
         except (re.error, TypeError) as error:
-            why = f"it is no regular expression: {error}"
+            why = f"it is not a valid regular expression: {error}"
             raise _refused(self, "module_path", why, 'Use one such as ".*attn.*"') from error
         _tuples(self)
         for name in self.op_names:
             if name not in OPERATIONS:
-                raise _refused(self, "op_names", f"{name!r} is none of {', '.join(OPERATIONS)}", "Use one of them")
+                raise _refused(self, "op_names", f"{name!r} is not one of {', '.join(OPERATIONS)}", "Use one of them")
         for name in ("weight_qtype", "act_qtype"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, qtype(str(getattr(self, name))).name)
@@ -92,25 +92,27 @@ class QuantizationRule:
         self._check_zero_points()
         self._check_formats()
         if self.act_static_scale is not None and self.act_qtype is None:
-            raise _refused(self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or leave it out")
+            raise _refused(
+                self, "act_static_scale", "act_qtype is not set", "Set act_qtype, or remove act_static_scale"
+            )
         _check_tile(self, "tile_size")
 
     def _check_zero_points(self) -> None:
         for kind, text in (("weight", self.weight_calibration_method), ("act", self.act_calibration_method)):
             name = getattr(self, f"{kind}_qtype")
             if name is not None and text is not None and method(text).asymmetric and not qtype(name).asymmetric:
-                why = f"{text} finds ranges that are not symmetric, and {name} has no zero point"
+                why = f"the calibration method {text!r} gives asymmetric ranges, but {name} has no zero point"
                 raise _refused(self, f"{kind}_qtype", why, 'Use "absmax", or int4, int8 or int16')
 
     def _check_formats(self) -> None:
         for name in ("weight_qtype", "act_qtype"):
             tile = qtype(getattr(self, name)).tile if getattr(self, name) is not None else None
             if tile is not None and self.tile_size != tile:
-                why = f"its scales are of {tile} numbers each, and tile_size is {self.tile_size}"
+                why = f"it has one scale for every {tile} numbers, but tile_size is {self.tile_size}"
                 raise _refused(self, name, why, f"Use tile_size={tile}")
 
     def matches(self, path: str, operation: str | None = None) -> bool:
-        """Whether the rule is for the module at `path` ("blocks.0.attn.to_q") and the operation."""
+        """Return whether the rule applies to the module at `path` ("blocks.0.attn.to_q") and the operation."""
         whole = re.compile(self.module_path).fullmatch
         fits = whole(path) is not None or whole(path.replace(".", "/")) is not None
         if operation is None or not self.op_names:
@@ -118,12 +120,12 @@ class QuantizationRule:
         return fits and any(covers(name, operation) for name in self.op_names)
 
     def at(self, module_path: str) -> QuantizationRule:
-        """The same rule for other modules."""
+        """Return the same rule for other modules."""
         return replace(self, module_path=module_path)
 
     @property
     def products(self) -> bool:
-        """Whether the rule quantizes products of two activations: it names one, and has a type for activations."""
+        """Return whether the rule quantizes products of two activations: it names one, and has an act_qtype."""
         return self.act_qtype is not None and any(name in PRODUCTS for name in self.op_names)
 
 
@@ -159,18 +161,21 @@ class QtRule(QuantizationRule):
         _check_tile(self, "bwd_weight_grad_tile_size")
         if self.bwd_stochastic_rounding not in (None, "uniform", "low_bit_uniform"):
             raise _refused(
-                self, "bwd_stochastic_rounding", "it is uniform or low_bit_uniform", "Use one of them, or leave it out"
+                self,
+                "bwd_stochastic_rounding",
+                "it must be uniform or low_bit_uniform",
+                "Use one of them, or remove it",
             )
         shards = self.bwd_weight_grad_shards
         if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 0):
-            raise _refused(self, "bwd_weight_grad_shards", "it is a number of parts", "Use 0, 1 or more")
+            raise _refused(self, "bwd_weight_grad_shards", "it must be a number of parts", "Use 0, 1 or more")
         if shards is not None and self.bwd_weight_grad_tile_size is not None:
-            why = "bwd_weight_grad_tile_size cuts the same sum"
-            raise _refused(self, "bwd_weight_grad_shards", why, "Leave one of them out")
+            why = "bwd_weight_grad_tile_size already splits the same sum"
+            raise _refused(self, "bwd_weight_grad_shards", why, "Remove one of them")
 
 
 def to_dict(rule: QuantizationRule) -> dict[str, Any]:
-    """The fields of a rule that are not as by default, as JSON values; `rule_of` is the inverse."""
+    """Return the fields of a rule that differ from their defaults, as JSON values; `rule_of` is the inverse."""
     values = {row.name: getattr(rule, row.name) for row in fields(rule) if getattr(rule, row.name) != row.default}
     if isinstance(rule, QtRule) and not set(values) - {row.name for row in fields(QuantizationRule)}:
         values["bwd_calibration_method"] = rule.bwd_calibration_method  # so that it stays a QtRule
@@ -178,7 +183,7 @@ def to_dict(rule: QuantizationRule) -> dict[str, Any]:
 
 
 class Rules:
-    """Rules in order: the first that matches decides. Keeps count of which matched.
+    """Rules in order: the first that matches decides. Keeps track of which have matched.
 
     Args:
         rules: QuantizationRule or QtRule, or mappings of their fields.
@@ -191,7 +196,7 @@ class Rules:
         self._used = [False] * len(self.rules)
 
     def of(self, path: str, operation: str | None = None) -> QuantizationRule | None:
-        """The rule for a module and an operation; None leaves it as it is."""
+        """Return the rule for a module and an operation; None if it is not quantized."""
         for number, row in enumerate(self.rules):
             if row.matches(path, operation):
                 self._used[number] = True
@@ -199,37 +204,37 @@ class Rules:
         return None
 
     def unused(self) -> tuple[QuantizationRule, ...]:
-        """The rules that have matched nothing yet."""
+        """Return the rules that have matched nothing yet."""
         return tuple(row for row, used in zip(self.rules, self._used, strict=True) if not used)
 
 
 def rule_of(values: dict[str, Any]) -> QuantizationRule:
-    """A rule of its fields by name: a QtRule where one of these is only that rule's.
+    """Make a rule from its fields by name: a QtRule if one of them exists only there.
 
     Raises:
-        SettingsError: a field that no rule has, or a value that it cannot have.
+        SettingsError: an unknown field, or a value that it cannot have.
     """
     known = {row.name for row in fields(QtRule)}
     unknown = [name for name in values if name not in known]
     if unknown:
         raise SettingsError(
-            f"A rule with {unknown[0]!r} was given", f"its fields are {', '.join(sorted(known))}", "Use one of them"
+            f"Unknown rule field {unknown[0]!r}", f"the fields are {', '.join(sorted(known))}", "Use one of them"
         )
     kind = QuantizationRule if set(values) <= {row.name for row in fields(QuantizationRule)} else QtRule
     return kind(**values)
 
 
 def _tuples(rule: QuantizationRule) -> None:
-    """Lists, as files have them, become tuples; what is no list of its kind is refused, and what is no truth value."""
+    """Convert lists, as files have them, to tuples; refuse other values in list fields and in boolean fields."""
     for row in fields(rule):
         value = getattr(rule, row.name)
         if row.name in _LISTS and value != row.default:
-            kind, said, example = _LISTS[row.name]
+            kind, description, example = _LISTS[row.name]
             if not isinstance(value, (list, tuple)) or not all(type(one) is kind for one in value):
-                raise _refused(rule, row.name, f"it is a list of {said}", f"Write it like {example}")
+                raise _refused(rule, row.name, f"it must be a list of {description}", f"Write it like {example}")
             object.__setattr__(rule, row.name, tuple(value))
         if row.name in _SWITCHES and value is not row.default and not isinstance(value, bool):
-            raise _refused(rule, row.name, "it is true or false", "Use one of them")
+            raise _refused(rule, row.name, "it must be true or false", "Use one of them")
 
 
 def _check_tile(rule: QuantizationRule, name: str) -> None:
@@ -238,9 +243,9 @@ def _check_tile(rule: QuantizationRule, name: str) -> None:
         return
     number = isinstance(size, (int, float)) and not isinstance(size, bool)
     if not number or size <= 0 or (isinstance(size, float) and size > 1):
-        why = "it is a whole number above 0, or one over a number of tiles"
+        why = "it must be a whole number above 0, or one over a number of tiles (a float up to 1.0)"
         raise _refused(rule, name, why, "Use 128, or 0.25")
 
 
 def _refused(rule: QuantizationRule, name: str, why: str, fix: str) -> SettingsError:
-    return SettingsError(f"A rule with {name}={getattr(rule, name)!r} was given", why, fix)
+    return SettingsError(f"Invalid rule field {name}={getattr(rule, name)!r}", why, fix)

@@ -1,4 +1,4 @@
-"""Rules as a `QuantSpec`: what is asked for each weight is what the first matching rule says. No torch."""
+"""Rules as a `QuantSpec`: each weight is quantized by the first matching rule. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .qconfig import PRODUCTS, QuantizationRule, to_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_RULE = "no rule is for it"
-LEFT = "the first rule that matches leaves it as it is (no weight_qtype)"
+NO_RULE = "no rule matches it"
+LEFT = "the first rule that matches leaves it unquantized (no weight_qtype)"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RuleSpec(QuantSpec):
 
     Attributes:
         path: of its module. statistics, component: see `RulesSpec`.
-        act_shape: of the static range of its activations, where it is known.
+        act_shape: shape of the static range of its activations, if known.
     """
 
     rule: QuantizationRule = QuantizationRule()  # noqa: RUF009  # frozen
@@ -46,7 +46,7 @@ class RulesSpec(QuantSpec):
     Attributes:
         rules: in order; the first that matches a weight decides.
         statistics: path of the file with the ranges of activations, for rules with act_static_scale.
-        component: name of the component in its pipeline, whose part of the file is meant; "" if it stands alone.
+        component: name of the component in its pipeline, whose statistics in the file are used; "" if it stands alone.
     """
 
     rules: tuple[QuantizationRule, ...] = ()
@@ -57,27 +57,27 @@ class RulesSpec(QuantSpec):
         return replace(self, component=name)
 
     def of(self, name: str, shape: tuple[int, ...]) -> RuleSpec:
-        """The first rule that matches a weight called "<path>.weight"."""
+        """Return the first rule that matches a weight called "<path>.weight"."""
         path, operation = name.removesuffix(".weight"), operation_of(shape)
-        found = first(self.rules, path, operation)
-        if found is None:
+        rule = first(self.rules, path, operation)
+        if rule is None:
             raise Unfit(NO_RULE)
-        if found.weight_qtype is None:
+        if rule.weight_qtype is None:
             raise Unfit(LEFT)
-        return RuleSpec(self.scheme, self.options, self.embeddings, found, path, self.statistics, self.component)
+        return RuleSpec(self.scheme, self.options, self.embeddings, rule, path, self.statistics, self.component)
 
     def suits(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> bool:
-        """Whether a rule is for one of these weights, given by name and shape."""
-        found = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
-        return any(row is not None and row.weight_qtype is not None for row in found)
+        """Return whether a rule quantizes one of these weights, given by name and shape."""
+        matches = (first(self.rules, name.removesuffix(".weight"), operation_of(shape)) for name, shape in weights)
+        return any(row is not None and row.weight_qtype is not None for row in matches)
 
     @property
     def products(self) -> bool:
-        """Whether a rule is for products of activations."""
+        """Return whether a rule is for products of activations."""
         return any(row.products for row in self.rules)
 
     def known(self) -> Mapping[str, Tensor]:
-        """The ranges in the file of statistics that are of the component."""
+        """Return the component's ranges in the file of statistics."""
         if self.statistics is None:
             return {}
         from .statistics_file import of_component, read_statistics
@@ -85,8 +85,8 @@ class RulesSpec(QuantSpec):
         return of_component(read_statistics(self.statistics), self.component)
 
     def unused(self, weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[QuantizationRule, ...]:
-        """The rules for weights that decide for none of these, given by name and shape. A rule for a kind of layer,
-        anywhere, is none of them where there is no such layer: in a model without convolutions, one for these."""
+        """Return the rules for weights that match none of these first, given by name and shape. A catch-all rule for a
+        layer type counts as used if the model has no such layer."""
         return without_effect(self.rules, weights)
 
     def described(self) -> str:
@@ -108,39 +108,39 @@ def without_effect(
 def with_rules(
     spec: QuantSpec, rules: tuple[QuantizationRule, ...], statistics: str | None = None, component: str = ""
 ) -> RulesSpec:
-    """Rules for what was asked for as the scheme `rules`.
+    """Return the spec of the scheme `rules` with these rules.
 
     Raises:
-        SettingsError: it is another scheme, or says what rules say.
+        SettingsError: `spec` is another scheme, or has options, which are a rule themselves.
     """
     if spec.scheme.name != "rules":
         raise SettingsError(
-            f"rules were given with quant={str(spec)!r}", "they are for quant='rules'", "Leave one of the two out"
+            f"Cannot combine rules with quant={str(spec)!r}", "rules need quant='rules'", "Remove one of the two"
         )
     if spec.options or spec.embeddings:
         raise SettingsError(
-            f"rules were given with quant={str(spec)!r}",
-            "its options are one rule for all layers",
-            "Leave the options out, or the rules",
+            f"Cannot combine rules with quant={str(spec)!r}",
+            "its options already are one rule for all layers",
+            "Remove either the options or the rules",
         )
     return RulesSpec(spec.scheme, rules=rules, statistics=statistics, component=component)
 
 
 def digest(file: str | None) -> str | None:
-    """sha256 of a small file's bytes."""
+    """Return the SHA-256 of a small file."""
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def operation_of(shape: tuple[int, ...]) -> str:
-    """The operation that a weight of this shape is for: "linear", or "conv1d" to "conv3d"."""
+    """Return the operation of a weight of this shape: "linear", or "conv1d" to "conv3d"."""
     return "linear" if len(shape) == 2 else f"conv{len(shape) - 2}d"
 
 
 def first(rules: Iterable[QuantizationRule], path: str, operation: str) -> QuantizationRule | None:
-    """The first rule that matches a module and an operation."""
+    """Return the first rule that matches a module and an operation."""
     return next((row for row in rules if row.matches(path, operation)), None)
 
 
 def is_for_products_alone(rule: QuantizationRule) -> bool:
-    """Whether a rule names operations, and only such as multiply two activations."""
+    """Return whether a rule names operations, and only products of two activations."""
     return bool(rule.op_names) and set(rule.op_names) <= set(PRODUCTS)

@@ -1,4 +1,4 @@
-"""What the rules for products of activations have done in a model."""
+"""Report of what rules for products of activations have quantized in a model."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Unused:
 
 @dataclass
 class Report:
-    """What the rules have done in a model. One for all of its marks.
+    """Counts of what the rules have quantized in a model, shared by all of its marks.
 
     Attributes:
-        rules: as they were given.
-        modules: how many modules each rule that names products decides for. attention: how many of them attend.
-        done: how many calls each has quantized.
+        rules: of the model.
+        modules: number of modules for which each rule that names products decides. attention: how many of them attend.
+        done: number of calls that each has quantized.
     """
 
     rules: Rules
@@ -44,8 +44,9 @@ class Report:
     done: Counter[QuantizationRule] = field(default_factory=Counter)
 
     def unused(self) -> tuple[Unused, ...]:
-        """The rules that name products and have quantized none yet. One that is for weights too, as those of presets
-        are, is meant for products only where modules that attend are among its own."""
+        """Return the rules that name products and have quantized none yet.
+
+        A rule that is for weights too, like those of presets, only counts if it decides for attention modules."""
         rows = [rule for rule in self.rules.rules if rule.products and not self.done[rule]]
         return tuple(
             Unused(rule=rule, why=self._why(rule))
@@ -56,8 +57,8 @@ class Report:
     def _why(self, rule: QuantizationRule) -> str:
         count = self.modules[rule]
         if not count:
-            return "no module's path matches it, or earlier rules match them all and decide"
+            return "no module path matches it, or earlier rules match all of those modules first"
         return (
-            f"none of the {count} modules that it decides for called one of torch's functions for it (diffusers' "
+            f"none of the {count} modules that it applies to called a torch function for these operations (diffusers' "
             'attention backends other than "native" call kernels of their own, and so does nn.MultiheadAttention)'
         )

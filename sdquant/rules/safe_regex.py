@@ -1,4 +1,4 @@
-"""Patterns that a file brings: one that takes for ever to match is refused, as nobody can look at it beforehand."""
+"""Check of patterns from files: nobody has reviewed them, and some would take for ever to match."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 LONGEST = 4000  # characters
 MOST = 4  # repetitions in one alternative: a path of n characters takes n**4 steps at worst
 
-# A character that is escaped, or in brackets, is none of those that repeat or group.
+# Escaped characters and character classes neither repeat nor group.
 _PLAIN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{)")
 _REPEATS = re.compile(r"[*+]|\{|(?<!\()\?")
 
 
 def quick(pattern: str) -> bool:
-    """Whether matching a path cannot take for ever: no repeated groups, and few repetitions in each alternative."""
+    """Return whether matching is fast on every path: no repeated groups, and few repetitions in each alternative."""
     if len(pattern) > LONGEST:
         return False
     bare = _PLAIN.sub("x", pattern)

@@ -1,7 +1,7 @@
-"""Statistics of calibration as a safetensors file.
+"""Calibration statistics as a safetensors file.
 
-Names are "<component>.<operand>.<what>", see `static`; metadata tells under "sdquant_quant_stats", as JSON, by which
-rules they were found and from how many images.
+Names are "<component>.<operand>.<what>", see `static_range`; the metadata "sdquant_quant_stats" contains, as JSON, the
+rules and the number of images of the calibration.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "sdquant_quant_stats"
 FORMAT = 1
-_MAKE = "Make it with `sdquant calibrate`"
+_MAKE = "Create it with `sdquant calibrate`"
 
 
 def write_statistics(file: Path, statistics: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write statistics; `about`: JSON values for the metadata."""
-    said = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    safetensors_writer.write(file, statistics, {METADATA_KEY: said})
+    metadata = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    safetensors_writer.write(file, statistics, {METADATA_KEY: metadata})
 
 
 def read_statistics(file: str | Path) -> Mapping[str, Tensor]:
-    """The statistics in a file; read once.
+    """Return the statistics in a file; cached.
 
     Raises:
-        SettingsError: there is no such file. BadFileError: it is damaged, or no file of statistics.
+        SettingsError: there is no such file. BadFileError: it is damaged, or not a file of statistics.
     """
     return _read(*_known(file))[0]
 
 
 def read_about(file: str | Path) -> Mapping[str, Any]:
-    """What the metadata of a file of statistics says. Raises as `read_statistics`."""
+    """Return the metadata of a file of statistics. Raises as `read_statistics`."""
     return _read(*_known(file))[1]
 
 
 def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, Tensor]:
-    """Those of one component, without its name. One that stands alone ("") is the only UNet or transformer in them."""
+    """Return the statistics of one component, without its name. "" is the only UNet or transformer in them."""
     names = {name.partition(".")[0] for name in statistics}
     if not component:
         component = next((name for name in ("unet", "transformer", "prior", "model") if name in names), component)
@@ -57,7 +57,7 @@ def of_component(statistics: Mapping[str, Tensor], component: str) -> dict[str, 
 
 def _known(file: str | Path) -> tuple[str, int, int]:
     if not os.path.isfile(file):
-        raise SettingsError(f"quant_stats={str(file)!r} was given", "there is no such file", _MAKE)
+        raise SettingsError(f"Cannot read quant_stats={str(file)!r}", "there is no such file", _MAKE)
     status = os.stat(file)
     return os.path.abspath(file), status.st_mtime_ns, status.st_size
 
@@ -75,13 +75,13 @@ def _read(file: str, changed: int, size: int) -> tuple[Mapping[str, Tensor], Map
 
 
 def _about(file: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    what = f"{file} was to be read as statistics of calibration"
+    what = f"Cannot read calibration statistics from {file}"
     try:
         about = json.loads(metadata[METADATA_KEY])
         version = about["format"]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadFileError(what, "its metadata does not say that it is such a file", _MAKE) from error
+        raise BadFileError(what, "its metadata does not say that it holds any", _MAKE) from error
     if version != FORMAT:
-        raise BadFileError(what, f"it is of format {version!s:.40}, this is format {FORMAT}", _MAKE)
-    found: Mapping[str, Any] = about
-    return found
+        raise BadFileError(what, f"it has format {version!s:.40}, but this version reads format {FORMAT}", _MAKE)
+    checked: Mapping[str, Any] = about
+    return checked

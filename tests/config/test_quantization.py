@@ -191,7 +191,7 @@ def test_what_a_scheme_may_be(text: str, quant: Any) -> None:
         (["rules=[{'weight_qtype': 'int8'}]"], SettingsError, "the rule engine's", "use_qwix_quantization: true"),
         ([QWIX, "quantization=int8", "rules=[{}]"], SettingsError, "a list of rules itself", "rules: []"),
         ([QWIX, "tile_size=32", "rules=[{}]"], SettingsError, "a field of its own", "Move it"),
-        ([QWIX, "rules=[{}, {'weight_qtyp': 'int8'}]"], SettingsError, "its fields are", "Use one"),
+        ([QWIX, "rules=[{}, {'weight_qtyp': 'int8'}]"], SettingsError, "the fields are", "Use one"),
         ([QWIX, "rules=[{'act_qtype': 'int8', 'act_static_scale': True}]"], SettingsError, "quant_stats", "calibrate"),
         (
             [QWIX, "quantization=int8", "weight_quantization_calibration_method=minmax",

@@ -271,7 +271,7 @@ def test_ranges_go_where_the_model_goes() -> None:
         assert len(before) == 8 and all(torch.equal(half.state_dict()[name], value) for name, value in before.items())
         assert half.first(x.bfloat16()).isfinite().all()
         other = quantize_model(Outer(), PtqProvider([given]))
-        with pytest.raises(SettingsError, match=r"in 'first': .*first.einsum0_rhs"):
+        with pytest.raises(SettingsError, match=r"first.einsum0_rhs .*in 'first'\): "):
             other(x)
         other.load_state_dict(run.state_dict())
         assert torch.equal(other(x), done)
@@ -309,7 +309,7 @@ def test_two_rules_for_one_name_are_refused() -> None:
     both = [rule(op_names=("sdpa",), tile_size=3), rule(op_names=("einsum",))]
     model = Outer()
     # A rule for "einsum" means attention, too, so that this is two rules only because sdpa comes first.
-    with pytest.raises(SettingsError, match="Two rules with act_static_scale"):
+    with pytest.raises(SettingsError, match="two act_static_scale rules"):
         quantize_model(model, QtProvider(both))
     with pytest.raises(SettingsError, match="act_static_scale"):
         product(torch.ones(2, 2), torch.ones(2, 2), rule())
@@ -353,7 +353,7 @@ def test_from_prompts_to_a_saved_model(name: str, more: dict[str, Any], tmp_path
     file = tmp_path / "ranges.safetensors"
     write_statistics(file, stats, {})
     given: dict[str, Any] = {"rules": list(asked.rules), "components": asked.components, "progress": False}
-    with pytest.raises(SettingsError, match="no ranges were given"):
+    with pytest.raises(SettingsError, match="quant_stats is not set"):
         sdquant.load_model(place, **given)
     pipe = sdquant.load_model(place, **given, quant_stats=file)
     drawn = pixels(pipe)
@@ -398,10 +398,10 @@ def test_ranges_of_another_rule(tmp_path: Path) -> None:
     write_statistics(file, statistics(found, "unet.mid_block.attentions.0."), {})
     given: dict[str, Any] = {"quant_stats": file, "progress": False}
     path = sdquant.demo.path("digits-sd")
-    with pytest.raises(SettingsError, match="quant_stats has none of them"):
+    with pytest.raises(SettingsError, match="quant_stats has none of their ranges"):
         sdquant.load_model(path, rules=[rule(r".*\.attn1")], **given)
     pipe = sdquant.load_model(path, progress=False)
-    with pytest.raises(SettingsError, match="quant_stats has none of them"):
+    with pytest.raises(SettingsError, match="quant_stats has none of their ranges"):
         sdquant.quantize(pipe, rules=[rule(r".*\.attn1")], **given)
     other = rule(r".*\.attentions\.0", act_calibration_method="minmax", tile_size=16)
     with pytest.raises(SettingsError, match="Calibrate again"):

@@ -3,7 +3,7 @@
 Between them everything is float32, in the order of JAX's attentions as Qwix sees them (jax.nn.dot_product_attention,
 diffusers' Flax attention): the quantized product, rounded to the model's dtype, then the scale, the mask, the softmax,
 and its probabilities rounded to the model's dtype, which the second product quantizes. Because the scale comes after
-the product, a range given by a rule ("fixed,8") is that of queries and keys as the layers before made them.
+the product, a range given by a rule ("fixed,8") applies to queries and keys as the preceding layers output them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attention(
     *,
     rule: QuantizationRule | tuple[Site, Site],
 ) -> Tensor:
-    """What `torch.nn.functional.scaled_dot_product_attention` computes, both products quantized by a rule.
+    """Compute `torch.nn.functional.scaled_dot_product_attention`, with both products quantized by a rule.
 
     Args:
         query: [..., L, E]. key: [..., S, E]. value: [..., S, V].
@@ -59,7 +59,7 @@ def attention(
     sites = rule if isinstance(rule, tuple) else (Site(rule=rule, name="einsum0"), Site(rule=rule, name="einsum1"))
     if attn_mask is not None and is_causal:
         raise SettingsError(
-            "Attention was called with a mask and is_causal", "torch takes one of them", "Put both into the mask"
+            "Cannot use both a mask and is_causal", "torch accepts only one of them", "Put both into the mask"
         )
     if enable_gqa:
         key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
@@ -89,7 +89,7 @@ def attention(
 
 
 def _odds(scores: Tensor, factor: float, bias: Tensor | None, dropout_p: float) -> Tensor:
-    """Scores as probabilities, in float32."""
+    """Return the softmax of scores, in float32, with dropout."""
     scaled = scores.float() * factor
     if bias is not None:
         scaled = scaled + bias
@@ -100,7 +100,7 @@ def _odds(scores: Tensor, factor: float, bias: Tensor | None, dropout_p: float) 
 
 
 def _bias(mask: Tensor | None, causal: bool, scores: Tensor, first: int, rows: int) -> Tensor | None:
-    """What is added to the rows of scores from the `first` on, of `rows` in all, in float32."""
+    """Return the float32 mask to add to scores whose first row is row `first` of `rows`; None if there is none."""
     count, size = scores.shape[-2:]
     if causal:
         mask = torch.ones(rows, size, dtype=torch.bool, device=scores.device).tril()
@@ -114,5 +114,5 @@ def _bias(mask: Tensor | None, causal: bool, scores: Tensor, first: int, rows: i
 
 
 def sites(site: Site, number: int) -> tuple[Site, Site]:
-    """Those of an attention's two products, which are the `number`-th einsum of its module and the next."""
+    """Return the sites of an attention's two products: the einsums `number` and `number + 1` of its module."""
     return replace(site, name=f"einsum{number}"), replace(site, name=f"einsum{number + 1}")

@@ -1,6 +1,6 @@
-"""Products of two quantized activations, matrix by matrix: what `matmul.linear` does for a weight, with axes in front.
+"""Batched products of two quantized activations: `dot_general.linear` with leading axes.
 
-What is dequantized before the product and what after it: Qwix at aa623acb, core/dot_general.py.
+What is dequantized before the product, and what after it, follows Qwix at aa623acb, core/dot_general.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WORTH_A_KERNEL = 2**17
 
 
 def multiply(a: QArray, b: QArray, *, right_first: bool = False) -> Tensor:
-    """a [..., M, K] times b [..., K, N]: [..., M, N], in the dtype of what was quantized; leading axes broadcast.
+    """Multiply a [..., M, K] by b [..., K, N], in the dtype of the original tensors; leading axes broadcast.
 
-    Both in integers or float8, in tiles of `matmul.LEAST_TILE` along K at least (or none): the codes are multiplied,
-    integers exactly, and the sums scaled. Else both are dequantized first, and the product is that of floats.
+    Both in integers or float8, in tiles of at least `dot_general.LEAST_TILE` along K (or none): codes are multiplied,
+    integers exactly, and the sums scaled. Else both are dequantized first, and multiplied as floats.
 
     Args:
         right_first: whether the sums are scaled by b's scales before a's, each time rounded. That is so in Qwix's
@@ -45,15 +45,15 @@ def multiply(a: QArray, b: QArray, *, right_first: bool = False) -> Tensor:
             return dequantize(a) @ dequantize(b)
         if a.zero_point is not None and right.zero_point is not None:
             raise SettingsError(
-                "Two activations were to be multiplied that both have a zero point",
+                "Cannot multiply two activations that both have a zero point",
                 "only one side of a product can have one",
-                'Use a calibration method that is symmetric, such as "absmax", in rules that name products',
+                'Use a symmetric calibration method such as "absmax" in rules that name products',
             )
         return _of_codes(a, right, right_first=right_first)
 
 
 def turned(array: QArray) -> QArray:
-    """The last two axes exchanged."""
+    """Exchange the last two axes."""
     zero = array.zero_point
     return replace(
         array, qvalue=array.qvalue.mT, scale=array.scale.mT, zero_point=None if zero is None else zero.mT
@@ -61,7 +61,7 @@ def turned(array: QArray) -> QArray:
 
 
 def _of_codes(a: QArray, b: QArray, *, right_first: bool) -> Tensor:
-    """a [..., M, K] times b [..., N, K] transposed."""
+    """Multiply codes of a [..., M, K] by those of b [..., N, K] transposed, then scale."""
     tiles = common_tiles(a, b, "activations")
     left, right = _in_tiles(a.qvalue, tiles), _in_tiles(b.qvalue, tiles)
     sums = _sums(left, right, qtype(a.qtype), qtype(b.qtype))
@@ -77,24 +77,24 @@ def _of_codes(a: QArray, b: QArray, *, right_first: bool) -> Tensor:
 
 
 def _in_tiles(codes: Tensor, tiles: int) -> Tensor:
-    """[..., rows, K] as [..., tiles, rows, K / tiles]."""
+    """Reshape [..., rows, K] to [..., tiles, rows, K / tiles]."""
     return codes.reshape(*codes.shape[:-1], tiles, codes.shape[-1] // tiles).transpose(-3, -2)
 
 
 def _zeros(array: QArray, tiles: int) -> Tensor:
-    """[..., rows, tiles] of a zero point that may be shared."""
+    """Expand a zero point, which rows or tiles may share, to [..., rows, tiles]."""
     assert array.zero_point is not None
     rows = array.zero_point.new_zeros((*array.qvalue.shape[:-1], tiles))
     return broadcast(torch.add, rows, array.zero_point)
 
 
 def _over_sums(scale: Tensor, axis: int) -> Tensor:
-    """[..., rows, tiles or 1] as [..., tiles or 1, rows, 1] for axis -1, as [..., tiles or 1, 1, rows] for -2."""
+    """Reshape [..., rows, tiles] to [..., tiles, rows, 1] for axis -1, to [..., tiles, 1, rows] for -2."""
     return scale.mT.unsqueeze(axis)
 
 
 def _sums(left: Tensor, right: Tensor, left_row: QType, right_row: QType) -> Tensor:
-    """left [..., M, K] times right [..., N, K] transposed, of codes: exact if both are integers, else float32."""
+    """Multiply codes left [..., M, K] by right [..., N, K] transposed: exact if both are integers, else in float32."""
     if not left_row.kind == right_row.kind == "int":
         floats = [from_codes(codes, row, torch.float32) for codes, row in ((left, left_row), (right, right_row))]
         return floats[0] @ floats[1].mT
@@ -109,7 +109,7 @@ def _sums(left: Tensor, right: Tensor, left_row: QType, right_row: QType) -> Ten
 
 
 def _one_by_one(left: Tensor, right: Tensor) -> Tensor:
-    """The same, each pair of matrices through the kernel that linear layers use."""
+    """Do the same with the integer GEMM of linear layers, one pair of matrices at a time."""
     lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
     flat = [codes.expand(*lead, *codes.shape[-2:]).flatten(0, -3) for codes in (left, right)]
     done = [int_matmul.product(one, other) for one, other in zip(*flat, strict=True)]
@@ -118,7 +118,7 @@ def _one_by_one(left: Tensor, right: Tensor) -> Tensor:
 
 @contextmanager
 def plain_precision(like: Tensor) -> Iterator[None]:
-    """Without autocast, which would round sums of codes to bfloat16."""
+    """Disable autocast, which would round sums of codes to bfloat16."""
     if not torch.is_autocast_enabled(like.device.type):
         yield
         return

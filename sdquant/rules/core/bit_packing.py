@@ -1,7 +1,7 @@
-"""Codes of fewer than eight bits, packed: eight codes in as many bytes as a code has bits, row by row.
+"""Packing of codes of fewer than 8 bits, row by row: 8 codes in as many bytes as a code has bits.
 
-A unit of eight codes is one whole number of 8 * bits bits, the first code in its lowest bits, its bytes from the lowest
-on. With four bits that is two codes in a byte, the first in the low half.
+A unit of 8 codes is one little-endian integer of 8 * bits bits with the first code in its lowest bits. With 4 bits that
+is two codes in a byte, the first in the low half.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..packed_layout import UNIT
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [rows, row] of codes below 2**bits as uint8 [rows, row_bytes(row, bits)]."""
+    """Pack uint8 [rows, row] codes below 2**bits into uint8 [rows, row_bytes(row, bits)]."""
     rows, row = codes.shape
     short = -row % UNIT
     if short:
@@ -24,14 +24,14 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     word = units[..., 0].clone()
     for place in range(1, UNIT):
         word |= units[..., place] << (bits * place)
-    made = torch.empty((*word.shape, bits), dtype=torch.uint8, device=codes.device)
+    packed = torch.empty((*word.shape, bits), dtype=torch.uint8, device=codes.device)
     for byte in range(bits):
-        made[..., byte] = (word >> (8 * byte)) & 255
-    return made.flatten(1)
+        packed[..., byte] = (word >> (8 * byte)) & 255
+    return packed.flatten(1)
 
 
 def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
-    """The inverse of `pack`: uint8 [rows, row]."""
+    """Unpack what `pack` returned: uint8 [rows, row]."""
     rows = len(packed)
     if bits == 4:
         codes = torch.empty((rows, packed.shape[1], 2), dtype=torch.uint8, device=packed.device)
@@ -42,7 +42,7 @@ def unpack(packed: Tensor, bits: int, row: int) -> Tensor:
     word = units[..., 0].to(torch.int64)
     for byte in range(1, bits):
         word |= units[..., byte].to(torch.int64) << (8 * byte)
-    made = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
+    unpacked = torch.empty((*word.shape, UNIT), dtype=torch.uint8, device=packed.device)
     for place in range(UNIT):
-        made[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
-    return made.flatten(1)[:, :row]
+        unpacked[..., place] = (word >> (bits * place)) & ((1 << bits) - 1)
+    return unpacked.flatten(1)[:, :row]

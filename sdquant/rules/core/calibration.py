@@ -1,4 +1,4 @@
-"""The range of a tensor, found as a method says, and the scale and zero point that follow from it.
+"""Calibration: the range of a tensor by a method, and the scale and zero point that follow from it.
 
 Formulas: Qwix at aa623acb, core/qarray.py, `calibrate` and `compute_scale_zero_point`.
 """
@@ -25,7 +25,7 @@ _EXPONENT = 0x7F80  # the bits of a bfloat16's exponent
 
 
 def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Method) -> dict[str, Tensor]:
-    """The range: {"absmax"}, or {"min", "max"}, each shaped `shape` (of ones only for "fixed").
+    """Return the range: {"absmax"}, or {"min", "max"}, each of shape `shape` (all ones for "fixed").
 
     Args:
         tiles: the tensor, its tiled axes split in two (number of tiles, size of a tile).
@@ -47,37 +47,37 @@ def calibrate(tiles: Tensor, axes: Sequence[int], shape: Sequence[int], how: Met
             low_end, high_end = _times(low_end, numbers[0]), _times(high_end, numbers[0])
         return {"min": low_end.reshape(list(shape)), "max": high_end.reshape(list(shape))}
     if how.name == "absmax":
-        found = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
-        return {"absmax": (_times(found, numbers[0]) if numbers else found).reshape(list(shape))}
+        absmax = tiles.abs().amax(axes, keepdim=True) if axes else tiles.abs()
+        return {"absmax": (_times(absmax, numbers[0]) if numbers else absmax).reshape(list(shape))}
     squares = tiles.square()
     mean = squares.mean(axes, keepdim=True) if axes else squares
     return {"absmax": _times(mean.sqrt(), numbers[0]).reshape(list(shape))}
 
 
-def _times(found: Tensor, factor: float) -> Tensor:
-    """A range times a factor, which is rounded to the dtype first, as in JAX; torch would multiply in float32."""
-    return found * found.new_tensor(factor)
+def _times(values: Tensor, factor: float) -> Tensor:
+    """Multiply a range by a factor, which is rounded to the dtype first, as in JAX; torch would multiply in float32."""
+    return values * values.new_tensor(factor)
 
 
-def scale_and_zero_point(found: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
-    """The scale of a range, and the zero point if the range is not symmetric.
+def scale_and_zero_point(limits: Mapping[str, Tensor], row: QType) -> tuple[Tensor, Tensor | None]:
+    """Return the scale of a range, and the zero point if the range is asymmetric.
 
-    A scale under the square root of the dtype's smallest normal number becomes 1: what it would scale is zero then.
+    A scale below the square root of the dtype's smallest normal number becomes 1: the codes are zero then.
 
     Raises:
-        SettingsError: a range that is not symmetric, for a type without zero points.
+        SettingsError: an asymmetric range for a type without zero points.
     """
-    if "absmax" in found:
-        return _rounded(_not_tiny(divided(found["absmax"], row.bound)), row), None
+    if "absmax" in limits:
+        return _rounded(_not_tiny(divided(limits["absmax"], row.bound)), row), None
     if not row.asymmetric:
         raise SettingsError(
-            f"A range that is not symmetric was found for {row.name}",
+            f"Cannot use an asymmetric range for {row.name}",
             "only int4, int8 and int16 have a zero point",
             'Use the calibration method "absmax", or one of these types',
         )
     low, high = row.limits
-    scale = _not_tiny(divided(found["max"] - found["min"], high - low))
-    return scale, to_codes(low - found["min"] / scale, row)
+    scale = _not_tiny(divided(limits["max"] - limits["min"], high - low))
+    return scale, to_codes(low - limits["min"] / scale, row)
 
 
 def _not_tiny(scale: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _not_tiny(scale: Tensor) -> Tensor:
 
 
 def _rounded(scale: Tensor, row: QType) -> Tensor:
-    """The scale in the type that the format keeps scales in."""
+    """Round the scale to the type that the format stores scales in."""
     if row.scale_type == "power of two" and row.bias is not None:
         # Down to a power of two by dropping the mantissa of a bfloat16, to which the product is rounded before.
         biased = (scale * scale.new_tensor(row.bias)).to(torch.bfloat16)

@@ -24,7 +24,7 @@ class Method:
 
     @property
     def asymmetric(self) -> bool:
-        """Whether what it finds needs a zero point."""
+        """Return whether its ranges need a zero point."""
         return self.name == "minmax" or (self.name == "fixed" and sum(self.numbers) != 0)
 
 
@@ -36,17 +36,19 @@ def method(text: str) -> Method:
         SettingsError: no such method, or numbers that it cannot have.
     """
     name, *words = str(text).strip().lower().split(",")
-    what = f"The calibration method {text!r} was asked for"
+    what = f"Invalid calibration method {text!r}"
     try:
         numbers = tuple(float(word) for word in words)
     except ValueError as error:
-        raise SettingsError(what, "what follows the name is no number", 'Write it like "absmax,0.9"') from error
+        raise SettingsError(what, "what follows the name is not a number", 'Write it like "absmax,0.9"') from error
     if name not in METHODS:
-        raise SettingsError(what, f"the methods are {', '.join(METHODS)}", 'Use "absmax", say')
+        raise SettingsError(what, f"the methods are {', '.join(METHODS)}", 'Use one of them, for example "absmax"')
     if name == "rms" and len(numbers) != 1:
-        raise SettingsError(what, "rms needs the factor that its range is wider by", 'Write it like "rms,7"')
+        raise SettingsError(
+            what, "rms needs one factor, by which the root of the mean square is multiplied", 'Write it like "rms,7"'
+        )
     if name in ("absmax", "minmax") and len(numbers) > 1:
-        raise SettingsError(what, f"{name} takes one factor at most", f'Write it like "{name},0.9"')
+        raise SettingsError(what, f"{name} takes at most one factor", f'Write it like "{name},0.9"')
     if name == "fixed":
         numbers = _fixed(what, numbers)
     return Method(name, numbers)

@@ -1,6 +1,6 @@
-"""Convolutions of quantized tensors. What is scaled when: Qwix at aa623acb, core/conv_general.py.
+"""Convolutions of quantized tensors. The order of scaling follows Qwix at aa623acb, core/conv_general.py.
 
-More than there: weights alone can be quantized, activations and weights can have different types, and weights can have
+Beyond Qwix: weights alone can be quantized, activations and weights can have different types, and weights can have
 zero points.
 """
 
@@ -54,29 +54,29 @@ def convolve(
         return CONVOLUTIONS[window.space](left, right.to(left.dtype), None, stride, padding, dilation, groups)
     refuse_two_zero_points(x, weight)
     types, rest = (x.qtype, weight.qtype), [1] * window.space
-    found = sums(x.qvalue, weight.qvalue, types, window)
+    totals = sums(x.qvalue, weight.qvalue, types, window)
     if x.zero_point is not None:
         # Zeros of the padding have the code 0 and no zero point: only what lies inside takes part.
         inside = sums(torch.ones_like(x.qvalue[:1]), weight.qvalue, types, window)
-        found = found - inside * x.zero_point.to(found.dtype)
+        totals = totals - inside * x.zero_point.to(totals.dtype)
     if weight.zero_point is not None:
-        zeros = weight.zero_point.to(found.dtype).reshape(1, -1, *rest)
-        found = found - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
-    done = (found.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
+        zeros = weight.zero_point.to(totals.dtype).reshape(1, -1, *rest)
+        totals = totals - sums(x.qvalue, torch.ones_like(weight.qvalue), types, window) * zeros
+    done = (totals.to(x.scale.dtype) * x.scale * weight.scale.reshape(1, -1, *rest)).to(x.dtype)
     return done if _channels_last(x.qvalue) else done.contiguous()
 
 
 def _channels_last(x: Tensor) -> bool:
-    """Whether a picture's channels are together: then those of the result are, as with torch's own convolutions."""
+    """Return whether x is in channels-last memory format; the result is then too, as with torch's convolutions."""
     return x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over an input: a number for each axis of space.
+    """Geometry of a convolution, one entry for each spatial axis.
 
     Attributes:
-        edges: zeros before and after.
+        edges: zeros of padding before and after.
     """
 
     stride: tuple[int, ...]
@@ -93,24 +93,24 @@ class Window:
         dilation: int | Sequence[int],
         groups: int,
     ) -> Window:
-        """For a weight of this shape, with torch's arguments."""
+        """Make the window for a weight of this shape from torch's arguments."""
         kernel = tuple(shape[2:])
         gaps = _each(dilation, len(kernel))
         return cls(_each(stride, len(kernel)), _edges(padding, kernel, gaps), gaps, groups)
 
     @property
     def space(self) -> int:
-        """How many axes it moves along."""
+        """Return the number of spatial axes."""
         return len(self.stride)
 
     @property
     def around(self) -> list[int]:
-        """The edges, as `F.pad` has them."""
+        """Return the edges in the order of `F.pad`."""
         return [size for pair in reversed(self.edges) for size in pair]
 
 
 def _scales_after(array: QArray) -> bool:
-    """Whether its scales can be applied to sums of codes."""
+    """Return whether its scales can be applied to sums of codes, after the convolution."""
     return qtype(array.qtype).kind in ("int", "float") and array.scale.numel() in (1, array.scale.shape[0])
 
 
@@ -121,7 +121,7 @@ def _each(value: int | Sequence[int], space: int) -> tuple[int, ...]:
 def _edges(
     padding: int | str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Zeros before and after, for each axis of space. "same" has the odd one after, as in torch."""
+    """Return the zeros before and after for each spatial axis. "same" puts the odd one after, as in torch."""
     if padding == "valid":
         return ((0, 0),) * len(kernel)
     if padding == "same":
@@ -132,13 +132,13 @@ def _edges(
 
 
 def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) -> Tensor:
-    """The convolution of codes with those of a weight: exact integers of integers, else float32."""
+    """Convolve codes with those of a weight: exact integers if both are integers, else float32."""
     integer = all(qtype(name).kind == "int" for name in types)
     if integer and window.groups == 1:
         flat = taps.movedim(1, -1).reshape(taps.shape[0], -1)
         pieces = patches(codes, taps.shape[2:], window)
-        found = (sums_of_codes(piece.reshape(-1, flat.shape[1]), flat, *types) for piece in pieces)
-        shaped = zip(found, pieces, strict=True)
+        products = (sums_of_codes(piece.reshape(-1, flat.shape[1]), flat, *types) for piece in pieces)
+        shaped = zip(products, pieces, strict=True)
         parts = [part.view(*piece.shape[: 1 + window.space], len(flat)) for part, piece in shaped]
         return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).movedim(-1, 1)
     home = codes.device
@@ -152,8 +152,8 @@ def sums(codes: Tensor, taps: Tensor, types: tuple[str, str], window: Window) ->
 
 
 def patches(codes: Tensor, kernel: Sequence[int], window: Window) -> tuple[Tensor, ...]:
-    """What lies under the kernel at each place: views [batch, *places, *kernel, channels], pieces along the first axis
-    of places. Channels come last, so that patches are copied in runs."""
+    """Return the patches under the kernel (im2col) as views [batch, *places, *kernel, channels], split along the first
+    axis of places. Channels come last, so that patches are copied in runs."""
     view = F.pad(codes.movedim(1, -1), [0, 0, *window.around]).contiguous()
     for axis, (size, step, gap) in enumerate(zip(kernel, window.stride, window.dilation, strict=True)):
         view = view.unfold(1 + axis, (size - 1) * gap + 1, step)[..., ::gap]
@@ -163,12 +163,12 @@ def patches(codes: Tensor, kernel: Sequence[int], window: Window) -> tuple[Tenso
 
 
 def as_floats(left: Tensor, right: Tensor, types: tuple[str, str]) -> tuple[Tensor, Tensor]:
-    """Codes as floats: float64, which holds every sum of integers exactly, or float32 where there are floats."""
+    """Convert codes to float64, in which every sum of integers is exact, or to float32 if either type is float."""
     rows = [qtype(name) for name in types]
     dtype = torch.float64 if all(row.kind == "int" for row in rows) else torch.float32
     return from_codes(left, rows[0], dtype), from_codes(right, rows[1], dtype)
 
 
-def as_integers(found: Tensor) -> Tensor:
-    """Sums of integers in float64. Convolutions by Fourier transforms, as GPUs have them, would be off by a little."""
-    return found.round().to(torch.int64)
+def as_integers(totals: Tensor) -> Tensor:
+    """Round float64 sums to int64: FFT convolutions, which GPUs may use, are slightly off."""
+    return totals.round().to(torch.int64)

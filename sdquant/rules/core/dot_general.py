@@ -1,4 +1,4 @@
-"""Products of quantized tensors. What is dequantized before the product and what after it: Qwix at aa623acb,
+"""Products of quantized tensors. What is dequantized before the product, and what after it, follows Qwix at aa623acb,
 core/dot_general.py."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_TILE = 128
 
 
 def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
-    """x [..., K] times weight [N, K] transposed: [..., N].
+    """Multiply x [..., K] by weight [N, K] transposed: [..., N].
 
     Both quantized, to integers or float8, in tiles of LEAST_TILE at least (or none): the codes are multiplied, integers
     in exact sums, and the sums scaled. Else both are dequantized first, and the product is that of floats.
@@ -35,26 +35,26 @@ def linear(x: QArray | Tensor, weight: QArray | Tensor) -> Tensor:
 
 
 def refuse_two_zero_points(x: QArray, weight: QArray) -> None:
-    """Raises SettingsError if both have zero points."""
+    """Raise SettingsError if both have zero points."""
     if x.zero_point is not None and weight.zero_point is not None:
         raise SettingsError(
-            "Activations and weights were both to be quantized with a zero point",
-            "the product would need sums that nobody has",
-            'Use "absmax" for one of them',
+            "Cannot multiply activations and weights that both have a zero point",
+            "only one side of a product can have one",
+            'Use the calibration method "absmax" for one of them',
         )
 
 
 def scales_after(array: QArray) -> bool:
-    """Whether its scales can be applied to sums of codes."""
+    """Return whether its scales can be applied to sums of codes, after the GEMM."""
     size, count = array.qvalue.shape[-1], array.scale.shape[-1]
     return qtype(array.qtype).kind in ("int", "float") and (count == 1 or size // count >= LEAST_TILE)
 
 
 def common_tiles(x: QArray, other: QArray, what: str) -> int:
-    """How many tiles the sums of a product are made in: those of either operand, or of both.
+    """Return the number of tiles along the sum of a product: those of either operand, or of both.
 
     Args:
-        what: the other operand is, for the error.
+        what: name of the other operand, for the error.
 
     Raises:
         SettingsError: both have tiles, of different sizes.
@@ -62,8 +62,8 @@ def common_tiles(x: QArray, other: QArray, what: str) -> int:
     size, counts = x.qvalue.shape[-1], [array.scale.shape[-1] for array in (x, other)]
     if min(counts) > 1 and counts[0] != counts[1]:
         raise SettingsError(
-            f"Activations in tiles of {size // counts[0]} were to meet {what} in tiles of {size // counts[1]}",
-            "a sum has one scale on either side",
+            f"Cannot multiply activations in tiles of {size // counts[0]} by {what} in tiles of {size // counts[1]}",
+            "both must have the same tiles along the summed axis",
             "Give both the same tile_size",
         )
     return max(counts)
@@ -94,23 +94,23 @@ def _of_codes(x: QArray, weight: QArray) -> Tensor:
 
 
 def _zeros(array: QArray, tiles: int) -> Tensor | None:
-    """The zero points of an operand as `_codes_of_zero` has them; None where it has none."""
+    """Return the zero points of an operand as [rows, tiles]; None if it has none."""
     return None if array.zero_point is None else _codes_of_zero(array.zero_point, array.qvalue.shape, tiles)
 
 
 def _expanded(scale: Tensor, lead: torch.Size, tiles: int) -> Tensor:
-    """[rows, tiles] of a scale each of whose axes may be of size 1."""
+    """Expand a scale, whose axes may be of size 1, to [rows, tiles]."""
     return scale.expand(*lead, tiles).reshape(-1, tiles)
 
 
 def _codes_of_zero(zero_point: Tensor, shape: torch.Size, tiles: int) -> Tensor:
-    """[rows, tiles] of a zero point that may be shared."""
+    """Expand a zero point, which rows or tiles may share, to [rows, tiles]."""
     wide = broadcast(torch.add, zero_point.new_zeros((*shape[:-1], tiles)), zero_point)
     return wide.reshape(-1, tiles)
 
 
 def sums_of_codes(left: Tensor, right: Tensor, left_type: str, right_type: str) -> Tensor:
-    """left [M, K] times right [N, K] transposed: exact integers of integers, else float32."""
+    """Multiply codes left [M, K] by right [N, K] transposed: exact integers if both are integers, else float32."""
     rows = qtype(left_type), qtype(right_type)
     if all(row.kind == "int" for row in rows):
         return int_matmul.product(left, right)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """An equation of two operands: letters of both, of the result, and which of them do what.
+    """An einsum equation of two operands.
 
     Attributes:
         left, right, out: letters, one for every axis.
@@ -28,23 +28,23 @@ class Equation:
 
     @property
     def summed(self) -> str:
-        """Letters of both operands that the result lacks, in the left one's order."""
+        """Return the letters of both operands that the result lacks, in the left one's order."""
         return "".join(one for one in self.left if one in self.right and one not in self.out)
 
     @property
     def shared(self) -> str:
-        """Letters of all three."""
+        """Return the letters of both operands and the result (batch axes)."""
         return "".join(one for one in self.left if one in self.right and one in self.out)
 
     def free(self, side: str) -> str:
-        """Letters of one operand and the result only."""
+        """Return the letters of one operand and the result only."""
         return "".join(one for one in side if one in self.out and one not in self.shared)
 
 
 def parse(text: str, ndims: tuple[int, int]) -> Equation | None:
-    """An equation for operands of so many axes; None if it is no product of two matrices.
+    """Parse an equation for operands of `ndims` axes; return None if it is not a product of two matrices.
 
-    "..." stands for the axes that are left, aligned from the last, as in numpy.
+    "..." stands for the remaining axes, aligned from the last, as in numpy.
     """
     inputs, arrow, out = text.replace(" ", "").partition("->")
     sides = inputs.split(",")
@@ -63,51 +63,51 @@ def parse(text: str, ndims: tuple[int, int]) -> Equation | None:
         once = sorted(one for one in {*left, *right} - {*spare} if (left + right).count(one) == 1)
         out = (spare if "..." in inputs else "") + "".join(once)
     out = out.replace("...", spare)
-    made = Equation(left=left, right=right, out=out)
+    equation = Equation(left=left, right=right, out=out)
     known = all(len(set(one)) == len(one) for one in (left, right, out)) and len(left) == ndims[0]
     lonely = {*left} ^ {*right}
     if not known or len(right) != ndims[1] or not {*out} <= {*left, *right} or not lonely <= {*out}:
         return None
-    return made
+    return equation
 
 
 def einsum(text: str, a: Tensor, b: Tensor, site: Site) -> Tensor | None:
-    """The quantized product that an equation stands for; None if nothing is summed, so that there is no product.
+    """Compute the quantized product of an equation; return None if it sums over nothing.
 
     Raises:
-        SettingsError: an equation that is no product of two matrices, or tiles along more than one summed axis.
+        SettingsError: an equation that is not a product of two matrices, or tiles along more than one summed axis.
     """
-    made = parse(text, (a.ndim, b.ndim))
-    if made is None:
-        raise refused(text, "it is no product of two matrices")
-    summed, shared = made.summed, made.shared
+    equation = parse(text, (a.ndim, b.ndim))
+    if equation is None:
+        raise refused(text, "it is not a product of two matrices")
+    summed, shared = equation.summed, equation.shared
     if not summed:
         return None
     if len(summed) > 1 and site.rule.tile_size is not None:
         raise SettingsError(
-            f"The equation {text!r} was to be quantized in tiles of {site.rule.tile_size}",
+            f"Cannot quantize the equation {text!r} in tiles of {site.rule.tile_size}",
             f"it sums over {len(summed)} axes at once",
-            "Leave tile_size out of the rule for this module",
+            "Remove tile_size from the rule for this module",
         )
     sizes: dict[str, int] = {}
-    for letter, size in (*zip(made.left, a.shape, strict=True), *zip(made.right, b.shape, strict=True)):
+    for letter, size in (*zip(equation.left, a.shape, strict=True), *zip(equation.right, b.shape, strict=True)):
         sizes[letter] = max(sizes.get(letter, 1), size)
-    a, b = (x.expand([sizes[one] for one in side]) for x, side in ((a, made.left), (b, made.right)))
-    rows, columns = made.free(made.left), made.free(made.right)
-    left = _arranged(a, made.left, (shared, rows, summed))
-    right = _arranged(b, made.right, (shared, summed, columns))
+    a, b = (x.expand([sizes[one] for one in side]) for x, side in ((a, equation.left), (b, equation.right)))
+    rows, columns = equation.free(equation.left), equation.free(equation.right)
+    left = _arranged(a, equation.left, (shared, rows, summed))
+    right = _arranged(b, equation.right, (shared, summed, columns))
     done = product(left, right, site)
     order = shared + rows + columns
-    return done.reshape([sizes[one] for one in order]).permute([order.index(one) for one in made.out])
+    return done.reshape([sizes[one] for one in order]).permute([order.index(one) for one in equation.out])
 
 
 def refused(text: str, why: str) -> SettingsError:
-    """The error for an equation that cannot be quantized."""
-    return SettingsError(f"The equation {text!r} was to be quantized", why, "Leave this module out of the rule")
+    """Return the error for an equation that cannot be quantized."""
+    return SettingsError(f"Cannot quantize the equation {text!r}", why, "Exclude this module from the rule")
 
 
 def _arranged(x: Tensor, letters: str, groups: tuple[str, str, str]) -> Tensor:
-    """x with its axes in the order of the groups, the last two of which become one axis each."""
+    """Permute the axes of x into the order of the groups, and flatten each of the last two groups to one axis."""
     turned = x.permute([letters.index(one) for group in groups for one in group])
     lead = list(turned.shape[: len(groups[0])])
     middle = turned.shape[len(groups[0]) : len(groups[0]) + len(groups[1])]

@@ -1,4 +1,4 @@
-"""Activations of a linear layer rounded in one pass by the C kernels: the bits of `packed.activations_of`."""
+"""Linear activations quantized in one pass by the C kernels, with the bits of `packed_qarray.activations_of`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor, Tensor] | None:
-    """x [..., inputs] rounded as the rule says for activations, and its scales, both in the dtype of scales.
+    """Round activations x [..., inputs] as the rule says; return values and scales, both in the dtype of scales.
 
-    In units of the scale, which is [..., 1] then, or, if `decoded`, times it, in tiles too. None where it is not done
-    here: other methods than "absmax", ranges that were found beforehand, types with scales of their own, other devices.
+    Values are in units of the scale [..., 1], or, if `decoded`, dequantized; only then can there be tiles.
+    Return None for what is not done here: methods other than "absmax", static ranges, types with scales of
+    their own, other devices.
     """
     if rule.act_static_scale or x.dtype not in FLOATS[1:] or not x.is_cpu or not x.numel() or not x.ndim:
         return None
@@ -39,8 +40,8 @@ def numbers(x: Tensor, rule: QuantizationRule, *, decoded: bool) -> tuple[Tensor
         return None
     if not _right(x.dtype, how.qtype, decoded):
         return None
-    found, scale = _by_c(x.contiguous(), how, tile, decoded)
-    return found, scale.view(*x.shape[:-1], -1).to(found.dtype)
+    values, scale = _by_c(x.contiguous(), how, tile, decoded)
+    return values, scale.view(*x.shape[:-1], -1).to(values.dtype)
 
 
 def _kind(how: HowToQuantize) -> str:
@@ -58,17 +59,19 @@ def _by_c(x: Tensor, how: HowToQuantize, tile: int, decoded: bool) -> tuple[Tens
 @cache
 @undisturbed
 def _right(dtype: torch.dtype, name: str, decoded: bool) -> bool:
-    """Whether the kernel gives what torch does; tried once."""
+    """Return whether the kernel gives the same numbers as torch; tried once."""
     how = HowToQuantize(qtype=name, channelwise_axes=(0,))
     x = torch.linspace(-4, 4, 7 * 100, dtype=torch.float32).sin()
     x = x.mul(torch.linspace(-9, 3, 7 * 100, dtype=torch.float32).exp()).view(7, 100).to(dtype)
     x[1] = 0
-    wanted = quantize(x, how)
-    found, scale = _by_c(x, how, 100, decoded)
-    values = dequantize(wanted) if decoded else from_codes(wanted.qvalue, qtype(name), wanted.scale.dtype)
-    same = torch.equal(found.to(values.dtype), values) and torch.equal(
-        scale.to(wanted.scale.dtype)[:, None], wanted.scale
+    expected = quantize(x, how)
+    result, scale = _by_c(x, how, 100, decoded)
+    values = dequantize(expected) if decoded else from_codes(expected.qvalue, qtype(name), expected.scale.dtype)
+    same = torch.equal(result.to(values.dtype), values) and torch.equal(
+        scale.to(expected.scale.dtype)[:, None], expected.scale
     )
     if not same:
-        log.warning("The C kernels do not round activations to %s as torch does: it is done in torch, slower.", name)
+        log.warning(
+            "The C kernels do not round activations to %s as torch does; using torch instead, which is slower", name
+        )
     return same

@@ -1,4 +1,4 @@
-"""Products of float8 codes: by torch's float8 kernel on cards that have one, else as float32 numbers."""
+"""GEMM of float8 codes: torch's float8 kernel on GPUs that have one, else float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 1e-3  # of the largest sum: cards add float8 products with fewer bit
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left [M, K] times right [N, K] transposed, of float8 codes: float32 [M, N]."""
+    """Multiply float8 codes left [M, K] by right [N, K] transposed: float32 [M, N]."""
     if left.is_cuda and _has_kernel(left.device.index or 0, left.dtype, right.dtype):
         return by_kernel(left, right)
     with torch.autocast(left.device.type, enabled=False):
@@ -21,7 +21,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def by_kernel(left: Tensor, right: Tensor) -> Tensor:
-    """The same by `torch._scaled_mm`, with the slower and more exact way of adding."""
+    """Do the same with `torch._scaled_mm`, with the slower and more exact accumulation."""
     (rows, inner), columns = left.shape, right.shape[0]
     pads = [-size % MULTIPLE for size in (rows, columns, inner)]
     left, right = _padded(left, pads[0], pads[2]), _padded(right, pads[1], pads[2])
@@ -31,7 +31,7 @@ def by_kernel(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _padded(codes: Tensor, rows: int, columns: int) -> Tensor:
-    """With zeros after the last row and column; as bytes, since float8 cannot be padded everywhere."""
+    """Append zero rows and columns; as bytes, since float8 cannot be padded on every device."""
     if not rows and not columns:
         return codes.contiguous()
     return torch.nn.functional.pad(codes.view(torch.uint8), (0, columns, 0, rows)).view(codes.dtype)
@@ -39,7 +39,7 @@ def _padded(codes: Tensor, rows: int, columns: int) -> Tensor:
 
 @cache
 def _has_kernel(card: int, left: torch.dtype, right: torch.dtype) -> bool:
-    """Whether the card has the kernel for these two types, and it gives what float32 gives; tried once."""
+    """Return whether the GPU has the kernel for these two dtypes and its results match float32; tried once."""
     if torch.version.cuda is None or torch.cuda.get_device_capability(card) < LEAST_CAPABILITY:
         return False
     draw = torch.Generator().manual_seed(0)
@@ -47,8 +47,8 @@ def _has_kernel(card: int, left: torch.dtype, right: torch.dtype) -> bool:
         torch.randn(size, 256, generator=draw).to(dtype).to(f"cuda:{card}") for size, dtype in ((33, left), (48, right))
     )
     try:
-        found = by_kernel(one, other)
+        result = by_kernel(one, other)
     except RuntimeError:  # two types of e5m2 have none
         return False
-    wanted = one.float() @ other.float().T
-    return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+    expected = one.float() @ other.float().T
+    return bool((result - expected).abs().max() <= TOLERANCE * expected.abs().max())

@@ -1,4 +1,4 @@
-"""How a tensor is quantized, and the shape of the scales that follow from it. No torch."""
+"""Quantization settings of one tensor, and the shape of its scales. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HowToQuantize:
-    """How a tensor is quantized.
+    """Quantization settings of one tensor.
 
     Attributes:
         qtype: name of the type.
@@ -42,30 +42,30 @@ class HowToQuantize:
         both = set(self.channelwise_axes) & set(self.tiled_axes)
         if both:
             raise SettingsError(
-                f"Axis {min(both)} was asked for tiled and channelwise", "it can be one of them", "Leave one out"
+                f"Cannot make axis {min(both)} both tiled and channelwise", "it can only be one of them", "Remove one"
             )
         row = self.row
         if row.tile is not None and set(self.tiled_axes.values()) != {row.tile}:
             raise SettingsError(
-                f"{row.name} was asked for with tiles of {list(self.tiled_axes.values()) or 'no size'}",
-                f"its scales are of {row.tile} numbers each",
+                f"Cannot use {row.name} with tiles of {list(self.tiled_axes.values()) or 'no size'}",
+                f"it has one scale for every {row.tile} numbers",
                 f"Use tile_size={row.tile}",
             )
         method(self.calibration_method)  # refused here, not at first use
 
     @property
     def row(self) -> QType:
-        """The type's row."""
+        """Return the type's entry in the table of types."""
         return qtype(self.qtype)
 
     @property
     def method(self) -> Method:
-        """The calibration method, parsed."""
+        """Return the calibration method, parsed."""
         return method(self.calibration_method)
 
 
 def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
-    """The shape of the scales of a tensor of this shape.
+    """Return the shape of the scales of a tensor of this shape.
 
     Raises:
         SettingsError: a tile size that does not divide its axis.
@@ -78,19 +78,19 @@ def scale_shape(shape: Sequence[int], how: HowToQuantize) -> tuple[int, ...]:
 
 
 def tile_sizes(shape: Sequence[int], how: HowToQuantize) -> dict[int, int]:
-    """The size of the tiles of each tiled axis.
+    """Return the tile size of each tiled axis.
 
     Raises:
         SettingsError: one that does not divide its axis.
     """
-    found = {}
-    for axis, asked in how.tiled_axes.items():
-        size = round(shape[axis] * asked) if isinstance(asked, float) else asked
+    sizes = {}
+    for axis, tile in how.tiled_axes.items():
+        size = round(shape[axis] * tile) if isinstance(tile, float) else tile
         if size <= 0 or shape[axis] % size:
             raise SettingsError(
-                f"A tensor of {list(shape)} was to be quantized in tiles of {asked} along axis {axis}",
-                f"{shape[axis]} is no multiple of that",
-                "Choose a size that divides it, or leave this layer out of the rule",
+                f"Cannot quantize a tensor of shape {list(shape)} in tiles of {tile} along axis {axis}",
+                f"{shape[axis]} is not a multiple of that",
+                "Choose a size that divides it, or exclude this layer from the rule",
             )
-        found[axis] = size
-    return found
+        sizes[axis] = size
+    return sizes

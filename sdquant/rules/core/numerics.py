@@ -1,4 +1,4 @@
-"""Rounding into the types, and back: Qwix's (at aa623acb, core/numerics.py)."""
+"""Rounding to the types, and decoding, as in Qwix at aa623acb, core/numerics.py."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PART = 1 << 15  # numbers
 
 
 def storage(row: QType) -> torch.dtype:
-    """The dtype of a type's codes."""
+    """Return the dtype of a type's codes."""
     dtype = getattr(torch, row.storage)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None = None) -> Tensor:
-    """Numbers in units of the scale, rounded into the type and saturated.
+    """Round numbers in units of the scale to codes of the type, with saturation.
 
     Args:
         x: any float dtype and shape.
-        noise: for stochastic rounding of integers: gives float32 of a shape, which is added before rounding.
+        noise: for stochastic rounding of integers: returns float32 noise of a shape, which is added before rounding.
 
     Returns:
         Codes of `row.storage`, shaped like x.
@@ -50,7 +50,7 @@ def to_codes(x: Tensor, row: QType, noise: Callable[[torch.Size], Tensor] | None
 
 
 def from_codes(codes: Tensor, row: QType, dtype: torch.dtype) -> Tensor:
-    """What the codes stand for, in units of the scale, as `dtype`."""
+    """Decode codes to numbers in units of the scale, as `dtype`."""
     if row.kind == "nf4":
         return _levels(NF4, codes.device, torch.float32)[codes.long()].to(dtype)
     if row.kind == "e2m1":
@@ -64,7 +64,7 @@ def _levels(values: tuple[float, ...], device: torch.device, dtype: torch.dtype)
 
 
 def _nearest(x: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """The index of the nearest level, the lower of two that are as near. Distances are float32's. NaN gives 0."""
+    """Return the index of the nearest level, on ties the lower one. Distances are in float32; NaN gives 0."""
     borders = _borders(levels)
 
     def of_part(part: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ def _nearest(x: Tensor, levels: tuple[float, ...]) -> Tensor:
 
 @cache
 def _borders(levels: tuple[float, ...]) -> tuple[float, ...]:
-    """For each level but the first the least float32 that is nearer to it than to the one before."""
-    found = []
+    """Return, for each level but the first, the least float32 that is nearer to it than to the level before."""
+    borders = []
     low, up = (torch.tensor(end, dtype=torch.float32, device="cpu") for end in (-torch.inf, torch.inf))
     for below, above in itertools.pairwise(torch.tensor(levels, dtype=torch.float32, device="cpu")):
         border = (below + above) / 2
@@ -87,12 +87,12 @@ def _borders(levels: tuple[float, ...]) -> tuple[float, ...]:
             border = torch.nextafter(border, low)
         while not (above - border).abs() < (border - below).abs():
             border = torch.nextafter(border, up)
-        found.append(float(border))
-    return tuple(found)
+        borders.append(float(border))
+    return tuple(borders)
 
 
 def _to_e2m1(x: Tensor) -> Tensor:
-    """The nearest magnitude, ties to the even code, saturated; a sign bit above it."""
+    """Return e2m1 codes: the nearest magnitude, ties to the even code, saturated, below a sign bit."""
     return _by_parts(x, _e2m1_of)
 
 
@@ -107,7 +107,7 @@ def _e2m1_of(part: Tensor) -> Tensor:
 
 
 def _by_parts(x: Tensor, codes_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Codes of x, in parts whose passes stay in a CPU's cache; parts are float32."""
+    """Return uint8 codes of x, computed in float32 chunks that stay in a CPU's cache."""
     if x.device.type != "cpu" or x.numel() <= PART:
         return codes_of(x.float())
     flat = x.reshape(-1)

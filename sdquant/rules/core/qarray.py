@@ -21,7 +21,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class QArray:
-    """A quantized tensor; what it stands for is (codes - zero_point) * scale.
+    """A quantized tensor: its values are (codes - zero_point) * scale.
 
     Attributes:
         qvalue: codes, of the tensor's shape. scale: of the same rank, each size a divisor of the tensor's.
@@ -37,7 +37,7 @@ class QArray:
 
 
 def range_of(x: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
-    """The calibration of a tensor: {"absmax"} or {"min", "max"}, shaped like its scales. In float32 for float16."""
+    """Return the range of a tensor: {"absmax"} or {"min", "max"}, shaped like its scales; float32 for float16."""
     sizes = tile_sizes(x.shape, how)
     split: list[int] = []
     reduced: list[int] = []
@@ -52,19 +52,19 @@ def range_of(x: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
 
 
 def quantize(x: Tensor, how: HowToQuantize, find: Find = range_of) -> QArray:
-    """Quantize a tensor with the range that it has itself.
+    """Quantize a tensor with its own range.
 
     Args:
-        find: finds it, as `range_of` does.
+        find: finds the range, as `range_of` does.
 
     Raises:
-        SettingsError: no float tensor, or tiles that do not divide it.
+        SettingsError: not a float tensor, or tiles that do not divide it.
     """
     if x.dtype not in FLOATS:
         raise SettingsError(
-            f"A tensor of {str(x.dtype).removeprefix('torch.')} was to be quantized",
-            "only float64, float32, bfloat16 and float16 are",
-            "Leave it out of the rules",
+            f"Cannot quantize a tensor of {str(x.dtype).removeprefix('torch.')}",
+            "only float64, float32, bfloat16 and float16 can be quantized",
+            "Exclude it from the rules",
         )
     scale, zero_point = scale_and_zero_point(find(x, how), how.row)
     return quantize_with(x, how.qtype, scale, zero_point, how.noise)
@@ -77,7 +77,7 @@ def quantize_with(
     zero_point: Tensor | None,
     noise: Callable[[torch.Size], Tensor] | None = None,
 ) -> QArray:
-    """Quantize a tensor with scales that are known. Tensors of float16 are divided in float32."""
+    """Quantize a tensor with known scales. float16 tensors are divided in float32."""
     row, values = qtype(qtype_name), _computed_in(x)
     scale = scale.to(values.dtype)
     units = broadcast(torch.div, values, scale)
@@ -88,20 +88,20 @@ def quantize_with(
 
 
 def dequantize(array: QArray) -> Tensor:
-    """What a quantized tensor stands for, in its dtype."""
+    """Dequantize a tensor to its original dtype."""
     return values(array).to(array.dtype)
 
 
 def values(array: QArray) -> Tensor:
-    """What a quantized tensor stands for, in the dtype of its scales."""
-    found = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
+    """Dequantize a tensor to the dtype of its scales."""
+    numbers = from_codes(array.qvalue, qtype(array.qtype), array.scale.dtype)
     if array.zero_point is not None:
-        found = broadcast(torch.sub, found, array.zero_point.to(found.dtype))
-    return broadcast(torch.mul, found, array.scale)
+        numbers = broadcast(torch.sub, numbers, array.zero_point.to(numbers.dtype))
+    return broadcast(torch.mul, numbers, array.scale)
 
 
 def broadcast(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, small: Tensor) -> Tensor:
-    """An elementwise operation of x and a tensor of the same rank, each number of which is for a tile of x."""
+    """Apply an elementwise operation to x and a tensor of the same rank with one number for each tile of x."""
     wide: list[int] = []
     narrow: list[int] = []
     for size, count in zip(x.shape, small.shape, strict=True):
@@ -115,5 +115,5 @@ def broadcast(operation: Callable[[Tensor, Tensor], Tensor], x: Tensor, small: T
 
 
 def _computed_in(x: Tensor) -> Tensor:
-    """float16 has too few small numbers: scales of ordinary weights would fall under the threshold and become 1."""
+    """Return x, float16 as float32: scales of ordinary weights in float16 would be too small and become 1."""
     return x.float() if x.dtype == torch.float16 else x

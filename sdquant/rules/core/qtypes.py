@@ -1,4 +1,4 @@
-"""The types that numbers are rounded into: a row each. Bounds are Qwix's (at aa623acb, core/numerics.py). No torch.
+"""The quantized types, one table entry each. Bounds are Qwix's (at aa623acb, core/numerics.py). No torch.
 
 A symmetric integer type reaches from -B to B with B = qmax + 0.5, so that the largest bucket is as wide as the others.
 The largest number of a channel is then a tie: it is rounded to even, and saturated.
@@ -45,7 +45,7 @@ class QType:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The least and the largest value of an integer type, or the finite range of a float type."""
+        """Return the least and the largest value of an integer type, or the finite range of a float type."""
         if self.kind == "int":
             return -(2.0 ** (self.bits - 1)), 2.0 ** (self.bits - 1) - 1
         return -self.bound, self.bound
@@ -60,7 +60,7 @@ _MX8, _MX4 = 60 / 31, 12 / 7
 
 
 def _mx(name: str, tile: int, bias: float | None) -> QType:
-    """A type of float8 or e2m1 numbers whose scales are powers of two."""
+    """Make an MX type: float8 or e2m1 numbers with power-of-two scales."""
     four = name.startswith("mxfp4")
     return QType(
         name=name, kind="e2m1" if four else "float", bits=4 if four else 8,
@@ -92,10 +92,10 @@ QTYPES = (
 
 @lru_cache(maxsize=64)
 def qtype(name: str) -> QType:
-    """The row of this name; torch's own names ("torch.int8") mean the same.
+    """Return the type of this name; torch's own names ("torch.int8") work too.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is no such type.
     """
     short = str(name).strip().lower().removeprefix("torch.")
     for row in QTYPES:
@@ -103,7 +103,7 @@ def qtype(name: str) -> QType:
             return row
     near = difflib.get_close_matches(short, [row.name for row in QTYPES], n=1, cutoff=0.5)
     raise SettingsError(
-        f"The type {name!r} was asked for",
+        f"Unknown type {name!r}",
         f"the types are {', '.join(row.name for row in QTYPES)}",
         f"Did you mean {near[0]!r}?" if near else "Use one of them",
     )

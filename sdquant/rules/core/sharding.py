@@ -1,11 +1,11 @@
-"""The range of a weight found in parts: by chunks, by devices, by processes. The same bits as found at once.
+"""Ranges of weights found in parts: by chunks, devices or processes, with the same bits as found at once.
 
     with sharded(4):
         load_model("some-model", rules=[...])
 
-A weight is cut along an axis that has no tiles. The range of each part is found as that of a whole weight is, and the
-largest (or least) of them is the weight's. That holds for absmax and minmax. A root of a mean square would be summed in
-another order, so that rms is found whole; fixed ranges are not found at all.
+A weight is cut along an axis that has no tiles. The range of each part is found like that of a whole weight, and the
+largest (or least) of them is the weight's. This holds for absmax and minmax. rms would sum in another order, so that it
+is found on the whole weight; fixed ranges need no weight.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_PARTS = ("absmax", "minmax")
 
 @dataclass(frozen=True)
 class Sharding:
-    """Who finds which part. Part i is for process i modulo their count, and there for device i modulo theirs."""
+    """Assignment of parts: part i goes to process i modulo their count, and there to device i modulo theirs."""
 
     count: int
     processes: Processes
@@ -57,7 +57,9 @@ def sharded(count: int, processes: Processes = ALONE, devices: Sequence[str] = (
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise SettingsError(
-            f"Ranges were to be found in {count!r} parts", "it is a whole number of at least 1", "Use 1 for the whole"
+            f"Cannot find ranges in {count!r} parts",
+            "their number must be a whole number of at least 1",
+            "Use 1 to find them in one piece",
         )
     token = _HERE.set(Sharding(count, processes, tuple(devices)) if count > 1 else None)
     try:
@@ -67,7 +69,7 @@ def sharded(count: int, processes: Processes = ALONE, devices: Sequence[str] = (
 
 
 def range_of_weight(weight: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
-    """`range_of` a weight; in parts inside of `sharded`.
+    """Return `range_of` a weight, found in parts inside of `sharded`.
 
     Raises:
         DistributedError: another process has ended.
@@ -84,15 +86,15 @@ def range_of_weight(weight: Tensor, how: HowToQuantize) -> dict[str, Tensor]:
         if number % sharding.processes.count != sharding.processes.rank or not parts[number].numel():
             continue
         part = parts[number].to(devices[number % len(devices)])
-        for name, found in range_of(part, how).items():
-            _merge(whole, name, found.to(weight.device), shape, axis, begin)
+        for name, limits in range_of(part, how).items():
+            _merge(whole, name, limits.to(weight.device), shape, axis, begin)
     if sharding.processes.count > 1:
         whole = _of_all(sharding.processes, whole, weight, how, shape)
     return whole
 
 
 def _axis(shape: Sequence[int], how: HowToQuantize) -> int | None:
-    """The axis to cut along: the first without tiles that has more than one number. None if there is none."""
+    """Return the axis to split along: the first untiled one with more than one number; None if there is none."""
     return next((axis for axis, size in enumerate(shape) if size > 1 and axis not in how.tiled_axes), None)
 
 
@@ -103,27 +105,27 @@ def _begins(parts: Sequence[Tensor], axis: int) -> Iterator[int]:
         begin += part.shape[axis]
 
 
-def _merge(whole: dict[str, Tensor], name: str, found: Tensor, shape: Sequence[int], axis: int, begin: int) -> None:
-    """Put a part's range into the whole, which begins as zeros: every range has 0 in it."""
-    into = whole.setdefault(name, found.new_zeros(tuple(shape)))
-    place = into.narrow(axis, begin if shape[axis] > 1 else 0, found.shape[axis])
-    place.copy_((torch.minimum if name == "min" else torch.maximum)(place, found))
+def _merge(whole: dict[str, Tensor], name: str, limits: Tensor, shape: Sequence[int], axis: int, begin: int) -> None:
+    """Merge a part's range into the whole one, which starts as zeros: every range contains 0."""
+    into = whole.setdefault(name, limits.new_zeros(tuple(shape)))
+    place = into.narrow(axis, begin if shape[axis] > 1 else 0, limits.shape[axis])
+    place.copy_((torch.minimum if name == "min" else torch.maximum)(place, limits))
 
 
 def _of_all(
     processes: Processes, mine: dict[str, Tensor], weight: Tensor, how: HowToQuantize, shape: Sequence[int]
 ) -> dict[str, Tensor]:
-    """The ranges of all processes together, in one collective: the least number is the largest of the negative ones."""
+    """Merge the ranges of all processes in one collective: a minimum is the negated maximum of negated numbers."""
     names = ("min", "max") if how.method.name == "minmax" else ("absmax",)
     dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
     none = torch.zeros(tuple(shape), dtype=dtype, device=weight.device)
     rows = [-mine.get(name, none) if name == "min" else mine.get(name, none) for name in names]
-    found = processes.largest(torch.stack(rows))
-    return {name: -row if name == "min" else row for name, row in zip(names, found, strict=True)}
+    merged = processes.largest(torch.stack(rows))
+    return {name: -row if name == "min" else row for name, row in zip(names, merged, strict=True)}
 
 
 def _devices(weight: Tensor, processes: Processes) -> tuple[str, ...]:
-    """Where parts are looked at. The other cards are those of other processes, where there are several."""
+    """Return the devices to find ranges on: all GPUs for a single process, else the weight's own device."""
     if weight.is_cuda and processes.count == 1:
         return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
     return (str(weight.device),)

@@ -1,4 +1,4 @@
-"""The range of a layer's activations, found beforehand in calibration: from statistics to a scale and zero point.
+"""Static ranges of activations: from calibration statistics to a scale and zero point.
 
 Statistics are named "<module path>.<operation>0_lhs.<what>", with Qwix's names of operations; what: `count` (int32, of
 batches) and `sum_of_absmax`, or `sum_of_min` and `sum_of_max` (float32). The range is their mean.
@@ -21,48 +21,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUM = "sum_of_"
-CALIBRATE = (
-    "Collect them with `sdquant calibrate` over prompts that this layer sees data in, or leave out act_static_scale"
-)
+CALIBRATE = "Calibrate with `sdquant calibrate` on prompts that reach this layer, or remove act_static_scale"
 
 
 @dataclass(frozen=True)
 class StaticRange:
-    """A scale (float32) and, where the range is not symmetric, a zero point; of one shape, leading ones left out."""
+    """A scale (float32) and, if the range is asymmetric, a zero point of the same shape, without leading ones."""
 
     scale: Tensor
     zero_point: Tensor | None
 
 
 def _known(statistics: Mapping[str, Tensor], path: str, operation: str) -> str:
-    """The prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the model,
-    in another version of its library, calls "encoder...", or the other way round."""
+    """Return the prefix of the statistics of a module's input. Files may call a layer "text_model.encoder..." that the
+    model, in another version of its library, calls "encoder...", or the other way round."""
     names = [path, *(path.removeprefix(word) for word in PREFIXES), *(word + path for word in PREFIXES)]
-    given = (f"{operand(name, operation)}." for name in names)
-    return next((one for one in given if f"{one}count" in statistics), f"{operand(path, operation)}.")
+    candidates = (f"{operand(name, operation)}." for name in names)
+    return next((one for one in candidates if f"{one}count" in statistics), f"{operand(path, operation)}.")
 
 
-def require_shape(found: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
-    """Raise SettingsError if a range is not for the tiles of this rule on a weight of this shape."""
-    wanted = layout(rule, shape, "float32")["act_scale"].shape
-    if rule.act_batch_axes is None and tuple(found.scale.shape) != wanted:
+def require_shape(static: StaticRange, path: str, rule: QuantizationRule, shape: tuple[int, ...]) -> None:
+    """Raise SettingsError if a range does not have the tiles that this rule has on a weight of this shape."""
+    expected = layout(rule, shape, "float32")["act_scale"].shape
+    if rule.act_batch_axes is None and tuple(static.scale.shape) != expected:
         raise SettingsError(
-            f"The static range of the input of {path!r} was asked for",
-            f"its statistics are of {found.scale.numel()} tiles, and the rule wants {wanted[0]}",
+            f"Cannot use the static range of the input of {path!r}",
+            f"its statistics have {static.scale.numel()} tiles, but the rule needs {expected[0]}",
             "Calibrate again with these rules",
         )
 
 
 def operand(path: str, operation: str) -> str:
-    """The prefix of the statistics of a module's input."""
+    """Return the prefix of the statistics of a module's input."""
     return f"{path}.{OPERATIONS[operation]}0_lhs" if path else f"{OPERATIONS[operation]}0_lhs"
 
 
 def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, rule: QuantizationRule) -> StaticRange:
-    """The range of the input of the module at `path`.
+    """Return the static range of the input of the module at `path`.
 
     Raises:
-        SettingsError: nothing was seen of it, or it was calibrated by another rule.
+        SettingsError: calibration saw no data for it, or used another rule.
     """
     prefix = _known(statistics, path, operation)
     return of_operand(statistics, prefix.removesuffix("."), rule, f"the input of {path!r}")
@@ -71,24 +69,24 @@ def static_range(statistics: Mapping[str, Tensor], path: str, operation: str, ru
 def of_operand(
     statistics: Mapping[str, Tensor], operand: str, rule: QuantizationRule, what: str | None = None
 ) -> StaticRange:
-    """The range of an operand by its name in the statistics. what: how errors call it. Raises as `static_range`."""
+    """Return an operand's range by its name in the statistics. what: its name in errors. Raises as `static_range`."""
     assert rule.act_qtype is not None
     prefix, what = f"{operand}.", what or repr(operand)
-    found = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
-    count = found.pop("count", None)
+    values = {name.removeprefix(prefix): value for name, value in statistics.items() if name.startswith(prefix)}
+    count = values.pop("count", None)
     if count is None or int(count) == 0:
         raise SettingsError(
-            f"The static range of {what} was asked for",
-            f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data of this layer",
+            f"Cannot find a static range for {what}",
+            f"quant_stats is not initialized for {prefix.removesuffix('.')}: calibration saw no data for this layer",
             CALIBRATE,
         )
-    mean = {name.removeprefix(SUM): value / count for name, value in found.items() if name.startswith(SUM)}
-    wanted = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
-    if set(mean) != wanted:
+    mean = {name.removeprefix(SUM): value / count for name, value in values.items() if name.startswith(SUM)}
+    expected = {"min", "max"} if act_method(rule).asymmetric else {"absmax"}
+    if set(mean) != expected:
         raise SettingsError(
-            f"The static range of {what} was asked for",
-            f"its statistics are of {' and '.join(sorted(mean)) or 'nothing'}, and the rule's calibration method wants "
-            f"{' and '.join(sorted(wanted))}",
+            f"Cannot use the static range of {what}",
+            f"its statistics have {' and '.join(sorted(mean)) or 'nothing'}, but the rule's calibration method needs "
+            f"{' and '.join(sorted(expected))}",
             "Calibrate again with these rules",
         )
     scale, zero_point = scale_and_zero_point(mean, qtype(rule.act_qtype))

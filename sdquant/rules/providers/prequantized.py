@@ -1,8 +1,8 @@
-"""Checkpoints that another tool quantized: their rules, and their tensors in a template (Qwix's checkpoint_util.py).
+"""Checkpoints quantized by another tool: their rules, and their tensors in a template (Qwix's checkpoint_util.py).
 
-A quantized weight `X.weight` is there as `X.weight.qvalue`, `X.weight.scale` and, where its range is not symmetric,
+A quantized weight `X.weight` is stored as `X.weight.qvalue`, `X.weight.scale` and, where its range is not symmetric,
 `X.weight.zero_point`; or as a mapping {"qvalue", "scale", "zero_point"} under its name, as in a tree of Qwix. See
-`backends._rules_files` for what can be told from them.
+`rules.prequantized_files` for what can be inferred from them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ...core.backend import Part
     from ...nn.quantized_layers import QuantizedLayer
 
-_TOGETHER = "Check that the weights and the template belong together"
+_TOGETHER = "Check that the weights and the template belong to the same model"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class PrequantizedError(SettingsError, ValueError):
-    """A parameter that the template wants quantized in another way, or not as it is."""
+    """A parameter that is not quantized as the template expects."""
 
 
 def restore_quantization_rules(
@@ -47,10 +47,10 @@ def restore_quantization_rules(
     act_qtype: str | None = None,
     **values: Any,
 ) -> list[QuantizationRule]:
-    """Rules by which the quantized weights of a checkpoint are quantized, and its float weights are not.
+    """Return rules that quantize what is quantized in a checkpoint, and leave its float weights alone.
 
-    Parts of paths that are numbers become `[^.]+`, and rules that are the same are one. Layers that such a rule is
-    wrong about get rules of their own, before it.
+    Numbers in paths become `[^.]+`, and equal rules are merged. Layers for which such a rule would be wrong get rules
+    of their own before it.
 
     Args:
         tensors: of a torch model's checkpoint, or what a header says of them (a dtype and a shape each).
@@ -64,14 +64,14 @@ def restore_quantization_rules(
         SettingsError: a field that rules do not have.
     """
     flat = _flat(tensors)
-    found = prequantized(flat)
-    tiles = {(does(replace(row.rule, tile_size=None)), row.rule.tile_size) for row in found.values()}
+    weights = prequantized(flat)
+    tiles = {(does(replace(row.rule, tile_size=None)), row.rule.tile_size) for row in weights.values()}
     layers: dict[str, Layer] = {}
     for name, form in flat.items():
         shape = tuple(form.shape)
         if name.endswith(".weight") and len(shape) > 1:
             layers[name.removesuffix(".weight")] = Layer(operation_of(shape), None)
-    for name, row in found.items():
+    for name, row in weights.items():
         rule = _typed(_tiled(row, tiles), rule_type, {"act_qtype": act_qtype, **values})
         layers[name.removesuffix(".weight")] = Layer(operation_of(row.shape), rule)
     return list(by_path(layers))
@@ -80,10 +80,10 @@ def restore_quantization_rules(
 def process_prequantized_params(
     tensors: Mapping[str, Any], template: nn.Module, allow_extra_params: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that is quantized already, as a template wants them.
+    """Convert the tensors of a quantized checkpoint to those that a template expects.
 
-    Quantized weights become the parts of the template's quantized layers: codes in the template's type, if that holds
-    them, scales repeated where the template has more of them, and in its dtype. Where the template is float they are
+    Quantized weights become the tensors of the template's quantized layers: codes in the template's type, if they fit,
+    and scales in its dtype, repeated where the template has more of them. Where the template is float they are
     dequantized. Other tensors are cast to the template's dtype.
 
     Args:
@@ -100,18 +100,18 @@ def process_prequantized_params(
     """
     flat = _flat(tensors)
     known = template.state_dict(keep_vars=True)
-    made: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     weights = keys_of(flat)
     used = {key for keys in weights.values() for key in keys.values()}
     for name, keys in weights.items():
         parts = {part: flat[key] for part, key in keys.items()}
         if "scale" not in parts:
-            raise _misfit(name, f"it has {keys['qvalue']!r} and no scale")
+            raise _misfit(name, f"it has codes in {keys['qvalue']!r}, but no scale for them")
         layer = layer_of(template, name)
         if layer is not None:
-            made |= _into(name, parts, layer)
+            converted |= _into(name, parts, layer)
         elif name in known:
-            made[name] = _fitted(name, _floats(name, parts), known[name])
+            converted[name] = _fitted(name, _floats(name, parts), known[name])
         elif not allow_extra_params:
             raise _unknown(name)
     for name, value in flat.items():
@@ -119,19 +119,19 @@ def process_prequantized_params(
             continue
         if layer_of(template, name) is not None:
             raise PrequantizedError(
-                f"The parameter {name!r} was to be put into a template",
-                f"it is {str(value.dtype).removeprefix('torch.')}, and quantized in the template",
+                f"Cannot put parameter {name!r} into the template",
+                f"it is {str(value.dtype).removeprefix('torch.')}, but it is quantized in the template",
                 "Use quantize_params for float parameters",
             )
         if name in known:
-            made[name] = _fitted(name, value, known[name])
+            converted[name] = _fitted(name, value, known[name])
         elif not allow_extra_params:
             raise _unknown(name)
-    return made
+    return converted
 
 
 def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of mappings as names with dots."""
+    """Flatten a tree of mappings to names with dots."""
     flat: dict[str, Any] = {}
     for name, value in tensors.items():
         if isinstance(value, Mapping):
@@ -140,15 +140,15 @@ def _flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat[f"{prefix}{name}"] = value
         else:
             raise ParamTypeError(
-                f"The parameter {prefix + str(name)!r} was to be read", f"it is no tensor but {type(value)}",
-                "Give a state dict",
+                f"Cannot read parameter {prefix + str(name)!r}", f"it is not a tensor but {type(value)}",
+                "Pass a state dict",
             )  # fmt: skip
     return flat
 
 
 def _tiled(row: Prequantized, tiles: Collection[tuple[str | None, int | float | None]]) -> QuantizationRule:
-    """A weight's rule. One tile may be the whole of its inputs, which its scale does not tell from no tiles: the rule
-    is that of weights which have several of that size, if there are any."""
+    """Return a weight's rule. Its scale does not tell one tile of all inputs from no tiles: assume the tile size of
+    weights that have several tiles of that size, if there are any."""
     inputs = row.shape[1]
     if row.rule.tile_size is None and (does(row.rule), inputs) in tiles:
         return replace(row.rule, tile_size=inputs)
@@ -156,12 +156,12 @@ def _tiled(row: Prequantized, tiles: Collection[tuple[str | None, int | float | 
 
 
 def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping[str, Any]) -> QuantizationRule:
-    """A rule with more fields, of a kind that has all of them."""
+    """Return a rule with more fields, of a class that has all of them."""
     known = {row.name for row in fields(kind)}
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         raise SettingsError(
-            f"Rules were to be restored with {unknown}=", f"a {kind.__name__} has no such field", "Leave it out"
+            f"Cannot restore rules with {unknown}=", f"a {kind.__name__} has no such field", "Remove it"
         )
     if isinstance(rule, QtRule) or kind is QuantizationRule:
         return replace(rule, **values)
@@ -169,96 +169,104 @@ def _typed(rule: QuantizationRule, kind: type[QuantizationRule], values: Mapping
 
 
 def _into(name: str, parts: Mapping[str, Tensor], layer: QuantizedLayer) -> dict[str, Tensor]:
-    """The parts of a layer's packed weight."""
+    """Return the tensors of a layer's packed weight."""
     rule, spec = rule_of_layer(layer), layer.spec
     assert rule.weight_qtype is not None
-    row, wanted = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
-    if ("zero_point" in parts) != ("zero_point" in wanted):
+    row, expected = qtype(rule.weight_qtype), layout(rule, spec.shape, spec.dtype)
+    if ("zero_point" in parts) != ("zero_point" in expected):
         has, wants = ("a", "none") if "zero_point" in parts else ("no", "one")
-        raise _misfit(name, f"it has {has} zero point, and the template wants {wants}")
+        raise _misfit(name, f"it has {has} zero point, but the template expects {wants}")
     codes = parts["qvalue"]
     if tuple(codes.shape) != spec.shape:
-        raise _misfit(name, f"its codes are {list(codes.shape)}, and the template wants {list(spec.shape)}")
+        raise _misfit(name, f"its codes have shape {list(codes.shape)}, but the template expects {list(spec.shape)}")
     zero_point = parts.get("zero_point")
     array = QArray(
         qvalue=_codes(name, codes, row),
-        scale=_scale(name, parts["scale"], wanted["scale"], row),
-        zero_point=None if zero_point is None else _spread(name, _codes(name, zero_point, row), wanted["zero_point"]),
+        scale=_scale(name, parts["scale"], expected["scale"], row),
+        zero_point=None if zero_point is None else _spread(name, _codes(name, zero_point, row), expected["zero_point"]),
         qtype=row.name,
         dtype=getattr(torch, spec.dtype),
     )
     path = name.removesuffix("weight")
-    made = {f"{path}{PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
+    tensors = {f"{path}{PREFIX}{part}": tensor for part, tensor in pack_array(array, rule).parts.items()}
     if LIKE in layer._parameters:
-        made[path + LIKE] = torch.empty(0, dtype=array.dtype, device=codes.device)
-    return made
+        tensors[path + LIKE] = torch.empty(0, dtype=array.dtype, device=codes.device)
+    return tensors
 
 
 def _codes(name: str, codes: Tensor, row: QType) -> Tensor:
-    """Codes as those of a type: of that type's dtype, or integers that it holds."""
+    """Return codes in the dtype of a type, which must be theirs or hold their integers."""
     kind = str(codes.dtype).removeprefix("torch.")
     if row.kind == "e2m1":
-        raise _misfit(name, f"the template wants {row.name}, whose codes Qwix has in a type that torch has not")
+        raise _misfit(
+            name, f"the template expects {row.name}, whose codes Qwix stores in a dtype that torch does not have"
+        )
     low, high = (0.0, 15.0) if row.kind == "nf4" else row.limits
     if row.kind == "float" and codes.dtype != storage(row):
-        raise _misfit(name, f"its codes are {kind}, and the template wants {row.name}")
+        raise _misfit(name, f"its codes are {kind}, but the template expects {row.name}")
     if row.kind != "float":
         if codes.is_floating_point() or codes.dtype == torch.bool:
-            raise _misfit(name, f"its codes are {kind}, and the template wants {row.name}")
+            raise _misfit(name, f"its codes are {kind}, but the template expects {row.name}")
         if codes.numel() and (int(codes.min()) < low or int(codes.max()) > high):
-            raise _misfit(name, f"it has codes outside of {int(low)} to {int(high)}, which are those of {row.name}")
+            raise _misfit(name, f"it has codes outside of {int(low)} to {int(high)}, the range of {row.name}")
     return codes.to(storage(row))
 
 
-def _scale(name: str, scale: Tensor, wanted: Part, row: QType) -> Tensor:
-    """A scale in the template's shape and dtype."""
-    if scale.dtype not in (*_FLOATS, getattr(torch, wanted.dtype)):
-        raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is no float")
-    cast = scale.to(getattr(torch, wanted.dtype))
+def _scale(name: str, scale: Tensor, expected: Part, row: QType) -> Tensor:
+    """Return a scale in the template's shape and dtype."""
+    if scale.dtype not in (*_FLOATS, getattr(torch, expected.dtype)):
+        raise _misfit(name, f"its scale is {str(scale.dtype).removeprefix('torch.')}, which is not a float dtype")
+    cast = scale.to(getattr(torch, expected.dtype))
     if row.scale_type in SCALES and not torch.equal(cast.to(torch.float32), scale.to(torch.float32)):
-        raise _misfit(name, f"its scales are not those of {row.name} ({row.scale_type})")
-    return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), wanted)
+        raise _misfit(name, f"its scales cannot be stored as those of {row.name} ({row.scale_type}) without rounding")
+    return _spread(name, cast if row.scale_type == "" else cast.to(torch.float32), expected)
 
 
-def _spread(name: str, small: Tensor, wanted: Part) -> Tensor:
-    """Scales or zero points, each repeated for all those of the template that it is for."""
-    sizes = (1,) * (len(wanted.shape) - small.ndim) + tuple(small.shape)
-    if len(sizes) != len(wanted.shape) or any(n == 0 or m % n for n, m in zip(sizes, wanted.shape, strict=True)):
-        raise _misfit(name, f"its scales are {list(small.shape)}, and the template wants {list(wanted.shape)}")
+def _spread(name: str, small: Tensor, expected: Part) -> Tensor:
+    """Repeat scales or zero points to the template's shape."""
+    sizes = (1,) * (len(expected.shape) - small.ndim) + tuple(small.shape)
+    if len(sizes) != len(expected.shape) or any(n == 0 or m % n for n, m in zip(sizes, expected.shape, strict=True)):
+        raise _misfit(
+            name, f"its scales have shape {list(small.shape)}, but the template expects {list(expected.shape)}"
+        )
     small = small.reshape(sizes)
-    for axis, (have, want) in enumerate(zip(sizes, wanted.shape, strict=True)):
+    for axis, (have, want) in enumerate(zip(sizes, expected.shape, strict=True)):
         if have != want:
             small = small.repeat_interleave(want // have, axis)
     return small
 
 
 def _floats(name: str, parts: Mapping[str, Tensor]) -> Tensor:
-    """The float weight, in the dtype of its scale."""
+    """Dequantize a weight to the dtype of its scale."""
     codes, scale, zero_point = parts["qvalue"], parts["scale"], parts.get("zero_point")
     kind = str(codes.dtype).removeprefix("torch.")
     row = next((row for row in (qtype(one) for one in CODES) if row.storage == kind), None)
     if row is None or scale.dtype not in _FLOATS:
-        raise _misfit(name, f"it is {kind} with scales of {str(scale.dtype).removeprefix('torch.')}, which is not told")
+        scale_dtype = str(scale.dtype).removeprefix("torch.")
+        raise _misfit(name, f"it has {kind} codes with {scale_dtype} scales, which do not say how to dequantize it")
     for small in (scale, *(() if zero_point is None else (zero_point,))):
         if small.ndim != codes.ndim or any(m == 0 or n % m for n, m in zip(codes.shape, small.shape, strict=True)):
-            raise _misfit(name, f"its scales are {list(small.shape)} for codes of {list(codes.shape)}")
+            raise _misfit(
+                name,
+                f"its scales have shape {list(small.shape)}, which does not fit codes of shape {list(codes.shape)}",
+            )
     working = scale.float() if scale.dtype == torch.float16 else scale
     return dequantize(
         QArray(qvalue=codes, scale=working, zero_point=zero_point, qtype=row.name, dtype=scale.dtype)
     )  # fmt: skip
 
 
-def _fitted(name: str, value: Tensor, wanted: Tensor) -> Tensor:
-    if value.shape != wanted.shape:
-        raise _misfit(name, f"it is {list(value.shape)}, and the template wants {list(wanted.shape)}")
-    return value.to(wanted.dtype)
+def _fitted(name: str, value: Tensor, expected: Tensor) -> Tensor:
+    if value.shape != expected.shape:
+        raise _misfit(name, f"its shape is {list(value.shape)}, but the template expects {list(expected.shape)}")
+    return value.to(expected.dtype)
 
 
 def _unknown(name: str) -> UnknownParamError:
     return UnknownParamError(
-        f"The parameter {name!r} was to be put into a template", "it is not found in the template", _TOGETHER
+        f"Cannot put parameter {name!r} into the template", "it was not found in the template", _TOGETHER
     )
 
 
 def _misfit(name: str, why: str) -> PrequantizedError:
-    return PrequantizedError(f"The parameter {name!r} was to be put into a template", why, _TOGETHER)
+    return PrequantizedError(f"Cannot put parameter {name!r} into the template", why, _TOGETHER)

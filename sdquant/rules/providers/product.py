@@ -1,6 +1,6 @@
 """The product of two activations under a rule, with gradients.
 
-Forward: both operands quantized, each with the range that it has itself, and multiplied (`products.multiply`).
+Forward: both operands are quantized, each with its own range, and multiplied (`batched_matmul.multiply`).
 Backward: of the float product (quantization-aware training), or with quantized gradients where the rule has a
 bwd_qtype. Formulas: Qwix at aa623acb, core/dot_general_qt.py.
 """
@@ -30,7 +30,7 @@ Found = dict[str, Tensor]
 # Gets the name of an operand ("einsum0_lhs"), the range found in it, and the axis that is summed; returns the range to
 # use. This is where statistics for static ranges are collected.
 Collect = Callable[[str, Found, int], Found]
-# Gets the name of an operand and returns the range that was found beforehand.
+# Gets the name of an operand and returns its static range.
 Known = Callable[[str], StaticRange]
 Noise = Callable[[torch.Size], Tensor]
 
@@ -57,23 +57,23 @@ class Site:
 
     @property
     def per_tensor(self) -> bool:
-        """Whether a scale is shared by numbers of different rows."""
+        """Return whether numbers of different rows share a scale."""
         return isinstance(self.rule, QtRule) and self.rule.disable_channelwise_axes
 
     @property
     def right_first(self) -> bool:
-        """In what order sums are scaled, see `products.multiply`."""
+        """Return whether sums are scaled by the right operand's scales first, see `batched_matmul.multiply`."""
         return self.name.startswith("einsum")
 
     @property
     def by_row(self) -> bool:
-        """Whether the codes of a row depend on no other row, nor on which row it is."""
+        """Return whether the codes of a row depend neither on other rows nor on its position."""
         if self.known is not None:
             return self.rule.act_batch_axes is None
         return self.collect is None and not self.per_tensor
 
     def how(self, x: Tensor, axis: int) -> HowToQuantize:
-        """How an operand is quantized that is summed along `axis`: a scale for each index of all the others."""
+        """Return the settings of an operand that is summed along `axis`: one scale per index of all other axes."""
         rule, summed = self.rule, axis % x.ndim
         return HowToQuantize(
             qtype=str(rule.act_qtype),
@@ -83,36 +83,36 @@ class Site:
         )
 
     def quantized(self, x: Tensor, axis: int) -> tuple[QArray, Found]:
-        """An operand quantized, and its range. axis: -1 for the left one, -2 for the right one."""
+        """Quantize an operand; return it and its range. axis: -1 for the left operand, -2 for the right one."""
         how, name = self.how(x, axis), f"{self.name}_{'lhs' if axis == -1 else 'rhs'}"
         with torch.no_grad():
             if self.known is not None:
                 static = fitted(self.known(name), x, how, name)
                 return quantize_with(x, how.qtype, static.scale, static.zero_point), _limits(static, how)
-            found = range_of(x, how)
+            limits = range_of(x, how)
             if self.collect is not None:
-                found = self.collect(name, found, axis)
-            scale, zero_point = scale_and_zero_point(found, how.row)
-            return quantize_with(x, how.qtype, scale, zero_point), found
+                limits = self.collect(name, limits, axis)
+            scale, zero_point = scale_and_zero_point(limits, how.row)
+            return quantize_with(x, how.qtype, scale, zero_point), limits
 
 
 def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> StaticRange:
-    """A static range with the axes of x, on its device.
+    """Return a static range with as many axes as x, on its device.
 
     Raises:
-        SettingsError: it was found for other tiles or other sizes.
+        SettingsError: it was calibrated for other tiles or other sizes.
     """
-    wanted = scale_shape(x.shape, how)
+    expected = scale_shape(x.shape, how)
     shape = (*[1] * (x.ndim - static.scale.ndim), *static.scale.shape)
     tiled = [] if how.method.name == "fixed" else how.tiled_axes
     fits = len(shape) == x.ndim and all(
-        size == wanted[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
+        size == expected[axis] or (size == 1 and axis not in tiled) for axis, size in enumerate(shape)
     )
     if not fits:
         raise SettingsError(
-            f"The static range of {name} was asked for, an activation of {list(x.shape)}",
-            f"it was found for scales of {list(static.scale.shape)}, and those of {list(wanted)} are wanted",
-            "Calibrate again with these rules; tiles, and axes that act_batch_axes leaves, have to keep their number",
+            f"Cannot use the static range of {name} for an activation of shape {list(x.shape)}",
+            f"it was calibrated for scales of shape {list(static.scale.shape)}, but shape {list(expected)} is needed",
+            "Calibrate again with these rules; the number of tiles and axes outside of act_batch_axes must not change",
         )
     zero_point = static.zero_point
     return StaticRange(
@@ -122,7 +122,7 @@ def fitted(static: StaticRange, x: Tensor, how: HowToQuantize, name: str) -> Sta
 
 
 def _limits(static: StaticRange, how: HowToQuantize) -> Found:
-    """What a static range reaches from and to."""
+    """Return the limits of a static range: {"absmax"}, or {"min", "max"} where it has a zero point."""
     if static.zero_point is None:
         return {"absmax": static.scale * how.row.bound}
     low, high = how.row.limits
@@ -131,7 +131,7 @@ def _limits(static: StaticRange, how: HowToQuantize) -> Found:
 
 
 def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
-    """Refuse what products of activations cannot do.
+    """Raise if a rule asks for something that products of activations cannot do.
 
     Args:
         static: whether static ranges are collected, or known.
@@ -139,22 +139,22 @@ def refuse(rule: QuantizationRule, *, static: bool = False) -> None:
     Raises:
         SettingsError: no act_qtype, static ranges, or zero points on both sides.
     """
-    what = f"The rule for {rule.module_path!r} with op_names={list(rule.op_names)} was to quantize products"
+    what = f"Cannot quantize products by the rule for {rule.module_path!r} with op_names={list(rule.op_names)}"
     if rule.act_qtype is None:
-        raise SettingsError(what, "it has no act_qtype", 'Set act_qtype, "int8" for example')
+        raise SettingsError(what, "the rule has no act_qtype", 'Set act_qtype, for example to "int8"')
     if rule.act_static_scale and not static:
         raise SettingsError(
             what,
-            "act_static_scale is for products in a model's modules, which keep their ranges; this one has none",
-            "Use quantize_model, or leave act_static_scale out",
+            "act_static_scale needs a module that keeps the ranges, and this product is not in one",
+            "Use quantize_model, or remove act_static_scale",
         )
     how = method(rule.act_calibration_method or DEFAULT_METHOD)
     uneven = how.name == "minmax" or (how.name == "fixed" and sum(how.numbers) != 0)
     if uneven and (rule.tile_size is None or (isinstance(rule.tile_size, int) and rule.tile_size >= LEAST_TILE)):
         raise SettingsError(
-            f"{what} with the calibration method {rule.act_calibration_method!r}",
-            "it gives both operands a zero point, and only one side of a product can have one",
-            'Use a symmetric method for these operations, such as "absmax", in a rule of their own',
+            f"{what} and act_calibration_method={rule.act_calibration_method!r}",
+            "the method gives both operands a zero point, but only one side of a product can have one",
+            'Use a symmetric method such as "absmax" for these operations, in a rule of their own',
         )
 
 
@@ -207,7 +207,7 @@ class _Product(torch.autograd.Function):
 
 
 def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
-    """The quantized operand if the backward product is to use its codes; None for the float operand.
+    """Return the quantized operand if the backward product uses its codes; None if it uses the float operand.
 
     Tiles lie along an axis that the backward product does not sum over, and not every code is a number.
     """
@@ -217,20 +217,20 @@ def _residual(array: QArray, rule: QuantizationRule) -> QArray | None:
         return None
     if array.zero_point is not None:
         raise SettingsError(
-            f"Gradients of {rule.bwd_qtype} were asked for, of a product whose operands have a zero point",
-            "the backward product multiplies their codes as they are",
-            'Use a calibration method that is symmetric, such as "absmax"',
+            f"Cannot quantize gradients to {rule.bwd_qtype} for a product whose operands have a zero point",
+            "the backward product multiplies their codes without subtracting zero points",
+            'Use a symmetric calibration method such as "absmax"',
         )
     return array
 
 
 def _noise(site: Site, grad: Tensor) -> Noise | None:
-    """That of stochastic rounding, shaped like the gradient of the result or narrower."""
+    """Return the noise of stochastic rounding, shaped like the gradient of the result or narrower; None without it."""
     return noise_of(site.rule, grad) if isinstance(site.rule, QtRule) else None
 
 
 def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None) -> Tensor:
-    """grad [..., M, N] times other [..., N, K], grad quantized if the rule says so."""
+    """Return grad [..., M, N] times other [..., N, K], with grad quantized if the rule has a bwd_qtype."""
     rule = site.rule
     if not isinstance(rule, QtRule) or rule.bwd_qtype is None:
         assert isinstance(other, Tensor)
@@ -244,12 +244,12 @@ def _times(grad: Tensor, other: Tensor | QArray, site: Site, noise: Noise | None
     return multiply(codes, replace(other, scale=other.scale.new_ones(ones)))
 
 
-def _clipped(grad: Tensor, x: Tensor, found: Found, site: Site) -> Tensor:
-    """Zero where x lies outside the range, for methods whose range can be narrower than x is."""
+def _clipped(grad: Tensor, x: Tensor, limits: Found, site: Site) -> Tensor:
+    """Zero the gradient where x lies outside the range, for methods whose range can be narrower than x."""
     how = method(site.rule.act_calibration_method or DEFAULT_METHOD)
     if how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1):
         return grad
-    low, high = (-found["absmax"], found["absmax"]) if "absmax" in found else (found["min"], found["max"])
+    low, high = (-limits["absmax"], limits["absmax"]) if "absmax" in limits else (limits["min"], limits["max"])
     with torch.no_grad():
         inside = broadcast(torch.ge, x, low) & broadcast(torch.le, x, high)
     return torch.where(inside, grad, torch.zeros_like(grad))

@@ -1,4 +1,4 @@
-"""What `quantize_model` puts in the place of a layer: here quantized weights, for inference (Qwix's PtqProvider)."""
+"""Layers with quantized weights, for inference: the provider of `quantize_model` (Qwix's PtqProvider)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SCHEME = "rules"
 
 
 class Provider(Protocol):
-    """What `quantize_model` needs."""
+    """Interface that `quantize_model` needs."""
 
     rules: Rules
 
     def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> nn.Module:
-        """The layer in place of a float one, `module`, at `path`, for which `rule` is."""
+        """Return the layer that replaces the float layer `module` at `path`, quantized by `rule`."""
 
     def mark(self, model: nn.Module) -> int:
-        """Have products of activations quantized that rules name; the number of modules with some."""
+        """Have the products of activations that rules name quantized; return the number of modules with some."""
 
 
 class PtqProvider:
@@ -58,7 +58,7 @@ class PtqProvider:
         self._statistics = quant_stats
 
     def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> QuantizedLayer:
-        """A layer of `module`'s kind with a packed weight; on the meta device one whose parts have no values yet.
+        """Return a layer of `module`'s type with a packed weight; on the meta device its tensors have no values yet.
 
         Raises:
             SettingsError: the rule cannot hold this weight, or there are no statistics of its input.
@@ -75,15 +75,17 @@ class PtqProvider:
         try:
             packed = template(weight, rule) if weight.is_meta else _packed(weight.data, rule, path, statistics or {})
         except Unfit as reason:
-            what = f"The layer {path!r} was to be quantized by a rule for {rule.module_path!r}"
-            raise SettingsError(what, str(reason), "Change the rule, or let an earlier one match this layer") from None
+            what = f"Cannot quantize layer {path!r} by the rule for {rule.module_path!r}"
+            raise SettingsError(
+                what, str(reason), "Change the rule, or add an earlier one that matches this layer"
+            ) from None
         if not weight.is_meta:
             require_finite(f"{path}.weight", packed.parts["scale"].float(), spec)
-        made = quantized_layer(module, packed, path=path)
+        layer = quantized_layer(module, packed, path=path)
         if weight.is_meta:
-            for parameter in made.parameters():
-                parameter.how = how_of(made)  # type: ignore[attr-defined]
-        return made
+            for parameter in layer.parameters():
+                parameter.how = how_of(layer)  # type: ignore[attr-defined]
+        return layer
 
     def mark(self, model: nn.Module) -> int:
         """See `Provider`. Static ranges come from the statistics, or those that a model for training has collected."""
@@ -91,7 +93,7 @@ class PtqProvider:
         return mark(model, self.rules, known)
 
     def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
-        """The rules that have matched nothing."""
+        """Return the rules that have matched nothing."""
         return self.rules.unused()
 
 
@@ -103,7 +105,7 @@ def _packed(weight: Tensor, rule: QuantizationRule, path: str, statistics: Mappi
 
 
 def template(weight: Tensor, rule: QuantizationRule) -> Packed:
-    """The packed form of a weight on the meta device: parts of the right forms, without values."""
+    """Return a packed weight on the meta device: tensors of the right shapes and dtypes, without values."""
     shape, dtype = tuple(weight.shape), str(weight.dtype).removeprefix("torch.")
     parts = {
         name: torch.empty(part.shape, dtype=getattr(torch, part.dtype), device="meta")
@@ -113,12 +115,12 @@ def template(weight: Tensor, rule: QuantizationRule) -> Packed:
 
 
 def rule_of_layer(layer: QuantizedLayer) -> QuantizationRule:
-    """The rule that a quantized layer was made by."""
+    """Return the rule that a layer was quantized by."""
     from ..qconfig import rule_of
 
     return rule_of({name: value for name, value in layer.spec.details.items() if name != ACT_SHAPE})
 
 
 def how_of(layer: QuantizedLayer) -> HowToQuantize:
-    """How the weight of a quantized layer is, or is to be, quantized."""
+    """Return the quantization settings of a quantized layer's weight."""
     return weight_how(rule_of_layer(layer), layer.spec.shape)

@@ -1,10 +1,10 @@
 """Training with quantization in the loop: Qwix's QtProvider for torch.
 
-    provider.py      QtProvider: what `quantize_model` puts in the place of a layer
+    provider.py      QtProvider: makes the layers for `quantize_model`
     layers.py        QtLinear, QtConv1d to QtConv3d: float parameters, quantized products
-    dot.py, conv.py  the products and their gradients
-    gradient.py      gradients quantized
-    residual.py      what of the forward pass is kept for the backward pass
+    dot_general_qt.py, conv_general_qt.py   the products and their gradients
+    gradients.py     quantization of gradients
+    saved_operands.py   operands saved for the backward pass
     statistics.py    ranges of activations over batches (quant_stats)
 
 Weights stay float parameters; a layer quantizes its weight and its input each time it runs. Without a bwd_qtype

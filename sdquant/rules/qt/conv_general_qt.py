@@ -1,8 +1,8 @@
 """The convolution of quantized operands, and its gradients. Qwix at aa623acb, core/conv_general_qt.py.
 
-As there, gradients without a bwd_qtype are those of the dequantized operands and are not clipped to ranges, other than
-in linear layers. More than there: gradients have stochastic rounding and shards, weights can have tiles, and operands
-and gradients can have zero points.
+As there, gradients without a bwd_qtype are those of the dequantized operands and are not clipped to ranges, unlike in
+linear layers. Beyond Qwix, gradients have stochastic rounding and shards, weights can have tiles, and operands and
+gradients can have zero points.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def qt_convolve(
     of_weight: Operand,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """x [batch, channels, *space] with weight [out, channels / groups, *kernel], and a float bias.
+    """Convolve x [batch, channels, *space] with weight [out, channels / groups, *kernel]; add a float bias.
 
     Gradients, with rule.bwd_qtype: g is multiplied by the scales of the other operand, quantized (for x a scale for
     each sample, for the weight one for each output channel), and multiplied with the other's codes.
@@ -115,8 +115,8 @@ def _for_x(
     if not isinstance(weight, QArray) or not _has_sums(codes, weight):
         return _float_for_x(dequantize(codes), _float(_units(weight)), shapes, window)
     unit = units(weight)
-    found = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
-    return (found.to(codes.scale.dtype) * codes.scale).to(dtype)
+    totals = _sums_for_x(codes.qvalue, unit.qvalue, (codes.qtype, unit.qtype), shapes, window)
+    return (totals.to(codes.scale.dtype) * codes.scale).to(dtype)
 
 
 def _for_weight(
@@ -137,18 +137,18 @@ def _for_weight(
         if not isinstance(unit, QArray) or not _has_sums(codes, unit):
             parts.append(_float_for_weight(dequantize(codes), _float(unit)[rows], shapes, window))
             continue
-        found = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
+        totals = _sums_for_weight(codes.qvalue, unit.qvalue[rows], (codes.qtype, unit.qtype), shapes, window)
         scale = codes.scale.reshape(-1, 1, *[1] * window.space)
-        parts.append((found.to(scale.dtype) * scale).to(dtype))
+        parts.append((totals.to(scale.dtype) * scale).to(dtype))
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
 def _shards(batch: int, count: int) -> list[slice]:
     if batch % count:
         raise SettingsError(
-            f"The gradient of a convolution's weight was to be summed in {count} shards (bwd_weight_grad_shards, or "
+            f"Cannot sum the gradient of a convolution's weight in {count} shards (bwd_weight_grad_shards, or "
             "MaxDiffusion's quantization_local_shard_count)",
-            f"its batch of {batch} is no multiple of that",
+            f"its batch of {batch} is not a multiple of that",
             "Choose a number that divides the batch",
         )
     step = batch // count
@@ -164,19 +164,19 @@ def _float(operand: Tensor | QArray) -> Tensor:
 
 
 def _has_sums(*arrays: QArray) -> bool:
-    """Whether sums of codes say anything: not of indices into a table."""
+    """Return whether sums of codes are meaningful; those of table indices are not."""
     return all(qtype(array.qtype).kind in ("int", "float") for array in arrays)
 
 
 def _float_for_x(g: Tensor, weight: Tensor, shapes: Shapes, window: Window) -> Tensor:
-    """The gradient of the input, of float operands."""
+    """Return the gradient of the input, for float operands."""
     done = _float_for_both(g, None, weight, shapes, window)[0]
     assert done is not None
     return done
 
 
 def _float_for_weight(g: Tensor, x: Tensor, shapes: Shapes, window: Window) -> Tensor:
-    """The gradient of the weight, of float operands."""
+    """Return the gradient of the weight, for float operands."""
     done = _float_for_both(g, x, None, shapes, window)[1]
     assert done is not None
     return done
@@ -185,27 +185,30 @@ def _float_for_weight(g: Tensor, x: Tensor, shapes: Shapes, window: Window) -> T
 def _float_for_both(
     g: Tensor, x: Tensor | None, weight: Tensor | None, shapes: Shapes, window: Window
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the input and the weight, of float operands. That of the one is there if the other is given."""
-    wanted = [weight is not None, x is not None, False]
+    """Return the gradients of the input and the weight, for float operands; each is None unless the other operand is
+    given."""
+    mask = [weight is not None, x is not None, False]
     if x is None and weight is None:
         return None, None
-    nothing = g.new_zeros(())  # what torch only looks at the shape of
+    nothing = g.new_zeros(())  # torch only uses its shape
     x = nothing.expand(len(g), *shapes[0][1:]) if x is None else x.to(g.dtype)
     weight = nothing.expand(shapes[1]) if weight is None else weight.to(g.dtype)
     padding, even = [low for low, _ in window.edges], all(low == high for low, high in window.edges)
     if not even:
         x, padding = F.pad(x, window.around), [0] * window.space
     for_x, for_weight, _ = torch.ops.aten.convolution_backward(
-        g, x, weight, None, window.stride, padding, window.dilation, False, [0] * window.space, window.groups, wanted
+        g, x, weight, None, window.stride, padding, window.dilation, False, [0] * window.space, window.groups, mask
     )
     return for_x if even or for_x is None else F.pad(for_x, [-size for size in window.around]), for_weight
 
 
 def _sums_for_x(g: Tensor, taps: Tensor, types: tuple[str, str], shapes: Shapes, window: Window) -> Tensor:
-    """Codes of g [batch, out, *places] with those of a weight: [batch, channels, *space]; exact if both are integers.
+    """Return the input's gradient [batch, channels, *space] from codes of g [batch, out, *places] and of a weight.
 
-    Of integers, the convolution of g, with zeros between its numbers where the stride was larger than 1, with the
-    kernel turned around.
+    Exact if both are integers.
+
+    For integers it is the convolution of g, with zeros between its numbers if the stride is larger than 1, with the
+    flipped kernel.
     """
     integer = all(qtype(name).kind == "int" for name in types)
     if not integer or window.groups > 1:
@@ -224,8 +227,8 @@ def _sums_for_x(g: Tensor, taps: Tensor, types: tuple[str, str], shapes: Shapes,
 
 
 def _sums_for_weight(g: Tensor, codes: Tensor, types: tuple[str, str], shapes: Shapes, window: Window) -> Tensor:
-    """Codes of g [batch, out, *places] with those of the input: [out, channels / groups, *kernel]; exact if both are
-    integers."""
+    """Return the weight's gradient [out, channels / groups, *kernel] from codes of g [batch, out, *places] and of the
+    input; exact if both are integers."""
     integer = all(qtype(name).kind == "int" for name in types)
     if not integer or window.groups > 1:
         left, right = as_floats(g, codes, types)

@@ -30,11 +30,11 @@ def qt_linear(
     of_weight: Operand,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """x [..., K] times weight [N, K] transposed, and a float bias: [..., N].
+    """Multiply x [..., K] by weight [N, K] transposed, and add a float bias: [..., N].
 
-    Gradients, without rule.bwd_qtype: of the product of the float operands, zero where one lies outside a range that
-    may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and multiplied
-    with the other's codes; where that one has tiles, g is quantized as it is and multiplied with the float operand.
+    Gradients, without rule.bwd_qtype: those of the product of the float operands, zero where one lies outside a range
+    that may be too narrow for it. With it: g is multiplied by the scales of the other operand, quantized, and
+    multiplied by the other's codes; if that one has tiles, g itself is quantized and multiplied by the float operand.
 
     Args:
         generator: of stochastic rounding; None is torch's own.
@@ -95,7 +95,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _for_x(g: Tensor, weight: Tensor | QArray, rule: QtRule, generator: torch.Generator | None) -> Tensor:
-    """g [..., N] times weight [N, K]: [..., K]."""
+    """Multiply g [..., N] by weight [N, K]: [..., K]."""
     if rule.bwd_qtype is None:
         assert isinstance(weight, Tensor)
         return g @ weight
@@ -111,7 +111,7 @@ def _for_x(g: Tensor, weight: Tensor | QArray, rule: QtRule, generator: torch.Ge
 
 
 def _for_weight(g: Tensor, x: Tensor | QArray, rule: QtRule, generator: torch.Generator | None) -> Tensor:
-    """g [..., N] transposed times x [..., K]: [N, K]."""
+    """Multiply g [..., N] transposed by x [..., K]: [N, K]."""
     shape = x.qvalue.shape if isinstance(x, QArray) else x.shape
     if rule.bwd_qtype is None or rule.bwd_weight_grad_shards == 0:
         assert isinstance(x, Tensor)
@@ -147,24 +147,24 @@ def _for_weight(g: Tensor, x: Tensor | QArray, rule: QtRule, generator: torch.Ge
 
 
 def _shard(shape: torch.Size, shards: int) -> int:
-    """Rows of a shard, of a gradient [..., N] of so many shards."""
+    """Return the rows of each shard of a gradient [..., N]."""
     rows = shape[:-1].numel()
     if rows % shards:
         raise SettingsError(
-            f"The gradient of a weight was to be summed in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
+            f"Cannot sum the gradient of a weight in {shards} shards (bwd_weight_grad_shards, or MaxDiffusion's "
             "quantization_local_shard_count)",
-            f"its {rows} rows are no multiple of that",
+            f"its {rows} rows are not a multiple of that",
             "Choose a number that divides the batch",
         )
     return rows // shards
 
 
 def _columns(x: Tensor, rows: int, count: int) -> Tensor:
-    """x [..., rows, C] as [C, count * ... * rows / count]: what is summed last, and a tile of it in one piece."""
+    """Reshape x [..., rows, C] to [C, count * ... * rows / count]: the summed axes last, each tile contiguous."""
     split = x.reshape(-1, count, rows // count, x.shape[-1])
     return split.permute(3, 1, 0, 2).reshape(x.shape[-1], -1)
 
 
 def _turned(array: QArray) -> QArray:
-    """Of a matrix without zero points and with one scale."""
+    """Transpose a matrix without zero points and with one scale."""
     return replace(array, qvalue=array.qvalue.T)

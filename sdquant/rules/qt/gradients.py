@@ -1,4 +1,4 @@
-"""Gradients quantized: Qwix at aa623acb, core/dot_general_qt.py and core/stochastic_rounding.py."""
+"""Quantization of gradients: Qwix at aa623acb, core/dot_general_qt.py and core/stochastic_rounding.py."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def quantized(
     tiles: dict[int, int | float] | None = None,
     noise: Callable[[torch.Size], Tensor] | None = None,
 ) -> QArray:
-    """A gradient in rule.bwd_qtype.
+    """Quantize a gradient to rule.bwd_qtype.
 
     Args:
         channelwise: axes with a scale for each index, unless the rule has one scale for all.
-        dtype: that the product is to have; the gradient may be in that of its scales.
+        dtype: of the product; the gradient may be in that of its scales.
         tiles, noise: see `HowToQuantize`.
     """
     assert rule.bwd_qtype is not None
@@ -48,11 +48,11 @@ def quantized(
 def noise_of(
     rule: QtRule, gradient: Tensor, generator: torch.Generator | None = None
 ) -> Callable[[torch.Size], Tensor] | None:
-    """The noise of stochastic rounding for a gradient of this shape and device; None if the rule has none.
+    """Return the noise of stochastic rounding for a gradient of this shape and device; None if the rule has none.
 
-    The same along all axes but rule.channelwise_noise_axes. Drawn anew at each call: from `generator`, or from torch's
-    own of that device, so that `torch.manual_seed` repeats a run. What it gives has the shape that it is asked for,
-    which may be the gradient's with axes joined.
+    It is the same along all axes but rule.channelwise_noise_axes, and new at each call: from `generator`, or from the
+    device's default generator, so that `torch.manual_seed` makes a run repeatable. The result has the requested shape,
+    which may be the gradient's with axes flattened.
     """
     kind = rule.bwd_stochastic_rounding
     if kind is None:
@@ -63,10 +63,10 @@ def noise_of(
 
     def draw(shape: torch.Size) -> Tensor:
         if kind == "uniform":
-            made = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
+            noise = torch.rand(narrow, generator=generator, dtype=torch.float32, device=gradient.device) - 0.5
         else:
             steps = torch.randint(STEPS, narrow, generator=generator, device=gradient.device)
-            made = (steps.float() + 0.5) / STEPS - 0.5
-        return made if len(shape) == len(full) else made.expand(full).reshape(shape)
+            noise = (steps.float() + 0.5) / STEPS - 0.5
+        return noise if len(shape) == len(full) else noise.expand(full).reshape(shape)
 
     return draw

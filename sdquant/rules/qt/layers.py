@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class QtLayer(nn.Module):
-    """What the layers share. Comes before the `torch.nn` class in their bases.
+    """Base of the layers. Comes before the `torch.nn` class in their bases.
 
-    Parameters are those of the float layer, by name and dtype: its checkpoints fit this one and the other way round.
+    Parameters have the names and dtypes of the float layer, so that checkpoints are interchangeable.
     Under autocast the layer computes in the dtype that the float layer would.
 
     Attributes:
-        rule: what is done. path: of the layer in its model.
+        rule: of its quantization. path: of the layer in its model.
         statistics: of the range of its input; None without act_static_scale. Not part of `state_dict`: see
             `quant_stats`.
         generator: of stochastic rounding; None is torch's own, which `torch.manual_seed` sets.
@@ -49,28 +49,28 @@ class QtLayer(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, rule: QtRule, path: str) -> Self:
-        """The layer for a float one of the same kind, whose parameters it shares.
+        """Make the layer from a float one, whose parameters it shares.
 
         Raises:
-            SettingsError: the rule cannot be for it.
+            SettingsError: the rule cannot be used for it.
         """
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made.__dict__.update(settings_of(module))
-        made._parameters.update(module._parameters)
-        made.training = module.training
-        shape = tuple(made._float()[0].shape)
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.__dict__.update(settings_of(module))
+        layer._parameters.update(module._parameters)
+        layer.training = module.training
+        shape = tuple(layer._float()[0].shape)
         conv = len(shape) > 2
         _check(rule, shape, path)
-        made.rule, made.path, made.generator, made.statistics = rule, path, None, None
+        layer.rule, layer.path, layer.generator, layer.statistics = rule, path, None, None
         if rule.act_static_scale:
             name = operand(path, operation_of(shape))
-            made.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
-        return made
+            layer.statistics = QuantStat(name, rule.act_batch_axes, whole=conv)
+        return layer
 
     def float_layer(self) -> nn.Module:
-        """The `torch.nn` layer that this one stands for, with the same parameters."""
-        base = next(base for base, made in LAYERS.items() if isinstance(self, made))
+        """Return the `torch.nn` layer of this one, with the same parameters."""
+        base = next(base for base, quantized in LAYERS.items() if isinstance(self, quantized))
         floats = base.__new__(base)
         nn.Module.__init__(floats)
         own = ("rule", "path", "generator", "statistics")
@@ -80,13 +80,13 @@ class QtLayer(nn.Module):
         return floats
 
     def _float(self) -> tuple[Tensor, Tensor | None]:
-        """The float weight and bias."""
+        """Return the float weight and bias."""
         weight = self._parameters["weight"]
         assert weight is not None
         return weight, self._parameters.get("bias")
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The input, weight and bias in the dtype that is computed in."""
+        """Return the input, weight and bias in the compute dtype."""
         (weight, bias), kind = self._float(), x.device.type
         if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
             return x, weight, bias
@@ -95,18 +95,18 @@ class QtLayer(nn.Module):
 
     @torch.no_grad()
     def _activations(self, x: Tensor, *, conv: bool) -> Operand:
-        """How the input is quantized."""
+        """Return the quantization of the input: its type, method and range."""
         if self.rule.act_qtype is None:
             return Operand(None)
         how = act_how(self.rule, x.ndim, conv=conv)
-        found = range_of(x, how)
+        limits = range_of(x, how)
         if self.statistics is not None:
-            found = self.statistics.range_for(found)
-        return Operand(how.qtype, how.calibration_method, found)
+            limits = self.statistics.range_for(limits)
+        return Operand(how.qtype, how.calibration_method, limits)
 
     @torch.no_grad()
     def _weights(self, weight: Tensor) -> Operand:
-        """How the weight is quantized."""
+        """Return the quantization of the weight: its type, method and range."""
         how = weight_how(self.rule, tuple(weight.shape))
         return Operand(how.qtype, how.calibration_method, range_of(weight, how))
 
@@ -167,22 +167,22 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 
 def _check(rule: QtRule, shape: tuple[int, ...], path: str) -> None:
-    """Refuse now what would fail when the layer runs."""
-    what = f"The layer {path!r} was to be trained with a rule for {rule.module_path!r}"
-    fix = "Change the rule, or let an earlier one match this layer"
+    """Raise now for rules that would fail when the layer runs."""
+    what = f"Cannot train layer {path!r} with the rule for {rule.module_path!r}"
+    fix = "Change the rule, or add an earlier one that matches this layer"
     if rule.weight_qtype is None:
-        raise SettingsError(what, "it has no weight_qtype", fix)
+        raise SettingsError(what, "the rule has no weight_qtype", fix)
     try:
         weight_how(rule, shape)
     except Unfit as reason:
         raise SettingsError(what, str(reason), fix) from None
     if rule.act_qtype is not None and len(shape) > 2 and qtype(rule.act_qtype).tile is not None:
-        raise SettingsError(what, f"the input of a convolution has no tiles, which {rule.act_qtype} needs", fix)
+        raise SettingsError(what, f"{rule.act_qtype} needs tiles, and the input of a convolution has none", fix)
     if rule.bwd_qtype is None:
         return
     row, how = qtype(rule.bwd_qtype), method(rule.bwd_calibration_method)
     fix = 'Use bwd_qtype="int8" or "float8_e5m2", with the method "absmax"'
     if row.tile is not None:
-        raise SettingsError(what, f"gradients have no tiles, which {row.name} needs", fix)
+        raise SettingsError(what, f"{row.name} needs tiles, and gradients have none", fix)
     if how.asymmetric and not row.asymmetric:
-        raise SettingsError(what, f"the range of gradients is not symmetric, and {row.name} has no zero point", fix)
+        raise SettingsError(what, f"the range of gradients is asymmetric, but {row.name} has no zero point", fix)

@@ -1,4 +1,4 @@
-"""What `quantize_model` puts in the place of a layer for training (Qwix's QtProvider)."""
+"""Layers for training: the provider of `quantize_model` (Qwix's QtProvider)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class QtProvider:
         self.rules = rules if isinstance(rules, Rules) else Rules(rules)
 
     def layer(self, module: nn.Module, rule: QuantizationRule, path: str) -> QtLayer:
-        """The layer in place of a float one at `path`; it has that one's parameters, not copies.
+        """Return the layer that replaces a float one at `path`; it shares the parameters.
 
         Raises:
-            SettingsError: the rule cannot be for this layer.
+            SettingsError: the rule cannot be used for this layer.
         """
         if isinstance(module, QtLayer):
             module = module.float_layer()
-        kind = next(made for base, made in LAYERS.items() if isinstance(module, base))
+        kind = next(layer_type for base, layer_type in LAYERS.items() if isinstance(module, base))
         return kind.of(module, as_qt(rule), path)
 
     def mark(self, model: nn.Module) -> int:
-        """Have products of activations quantized that rules name; the number of modules with some."""
+        """Have the products of activations that rules name quantized; return the number of modules with some."""
         from ..interception import mark  # which needs this package
 
         return mark(model, self.rules, collects=True)
 
     def get_unused_rules(self) -> tuple[QuantizationRule, ...]:
-        """The rules that have matched nothing."""
+        """Return the rules that have matched nothing."""
         return self.rules.unused()
 
 
 def as_qt(rule: QuantizationRule) -> QtRule:
-    """A rule as one for training: straight-through unless it says otherwise."""
+    """Convert a rule to one for training: straight-through unless it has a bwd_qtype."""
     if isinstance(rule, QtRule):
         return rule
     return QtRule(**{row.name: getattr(rule, row.name) for row in fields(QuantizationRule)})

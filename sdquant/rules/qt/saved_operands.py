@@ -1,4 +1,4 @@
-"""What of an operand is kept for the backward pass, and what is done with the gradient where it was clipped."""
+"""Operands saved for the backward pass, and gradients of clipped operands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operand:
 
     Attributes:
         qtype: None leaves it float.
-        method: how its range was found. found: its range, shaped like its scales.
+        method: the calibration method of its range. found: its range, shaped like its scales.
     """
 
     qtype: str | None
@@ -30,7 +30,7 @@ class Operand:
     found: Range | None = None
 
     def quantized(self, x: Tensor) -> QArray | Tensor:
-        """The operand in its type."""
+        """Quantize the operand."""
         if self.qtype is None:
             return x
         assert self.found is not None
@@ -39,14 +39,14 @@ class Operand:
 
     @property
     def clips(self) -> bool:
-        """Whether its range may be narrower than its values are, so that gradients stop outside of it."""
+        """Return whether its range may be narrower than its values, so that gradients are zero outside of it."""
         if self.qtype is None:
             return False
         how = method(self.method)
         return not (how.name in ("absmax", "minmax") and (not how.numbers or how.numbers[0] >= 1))
 
     def clipped(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """The operand's gradient, zero where the operand lies outside its range."""
+        """Zero the operand's gradient where the operand lies outside its range."""
         if not self.clips:
             return gradient
         assert self.found is not None
@@ -57,14 +57,14 @@ class Operand:
 
 
 def usable(array: QArray | Tensor, axis: int | None) -> bool:
-    """Whether gradients can be multiplied with its codes: no tiles along `axis`, which the forward product summed."""
+    """Return whether gradients can be multiplied by its codes: no tiles along `axis`, which the forward sums over."""
     if not isinstance(array, QArray) or qtype(array.qtype).tile is not None:
         return False
     return axis is None or array.scale.shape[axis] == 1
 
 
 def units(array: QArray) -> QArray:
-    """The same in units of its scales: what remains when these have gone into the gradient. No zero point either."""
+    """Return the array with scales of 1 and no zero point, for when its scales are multiplied into the gradient."""
     ones = array.scale.new_ones([1] * array.scale.ndim)
     if array.zero_point is None:
         return replace(array, scale=ones)
@@ -72,7 +72,7 @@ def units(array: QArray) -> QArray:
 
 
 def without_zero_point(array: QArray) -> QArray:
-    """Codes less their zero points, which need a bit more than the type has."""
+    """Subtract zero points from the codes, as int16: the differences need one bit more than the type has."""
     if array.zero_point is None:
         return array
     codes = broadcast(torch.sub, array.qvalue.int(), array.zero_point.int())
@@ -80,14 +80,14 @@ def without_zero_point(array: QArray) -> QArray:
 
 
 class Keeper:
-    """Tensors and quantized tensors for `ctx.save_for_backward`, which checkpointing and offloading look into."""
+    """Tensors and quantized tensors for `ctx.save_for_backward`, where checkpointing and offloading can hook them."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor | None] = []
         self._kept: dict[str, Any] = {}
 
     def keep(self, name: str, value: QArray | Tensor | None) -> None:
-        """Keep a value; a QArray as its three tensors."""
+        """Save a value; a QArray as its three tensors."""
         if isinstance(value, QArray):
             self._kept[name] = (len(self.tensors), (value.qtype, value.dtype))
             self.tensors += [value.qvalue, value.scale, value.zero_point]
@@ -96,7 +96,7 @@ class Keeper:
             self.tensors.append(value)
 
     def get(self, name: str, saved: tuple[Tensor | None, ...]) -> Any:
-        """A value again, out of `ctx.saved_tensors`."""
+        """Restore a value from `ctx.saved_tensors`."""
         start, kind = self._kept[name]
         if kind is None:
             return saved[start]

@@ -1,12 +1,12 @@
 """Ranges of activations over batches (quant_stats): Qwix at aa623acb, averaging.py and providers/qt.py.
 
 A batch's range is averaged over rule.act_batch_axes, and these are summed: the static range is the mean of the batches'
-ranges. `rules.static` says how they are named.
+ranges. For their names see `static_range`.
 
-Sums are kept as whole numbers of 2**-149, the smallest step of a float32, so that no order and no sharing out of
-batches over processes changes a bit of them: `quant_stats(model, exact=True)` of each process, then
-`merge_quant_stats`. What a layer finds in a batch depends on the layers before it, and those use the mean of the
-batches so far, as Qwix has it: for the same result from any number of processes, collect with own_ranges=True.
+Sums are stored as whole numbers of 2**-149, the smallest step of a float32, so that neither the order of batches nor
+their distribution over processes changes a bit: `quant_stats(model, exact=True)` of each process, then
+`merge_quant_stats`. A layer's range in a batch depends on the layers before it, and those use the mean of the batches
+so far, as in Qwix: for the same result from any number of processes, collect with own_ranges=True.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class QuantStat:
     own_ranges: bool = False
     axis: int = -1
 
-    def range_for(self, found: Range) -> Range:
-        """The range to quantize a batch with, whose own is `found`. Adds it to the statistics while collecting.
+    def range_for(self, batch_range: Range) -> Range:
+        """Return the range to quantize a batch with. While collecting, add the batch's own range first.
 
         Raises:
-            SettingsError: another shape than before, numbers that are not finite, or axes that there are not.
+            SettingsError: another shape than before, numbers that are not finite, or axes that do not exist.
         """
-        axes = self._axes(next(iter(found.values())).ndim)
-        own = {name: _mean(value, axes) for name, value in found.items()}
+        axes = self._axes(next(iter(batch_range.values())).ndim)
+        own = {name: _mean(value, axes) for name, value in batch_range.items()}
         # Gradient checkpointing runs a layer again within the backward pass: that batch is counted already.
         if self.collecting and torch._C._current_graph_task_id() == -1:
             self.add(own)
@@ -78,26 +78,25 @@ class QuantStat:
         values = {name: value.detach().float().cpu() for name, value in own.items()}
         shape = tuple(next(iter(values.values())).shape)
         if self.count and _bare(shape) != _bare(self.shape):
-            what = f"Ranges of {list(shape)} were found for {self.name}, after some of {list(self.shape)}"
+            what = f"Cannot add a range of shape {list(shape)} for {self.name} to earlier ones of {list(self.shape)}"
             if self.batch_axes is None:
                 raise SettingsError(
                     what,
-                    "its tiles are along an axis whose size has changed",
-                    "Leave tile_size out of the rule for it, or give it as a fraction (0.25), so that there are always "
-                    "as many",
+                    "its tiles lie along an axis whose size has changed",
+                    "Remove tile_size from its rule, or give it as a fraction (0.25) to keep the number of tiles",
                 )
             raise SettingsError(
                 what,
-                f"act_batch_axes={self.batch_axes} leaves a range for each index of the other axes, and their sizes "
-                "have changed",
-                "Leave out act_batch_axes, or name all axes whose size can change",
+                f"act_batch_axes={self.batch_axes} keeps a range for each index of the other axes, whose sizes have "
+                "changed",
+                "Remove act_batch_axes, or list all axes whose size can change",
             )
         for value in values.values():
             if not bool(torch.isfinite(value).all()):
                 raise SettingsError(
-                    f"The range of {self.name} was to be found",
+                    f"Cannot calibrate {self.name}",
                     "its input has values that are not finite",
-                    "Look for the layer before it that makes them; bfloat16 in place of float16 often helps",
+                    "Look for the earlier layer that produces them; bfloat16 instead of float16 often helps",
                 )
         if not self.count:
             self.shape, self.sums = shape, {name: [0] * value.numel() for name, value in values.items()}
@@ -107,7 +106,7 @@ class QuantStat:
         self.count += 1
 
     def total(self, name: str) -> Tensor:
-        """A sum, rounded to float32 once."""
+        """Return a sum, rounded to float32 once."""
         floats = [total / (1 << STEP) for total in self.sums[name]]
         return torch.tensor(floats, dtype=torch.float64).float().reshape(self.shape)
 
@@ -116,34 +115,34 @@ class QuantStat:
             return [axis for axis in range(ndim) if self.whole or axis != self.axis % ndim]
         if any(not -ndim <= axis < ndim for axis in self.batch_axes):
             raise SettingsError(
-                f"The range of {self.name} was to be averaged over act_batch_axes={self.batch_axes}",
+                f"Cannot average the range of {self.name} over act_batch_axes={self.batch_axes}",
                 f"its input has {ndim} axes",
-                "Leave out act_batch_axes, or name axes that are there",
+                "Remove act_batch_axes, or list only axes that exist",
             )
         return sorted({axis % ndim for axis in self.batch_axes})
 
     def _fitted(self, mean: Tensor, like: Tensor) -> Tensor:
-        """A mean as the ranges of this batch are: their number of axes, dtype and device."""
+        """Return a mean with the number of axes, dtype and device of this batch's range."""
         bare = _bare(tuple(mean.shape))
         if len(bare) > like.ndim:
             raise SettingsError(
-                f"{self.name} got an input of {like.ndim} axes",
-                f"its ranges are of {list(mean.shape)}",
-                "Leave out act_batch_axes, or give this layer a rule of its own",
+                f"Cannot use the ranges of {self.name} for an input of {like.ndim} axes",
+                f"they have shape {list(mean.shape)}",
+                "Remove act_batch_axes, or give this layer a rule of its own",
             )
         return mean.reshape([1] * (like.ndim - len(bare)) + list(bare)).to(like)
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
-        """As named tensors, on the CPU."""
-        made = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
+        """Return named tensors, on the CPU."""
+        tensors = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
         for name, totals in self.sums.items():
-            made[f"{self.name}.{SUM}{name}"] = self.total(name)
+            tensors[f"{self.name}.{SUM}{name}"] = self.total(name)
             if exact:
-                made[f"{self.name}.{EXACT}{name}"] = _bytes(totals).reshape(*self.shape, BYTES)
-        return made
+                tensors[f"{self.name}.{EXACT}{name}"] = _bytes(totals).reshape(*self.shape, BYTES)
+        return tensors
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take over what `to_dict` gave, without the prefix."""
+        """Load what `to_dict` returned, without the prefix."""
         self.count = int(values["count"])
         self.sums = {}
         for key, value in values.items():
@@ -159,7 +158,7 @@ class QuantStat:
 
 @dataclass
 class SiteStats:
-    """The ranges of the products of activations in one module: which there are is known when it has run.
+    """The ranges of the products of activations in one module, known once it has run.
 
     Attributes:
         path: of the module. stats: by the operand's name in it, "einsum0_lhs". collecting, own_ranges: of each of them.
@@ -171,25 +170,25 @@ class SiteStats:
     own_ranges: bool = False
 
     def of(self, name: str) -> QuantStat:
-        """The statistics of an operand, which are made if there are none."""
+        """Return the statistics of an operand; create them if there are none."""
         if name not in self.stats:
             self.stats[name] = QuantStat(f"{self.path}.{name}" if self.path else name, None)
         return self.stats[name]
 
-    def range_for(self, name: str, found: Range, axis: int, rule: QuantizationRule) -> Range:
+    def range_for(self, name: str, batch_range: Range, axis: int, rule: QuantizationRule) -> Range:
         """See `QuantStat.range_for`. axis: that is summed."""
         stat = self.of(name)
         stat.batch_axes, stat.axis = rule.act_batch_axes, axis
         stat.collecting, stat.own_ranges = self.collecting, self.own_ranges
-        return stat.range_for(found)
+        return stat.range_for(batch_range)
 
 
 @contextmanager
 def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
-    """While this lasts, what runs through `model` is added to the statistics of its layers with static ranges.
+    """Context manager: add all inputs of `model` to the statistics of its layers with static ranges.
 
     Args:
-        own_ranges: a batch is quantized with its own range, so that no batch changes what is found in another.
+        own_ranges: quantize a batch with its own range, so that no batch changes the ranges of another.
 
     Raises:
         SettingsError: nothing in the model has a rule with act_static_scale.
@@ -197,9 +196,9 @@ def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
     stats: list[QuantStat | SiteStats] = [*_layers(model).values(), *_sites(model).values()]
     if not stats:
         raise SettingsError(
-            f"Ranges were to be collected for a {type(model).__name__}",
+            f"Cannot collect ranges for a {type(model).__name__}",
             "nothing in it has a rule with act_static_scale",
-            "Set act_static_scale in a rule, and use `quantize_model` with a QtProvider first",
+            "Set act_static_scale in a rule, and call `quantize_model` with a QtProvider first",
         )
     before = [(stat, stat.collecting, stat.own_ranges) for stat in stats]
     for stat in stats:
@@ -212,19 +211,19 @@ def collecting(model: nn.Module, *, own_ranges: bool = False) -> Iterator[None]:
 
 
 def quant_stats(model: nn.Module, *, exact: bool = False) -> dict[str, Tensor]:
-    """The statistics of a model's layers: flat names to tensors, as a safetensors file can hold.
+    """Return the statistics of a model's layers: flat names to tensors, as in a safetensors file.
 
     Args:
-        exact: sums as whole numbers too, which `merge_quant_stats` adds without rounding.
+        exact: include sums as whole numbers, which `merge_quant_stats` adds without rounding.
     """
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for stat in _stats(model).values():
-        made |= stat.to_dict(exact=exact)
-    return made
+        tensors |= stat.to_dict(exact=exact)
+    return tensors
 
 
 def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Give a model's layers the statistics that `quant_stats` gave. Layers without any keep their own.
+    """Load into a model's layers the statistics that `quant_stats` returned. Layers without any keep their own.
 
     Raises:
         SettingsError: statistics of an operand that the model does not have.
@@ -236,17 +235,18 @@ def load_quant_stats(model: nn.Module, statistics: Mapping[str, Tensor]) -> None
             stats[name] = sites[path].of(short)
         if name not in stats:
             raise SettingsError(
-                f"Statistics of {name!r} were given",
+                f"Cannot load statistics of {name!r}",
                 f"this {type(model).__name__} has no such layer with a static range",
-                "Use those of a model with the same layers and rules",
+                "Use statistics of a model with the same layers and rules",
             )
         stats[name].load(values)
 
 
 def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The statistics of all batches out of those of several processes, which saw different ones.
+    """Merge the statistics of several processes, which saw different batches.
 
-    Bit for bit those of one process that saw all batches, if the parts are exact (`quant_stats(model, exact=True)`).
+    The result is bit for bit that of one process that saw all batches, if the parts are exact: those of
+    `quant_stats(model, exact=True)`.
 
     Raises:
         SettingsError: parts whose ranges have different shapes.
@@ -266,21 +266,21 @@ def merge_quant_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor
                 continue
             if set(whole.sums) != set(one.sums) or _bare(whole.shape) != _bare(one.shape):
                 raise SettingsError(
-                    f"Statistics of {name!r} from several processes were to be added",
-                    f"one has ranges of {list(whole.shape)}, another of {list(one.shape)}",
-                    "Collect them with the same rules; name all axes whose size can change in act_batch_axes",
+                    f"Cannot add statistics of {name!r} from several processes",
+                    f"one has ranges of shape {list(whole.shape)}, another of shape {list(one.shape)}",
+                    "Collect them with the same rules, and list all axes whose size can change in act_batch_axes",
                 )
             whole.count += one.count
             for key, totals in one.sums.items():
                 whole.sums[key] = [a + b for a, b in zip(whole.sums[key], totals, strict=True)]
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in sorted(merged):
-        made |= merged[name].to_dict(exact=exact)
-    return made
+        tensors |= merged[name].to_dict(exact=exact)
+    return tensors
 
 
 def has_statistics(model: nn.Module) -> bool:
-    """Whether there is something that ranges can be collected for."""
+    """Return whether ranges can be collected for anything in the model."""
     return bool(_layers(model) or _sites(model))
 
 
@@ -290,21 +290,21 @@ def _stats(model: nn.Module) -> dict[str, QuantStat]:
 
 
 def _layers(model: nn.Module) -> dict[str, QuantStat]:
-    found = (getattr(module, "statistics", None) for module in model.modules())
-    return {stat.name: stat for stat in found if isinstance(stat, QuantStat)}
+    candidates = (getattr(module, "statistics", None) for module in model.modules())
+    return {stat.name: stat for stat in candidates if isinstance(stat, QuantStat)}
 
 
 def _sites(model: nn.Module) -> dict[str, SiteStats]:
-    found = (getattr(module.__dict__.get(MARK), "statistics", None) for module in model.modules())
-    return {site.path: site for site in found if isinstance(site, SiteStats)}
+    candidates = (getattr(module.__dict__.get(MARK), "statistics", None) for module in model.modules())
+    return {site.path: site for site in candidates if isinstance(site, SiteStats)}
 
 
 def _by_operand(statistics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    made: dict[str, dict[str, Tensor]] = {}
+    operands: dict[str, dict[str, Tensor]] = {}
     for name, value in statistics.items():
         operand, _, what = name.rpartition(".")
-        made.setdefault(operand, {})[what] = value
-    return made
+        operands.setdefault(operand, {})[what] = value
+    return operands
 
 
 def _mean(value: Tensor, axes: Sequence[int]) -> Tensor:
@@ -315,7 +315,7 @@ def _mean(value: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _bare(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without its leading ones; they only say how many axes the input had."""
+    """Return a shape without its leading ones, which only reflect the number of the input's axes."""
     first = next((axis for axis, size in enumerate(shape) if size > 1), len(shape))
     return tuple(shape[first:])
 
