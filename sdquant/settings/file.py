@@ -66,7 +66,7 @@ def loads(text: str) -> Settings:
         SettingsError: it is no such text, of a newer version, or has a setting that does not exist or a value that it
             cannot have.
     """
-    return from_value(parse(text, "The text"), "The text")
+    return from_value(parse(text, "the text"), "the text")
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
@@ -81,7 +81,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     try:
         text = strict_json.text(raw)
     except ValueError as error:
-        raise _refused(str(path), "it is no text in UTF-8", f"Choose another file, or {_AWAY}") from error
+        raise _refused(str(path), "it is not UTF-8 text", f"Choose another file, or {_AWAY}") from error
     return from_value(parse(text, str(path)), str(path))
 
 
@@ -115,7 +115,7 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
             os.rename(place, aside)
         except OSError as error:
             raise SettingsError(
-                f"{path} was to be set aside", error.strerror or str(error), "Rename or remove it yourself"
+                f"Cannot set aside {path}", error.strerror or str(error), "Rename or remove it yourself"
             ) from error
     return aside
 
@@ -124,7 +124,7 @@ def parse(text: str, where: str) -> Any:
     """The JSON value of a text that may be anybody's.
 
     Args:
-        where: what an error calls the text: a path, or "The text".
+        where: name of the text in errors: a path, or "the text".
 
     Raises:
         SettingsError: it is too large, or not JSON.
@@ -149,20 +149,20 @@ def from_value(value: Any, where: str) -> Settings:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise _refused(where, f"its version is {_short(repr(version))}", f'Write "version": {VERSION}, or {_AWAY}')
     if version > VERSION:
-        why = f"a newer sdquant wrote it: version {_short(version)} of the format, and {VERSION} is the last known here"
+        why = f"a newer sdquant wrote it: it has format version {_short(version)}, and this one reads up to {VERSION}"
         raise _refused(where, why, f"Update sdquant, or {_AWAY}")
     if not isinstance(values, dict):
-        raise _refused(where, 'its "settings" are not name and value', f"Correct it, or {_AWAY}")
+        raise _refused(where, 'its "settings" are not a table of names and values', f"Correct it, or {_AWAY}")
     values = migrated(values, version)
     known = [row.name for row in fields()]
     for name in values:
         if name not in known:
-            why = f"it sets {_short(repr(name))}, and the settings are {', '.join(known)}"
+            why = f"it sets {_short(repr(name))}, which does not exist; the settings are {', '.join(known)}"
             raise _refused(where, why, f"Remove that line, or {_AWAY}")
     try:
         return Settings(values)
     except SdquantError as error:
-        raise _refused(where, f"{_short(error.what)}, but {_short(error.why)}", f"{error.fix}; or {_AWAY}") from error
+        raise _refused(where, f"{_short(error.what)} ({_short(error.why)})", f"{error.fix}; or {_AWAY}") from error
 
 
 def migrated(
@@ -195,11 +195,11 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _too_large(size: int) -> str:
-    return f"it has {size} bytes, and settings have at most {LARGEST}"
+    return f"it has {size} bytes, more than the limit of {LARGEST}"
 
 
 def _refused(where: str, why: str, fix: str) -> SettingsError:
-    return SettingsError(f"{where} was read as settings", why, fix)
+    return SettingsError(f"Cannot read {where} as settings", why, fix)
 
 
 def _short(what: object) -> str:

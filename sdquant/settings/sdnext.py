@@ -164,23 +164,23 @@ def read_any(text: str, *, machine: Machine | None = None) -> Migrated:
     """
     config = _table(text)
     if config.get("format") == FORMAT:
-        settings = from_value(config, "The file")
+        settings = from_value(config, "the file")
         return Migrated(settings=settings, taken=tuple(settings.to_dict()), left=())
     found = _of_config(config, machine)
     if not found.taken and not found.left:
         raise SettingsError(
-            "The file was read as settings",
-            "it has neither sdquant's settings nor options of SD.Next about quantization or offload",
-            "Choose a file that the export button wrote, or SD.Next's config.json",
+            "Cannot read the file as settings",
+            "it has neither sdquant's settings nor SD.Next options for quantization or offload",
+            "Choose a file written by the export button, or SD.Next's config.json",
         )
     return found
 
 
 def _table(text: str) -> dict[str, Any]:
-    config = parse(text, "The file")
+    config = parse(text, "the file")
     if not isinstance(config, dict):
         raise SettingsError(
-            "The file was read as settings", "it is not a table of names and values", "Choose another file"
+            "Cannot read the file as settings", "it is not a table of names and values", "Choose another file"
         )
     return config
 
@@ -220,7 +220,7 @@ class _Book:
         try:
             self.settings = self.settings.but(changes)
         except SdquantError as error:
-            self.leave(option, f"{_short(error.what)}, but {error.why}")
+            self.leave(option, f"{_short(error.what)} ({error.why})")
             return False
         self.taken[option] = None
         self.seen.add(option)
@@ -238,14 +238,15 @@ def _schemes(book: _Book) -> None:
     for row in QUANTIZERS:
         for role, target in _targets(book, row):
             if role in owners:
-                book.leave(row.targets, f"{owners[role].title} is ticked for {target} too, and SD.Next asks that first")
+                why = f"{owners[role].title} is ticked for {target} too and takes precedence in SD.Next"
+                book.leave(row.targets, why)
             elif _take_scheme(book, row, role):
                 owners[role] = row
     chosen = list({row.targets: row for row in owners.values()}.values())
     for row in QUANTIZERS:
         for name in row.others:
             if book.get(name) is not None and row not in chosen and name not in book.seen:
-                book.leave(name, f"it has no effect here: {row.targets} quantizes nothing that was taken")
+                book.leave(name, f"it has no effect here: {row.targets} quantizes nothing that was imported")
     for row in chosen:
         if row.skip is not None and book.get(row.skip) is not None:
             names = [word for word in re.split(r"[;|,\s]+", str(book.get(row.skip))) if word]
@@ -259,7 +260,7 @@ def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        book.leave(row.targets, f"{_short(repr(value))} is no list of parts")
+        book.leave(row.targets, f"{_short(repr(value))} is not a list of components")
         return []
     found = []
     for word in dict.fromkeys(value):
@@ -267,7 +268,7 @@ def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
         if role:
             found.append((role, word))
         else:
-            what = "no part that sdquant knows" if role is None else "loaded by no part of sdquant"
+            what = "not a component that sdquant knows" if role is None else "not loaded by sdquant"
             book.leave(row.targets, f"{_short(word)} is {what}")
     return found
 
@@ -279,7 +280,7 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
     scheme = row.schemes.get(kind)
     if scheme is None:
         known = ", ".join(row.schemes)
-        book.leave(option, f"of {row.title}'s types sdquant has {known}, not {_short(kind)}")
+        book.leave(option, f"of {row.title}'s types sdquant supports {known}, not {_short(kind)}")
         book.leave(row.targets, f"{role}: there is no such scheme, see {option}")
         return False
     if not book.take(row.targets, {f"quant.{role}": scheme}):
@@ -300,7 +301,7 @@ def _mode(book: _Book, chosen: list[Quantizer]) -> None:
     for mode, row in modes.items():
         option = row.targets if row.mode in (AUTO, POST) else row.mode
         if len(modes) > 1 and mode != AUTO:
-            book.leave(option, f"mode {mode}: one mode holds for all parts, and others were quantized differently")
+            book.leave(option, f"mode {mode}: all components share one mode, and others use another one")
         elif len(modes) == 1 and (mode != AUTO or book.get(option) is not None):
             book.take(option, {"mode": mode})
 
@@ -312,19 +313,19 @@ def _offload(book: _Book, machine: Machine | None) -> None:
     ticked = [name for name in OLD_OFFLOADS if book.get(name) is True]
     for name in ticked:
         if mode is not None or name != ticked[0]:
-            book.leave(name, f"{OFFLOAD if mode is not None else ticked[0]} says it already")
+            book.leave(name, f"{OFFLOAD if mode is not None else ticked[0]} already sets it")
         else:
             book.take(name, {"offload": OLD_OFFLOADS[name]})
     share = book.get(WATERMARK)
     if share is None:
         return
     if not isinstance(share, (int, float)) or isinstance(share, bool) or not share > 0:
-        book.leave(WATERMARK, f"{_short(repr(share))} is no share of the memory")
+        book.leave(WATERMARK, f"{_short(repr(share))} is not a share of the memory")
         return
     # Old versions had gigabytes there, whose numbers are above one.
     total = machine.best.memory_total if machine is not None and machine.best.kind != "cpu" else None
     if share <= 1 and total is None:
-        book.leave(WATERMARK, "it is a share of the graphics card's memory, and there is none here that tells its size")
+        book.leave(WATERMARK, "it is a share of the graphics card's memory, whose size is not known here")
         return
     size = share if share > 1 else share * (total or 0) / 1e9
     book.take(WATERMARK, {"budget": f"{size:.1f}GB"})
