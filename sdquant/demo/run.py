@@ -200,8 +200,8 @@ def need_extra() -> None:
     missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise BackendUnavailableError(
-            "The demo was asked for",
-            f"it needs {' and '.join(missing)} to draw and to judge, which is not installed",
+            "Cannot run the demo",
+            f"drawing and judging the digits needs {' and '.join(missing)}, which is not installed",
             'Run: pip install "sdquant[demo]"',
         )
 

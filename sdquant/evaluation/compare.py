@@ -76,7 +76,9 @@ def compare(
         SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be drawn.
     """
     if isinstance(amplify, bool) or not isinstance(amplify, int) or not 1 <= amplify <= 255:
-        raise SettingsError(f"amplify={amplify!r} was given", "it is a whole number from 1 to 255", f"Use {AMPLIFY}")
+        raise SettingsError(
+            f"Cannot use amplify={amplify!r}", "it must be a whole number from 1 to 255", f"Use {AMPLIFY}"
+        )
     values.setdefault("progress", False)
     columns: dict[str, Request] = {}
     for quant in (reference, *quants):

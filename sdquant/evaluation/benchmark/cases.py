@@ -106,9 +106,9 @@ def _written(target: Target, scheme: str, work: Path) -> Request:
 
     if target.scheme is not None:
         raise ConflictError(
-            f"{target.asked.path} was to be measured as {scheme}",
-            f"it is quantized to {target.scheme} already",
-            "Name the model with float weights",
+            f"Cannot measure {target.asked.path} as {scheme}",
+            f"it is already quantized to {target.scheme}",
+            "Use the model with float weights",
         )
     asked = target.asked
     # Before anything is written: what the matrix says to loading such a file.

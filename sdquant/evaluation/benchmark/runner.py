@@ -103,7 +103,7 @@ def bench(
         request(path, **(values | {"quant": text}))  # one that does not exist is no row
     if asked.quant is not None:
         raise SettingsError(
-            f"quant={asked.quant!r} was given", "the reference is the model as found", "Give it among the schemes"
+            f"Cannot use quant={asked.quant!r}", "the reference is the model as found", "Add it to the schemes instead"
         )
     target = find(asked)
     here = hardware.probe()
@@ -170,20 +170,20 @@ def settings(asked: Request) -> dict[str, Any]:
 
 def _check(**values: Any) -> None:
     def refuse(name: str, why: str, fix: str) -> SettingsError:
-        return SettingsError(f"{name}={values[name]!r} was given", why, fix)
+        return SettingsError(f"Cannot use {name}={values[name]!r}", why, fix)
 
     def number(value: object, least: int) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
     for name, least in (("steps", 1), ("rounds", 1), ("batch", 1), ("threads", 1), ("seed", 0)):
         if not number(values[name], least) and not (name == "threads" and values[name] is None):
-            raise refuse(name, f"it is a whole number from {least} on", f"Use {max(least, 1)}, say")
+            raise refuse(name, f"it must be a whole number, at least {least}", f"Use for example {max(least, 1)}")
     size = values["size"]
     if size is not None and not (isinstance(size, tuple) and len(size) == 2 and all(number(n, 1) for n in size)):
-        raise refuse("size", "it is a width and a height in pixels", "Use (512, 512), say")
+        raise refuse("size", "it must be a width and a height in pixels", "Use for example (512, 512)")
     for name, choices in (("inputs", INPUT_KINDS), ("clock", CLOCKS)):
         if values[name] not in choices:
-            raise refuse(name, f"it is one of {', '.join(choices)}", f"Use {choices[0]!r}")
+            raise refuse(name, f"it must be one of {', '.join(choices)}", f"Use {choices[0]!r}")
 
 
 def _cores() -> int:
@@ -210,9 +210,9 @@ def _inputs(
         return "random", size, batch_of(given)
     if target.pipeline is None:
         raise SettingsError(
-            f"{target.asked.path} was to be run on its pipeline's inputs",
-            "it is a component alone",
-            "Give base=<pipeline folder>, or inputs='random'",
+            f"Cannot run {target.asked.path} on its pipeline's inputs",
+            "it is a component without a pipeline",
+            "Add base=<pipeline folder>, or inputs='random'",
         )
     asked = replace(target.pipeline, progress=False)
     job = Job(
@@ -223,7 +223,7 @@ def _inputs(
     try:
         made = worker.ask("inputs")
     except Failed as error:
-        raise error.as_error(f"The inputs of {target.asked.path} were to be had from its pipeline") from error
+        raise error.as_error(f"Cannot get the inputs of {target.asked.path} from its pipeline") from error
     finally:
         worker.end()
         workers.remove(worker)
@@ -276,7 +276,7 @@ def _group(
                     said = one.worker.ask("turn", steps=steps)
                 except Failed as error:
                     if one is running[0]:
-                        raise error.as_error(f"{target.asked.path} was to be run") from error
+                        raise error.as_error(f"Cannot run {target.asked.path}") from error
                     running.remove(one)
                     lost.append(_failed(one.row, error))
                     tell.skip(rounds - turn - 1)
@@ -315,7 +315,7 @@ def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, worke
         worker.end()
         workers.remove(worker)
         if reference:
-            raise error.as_error(f"{target.asked.path} was to be run") from error
+            raise error.as_error(f"Cannot run {target.asked.path}") from error
         return _failed(one.row, error)
     peak = first.pop("peak", worker.peak)
     values = said | first | {"snr": None if first["snr"] is None else float(first["snr"])}

@@ -57,9 +57,9 @@ def _main(made: plan.Plan) -> tuple[str, Source]:
     name = next((one for one in (*MAIN, ".") if one in sources), None)
     if name is None:
         raise UnsupportedFileError(
-            f"{made.path} was to be measured",
-            f"it has {', '.join(sources)}, and neither a UNet nor a transformer",
-            "Name a pipeline, or a UNet or transformer",
+            f"Cannot measure {made.path}",
+            f"it has {', '.join(sources)}, but neither a UNet nor a transformer",
+            "Use a pipeline, or a UNet or transformer",
         )
     return ("model" if name == "." else name), sources[name]
 

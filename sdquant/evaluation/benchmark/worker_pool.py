@@ -47,7 +47,9 @@ class Failed(Exception):
         """The same as an error of this package."""
         if self.parts is not None:
             return SdquantError(*self.parts)
-        return SdquantError(what, self.text.rstrip("."), "See what `sdquant plan` says to the same words")
+        return SdquantError(
+            what, self.text.rstrip("."), "Run `sdquant plan` with the same arguments to see what it reports"
+        )
 
 
 class Worker:
@@ -170,10 +172,10 @@ class Worker:
         code = self._process.wait()
         self._says.seek(0)
         last = [line for line in self._says.read().decode(errors="replace").splitlines() if line.strip()][-1:]
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        more = ", for which the usual cause is that memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
-        said = f"; its last words: {last[0].strip()}" if last else ""
-        return Failed("WorkerEnded", f"Its process ended {how}{more}{said}.")
+        how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        more = ", usually because memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
+        said = f"; its last output: {last[0].strip()}" if last else ""
+        return Failed("WorkerEnded", f"Its process {how}{more}{said}.")
 
 
 def _children(pid: int) -> list[Any]:
