@@ -53,12 +53,12 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise SettingsError("Ranges were to be found", "there are no prompts to draw", "Give --prompt or --prompts")
+            raise SettingsError("Cannot calibrate", "there are no prompts", "Add --prompt or --prompts")
         if not any(row.act_static_scale for row in self.rules):
             raise SettingsError(
-                "Ranges were to be found",
-                "no rule has act_static_scale: all find theirs at run time",
-                "Set act_static_scale: true in the rules whose layers are to have a static range",
+                "Cannot calibrate",
+                "no rule has act_static_scale, so all ranges are computed at run time",
+                "Set act_static_scale: true in the rules whose layers need a static range",
             )
 
     @property
@@ -109,7 +109,7 @@ def calibrate(
         for name, model in models.items():
             prefix = f"{name}."
             load_quant_stats(model, {k.removeprefix(prefix): v for k, v in known.items() if k.startswith(prefix)})
-        log.warning("%s: %d of %d images are done already", partial, done, len(mine))
+        log.warning("resuming from %s: %d of %d images are already done", partial, done, len(mine))
 
     def found(*, exact: bool) -> dict[str, Tensor]:
         return {f"{name}.{k}": v for name, model in models.items() for k, v in quant_stats(model, exact=exact).items()}
@@ -136,9 +136,9 @@ def calibrate(
     unseen = sorted(k.removesuffix(".count") for k, value in merged.items() if k.endswith(".count") and not int(value))
     if unseen:
         raise SettingsError(
-            "Ranges were to be found",
+            "Cannot calibrate",
             f"{len(unseen)} layers saw no data, the first is {unseen[0].rpartition('.')[0]!r}",
-            "Give prompts that reach it, or let an earlier rule without act_static_scale match it",
+            "Add prompts that reach it, or let an earlier rule without act_static_scale match it",
         )
     _require_products(models, merged)
     return merged
@@ -164,10 +164,10 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
             wanted.pop(found, None)
     for rule, path in wanted.items():
         raise SettingsError(
-            "Ranges were to be found",
+            "Cannot calibrate",
             f"the rule for {rule.module_path!r} with op_names={list(rule.op_names)} saw no product of activations in "
-            f"the modules that it decides for, the first is {path!r}",
-            "Name modules that multiply activations by torch's functions, or leave act_static_scale out of this rule",
+            f"the modules that it applies to, the first is {path!r}",
+            "Match modules that multiply activations with torch functions, or remove act_static_scale from this rule",
         )
 
 
@@ -199,7 +199,7 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
 
     if not is_pipeline(pipe):
         raise SettingsError(
-            f"Ranges were to be found in a {type(pipe).__name__}", "it cannot draw alone", "Give its pipeline"
+            f"Cannot calibrate a {type(pipe).__name__}", "it cannot generate images on its own", "Pass its pipeline"
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
     made = {}
@@ -219,9 +219,9 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             made[name] = trained
     if not made:
         raise SettingsError(
-            f"Ranges were to be found in {task.model}",
+            f"Cannot calibrate {task.model}",
             "no rule with act_static_scale is the first to match a layer",
-            "Look at module_path and op_names, and at the rules before it",
+            "Check module_path and op_names, and the rules before it",
         )
     return made
 
@@ -240,13 +240,13 @@ def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping
         about, statistics = read_about(partial), read_statistics(partial)
         done, other = int(about["done"]), about["task"]
     except (BadFileError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(f"{partial} was to be gone on from", str(error), "Remove it to begin again") from error
+        raise SettingsError(f"Cannot resume from {partial}", str(error), "Delete it to start again") from error
     mine = json.loads(json.dumps(task.to_dict()))
     if other != mine or not 0 <= done <= count:
         differs = [key for key in mine if not isinstance(other, Mapping) or other.get(key) != mine[key]]
         raise SettingsError(
-            f"{partial} was to be gone on from",
-            f"it is of another calibration: {', '.join(differs) or 'the number of images'} differ",
-            "Remove it to begin again, or name another target",
+            f"Cannot resume from {partial}",
+            f"it belongs to another calibration: {', '.join(differs) or 'the number of images'} differ",
+            "Delete it to start again, or choose another output file",
         )
     return done, statistics

@@ -55,15 +55,18 @@ def choose(folder: Path, resume: str) -> Checkpoint | None:
     if not resume:
         if rows:
             raise SettingsError(
-                f"A training was to start in {folder.parent}", f"one is there already, up to step {rows[-1].step}",
-                "Add resume=latest to go on with it, or choose another run_name",
+                f"Cannot start a training in {folder.parent}", f"it already contains one, up to step {rows[-1].step}",
+                "Add resume=latest to continue it, or choose another run_name",
             )  # fmt: skip
         return None
     if resume == "latest" and rows:
         return rows[-1]
     if resume not in named:
-        there = f"there are {', '.join(named)}" if named else "no checkpoint is there"
-        raise SettingsError(f"resume={resume} was given for {folder.parent}", there, "Use one of them, or leave it out")
+        there = f"the checkpoints are {', '.join(named)}" if named else "there is no checkpoint"
+        raise SettingsError(
+            f"Cannot resume {folder.parent} from {resume!r}", there,
+            "Set resume to an existing checkpoint, or leave it out to start from scratch",
+        )  # fmt: skip
     return named[resume]
 
 
@@ -111,8 +114,8 @@ def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], set
         _refuse_other(place, kept["settings"], state["settings"])
         if kept["data"] != state["data"]:
             raise SettingsError(
-                f"A training was to go on from {place}", "the pictures or captions are not what they were",
-                "Put them back, or choose another run_name",
+                f"Cannot resume from {place}", "the pictures or captions have changed",
+                "Restore them, or choose another run_name",
             )  # fmt: skip
         accelerator.load_state(str(place))
     except (
@@ -126,8 +129,8 @@ def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], set
         SafetensorError,
     ) as error:
         raise BadFileError(
-            f"A training was to go on from {place}", f"it is damaged: {error}",
-            f"Delete it and go on from an earlier one, or start {settings.run_name} afresh",
+            f"Cannot resume from {place}", f"it is damaged: {error}",
+            f"Delete it and resume from an earlier one, or start {settings.run_name} from scratch",
         ) from error  # fmt: skip
 
 
@@ -135,6 +138,6 @@ def _refuse_other(place: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]
     for name, value in asked.items():
         if kept.get(name) != value:
             raise SettingsError(
-                f"A training was to go on from {place} with {name}={value!r}", f"it began with {kept.get(name)!r}",
-                "Leave that as it was, or choose another run_name",
+                f"Cannot resume from {place} with {name}={value!r}", f"it began with {kept.get(name)!r}",
+                "Restore that value, or choose another run_name",
             )  # fmt: skip

@@ -115,7 +115,9 @@ def encode(pipe: Any, examples: Sequence[Example], settings: Settings, device: t
     side = settings.resolution or native_size(pipe)
     step = 2 ** (len(pipe.vae.config.block_out_channels) - 1) * 2  # patches of 2x2 latents, or a UNet's halving
     if side % step:
-        raise SettingsError(f"resolution={side} was given", f"it is no multiple of {step}", "Use one that is")
+        raise SettingsError(
+            f"Cannot train at resolution={side}", f"it is not a multiple of {step}", f"Use a multiple of {step}"
+        )
     prompts = ("", *sorted({caption for example in examples for caption in example.captions} - {""}))
     number = {prompt: place for place, prompt in enumerate(prompts)}
     with _on(pipe, device):

@@ -157,10 +157,10 @@ def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
     """Raised before the weights are changed by it: fp16's scaler leaves out steps whose gradients are not finite, which
     alone is no error."""
     kept = checkpoints.found(job.settings.folder / "checkpoints")
-    last = f"the last checkpoint is that of step {kept[-1].step}" if kept else "there is no checkpoint yet"
+    last = f"the last checkpoint is from step {kept[-1].step}" if kept else "there is no checkpoint yet"
     return TrainingError(
-        f"Step {job.step + 1} was trained",
-        f"its loss is {loss:g} and its gradient's norm {norm:g}; {last}",
+        f"Training diverged at step {job.step + 1}",
+        f"the loss is {loss:g} and the gradient norm {norm:g}; {last}",
         "Start a run with a lower learning_rate or max_grad_norm, or with mixed_precision=no",
     )
 

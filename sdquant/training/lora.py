@@ -56,21 +56,23 @@ def add_lora(
     """
     from .. import offload
 
-    peft = _peft("A LoRA was to be added")
+    peft = _peft("Cannot add a LoRA")
     if rank < 1 or not 0 <= dropout < 1:
         raise SettingsError(
-            f"A LoRA of rank {rank} with dropout {dropout} was asked for",
-            "a rank is at least 1, and a dropout at least 0 and below 1",
-            "Common are ranks from 4 to 64, and no dropout",
+            f"Cannot add a LoRA of rank {rank} with dropout {dropout}",
+            "the rank must be at least 1, and the dropout at least 0 and below 1",
+            "Use for example a rank from 4 to 64 and no dropout",
         )
     if name in (getattr(model, "peft_config", None) or {}):
-        raise SettingsError(f"A LoRA {name!r} was to be added", "the model has one of that name", "Choose another name")
+        raise SettingsError(
+            f"Cannot add a LoRA {name!r}", "the model already has one of that name", "Choose another name"
+        )
     paths = list(_targets(model, target_modules, rank))
     if not paths:
         raise SettingsError(
-            f"A LoRA on {target_modules!r} was asked for",
-            f"{type(model).__name__} has no Linear or convolution that ends so",
-            f"Name the ends of paths, as in {', '.join(ATTENTION[:3])}, or {ALL!r}",
+            f"Cannot add a LoRA to {target_modules!r}",
+            f"{type(model).__name__} has no Linear or convolution layer whose path ends like that",
+            f"Use the ends of layer paths, such as {', '.join(ATTENTION[:3])}, or {ALL!r}",
         )
     offload.refuse_training(model)
     strength = rank if alpha is None else alpha
@@ -136,8 +138,8 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
         tensors = {f"{part}.{key}": value for part, one in parts.items() for key, value in _tensors(one, name)}
     if not tensors:
         raise SettingsError(
-            f"The LoRA {name!r} was to be saved",
-            f"the model has {', '.join(sorted(_names(parts))) or 'none'}",
+            f"Cannot save the LoRA {name!r}",
+            f"the model has only {', '.join(sorted(names))}" if (names := _names(parts)) else "the model has none",
             "Add one with sdquant.lora.add_lora, or load one",
         )
     target = Path(path)
@@ -155,7 +157,7 @@ def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
         if "base_layer" not in module._modules or name not in getattr(layer, "scaling", {}):
             continue
         if name not in layer.lora_A:  # of a table of embeddings, which diffusers does not load
-            log.warning("%s: the LoRA on a table of embeddings is not saved", path)
+            log.warning("%s: the LoRA on an embedding layer is not saved", path)
             continue
         path = path.replace(".base_layer", "")
         # set_adapters changes `scaling`; what was trained is alpha / rank.

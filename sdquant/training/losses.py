@@ -73,15 +73,16 @@ def of(pipe: Any, family: Family, teacher: Any = None) -> Objective:
     name = type(pipe.scheduler).__name__
     if family.flow:
         if "FlowMatch" not in name:
-            raise _unknown(name, f"a {type(pipe).__name__} is trained by flow matching")
+            why = f"a {type(pipe).__name__} is trained by flow matching, which needs a FlowMatch scheduler"
+            raise _unknown(name, why)
         shift = 1.0 if config.get("use_dynamic_shifting") else float(config.get("shift", 1.0))
         return Objective(family=family, shift=shift, teacher=teacher)
     target = config.get("prediction_type")
     if target not in TARGETS:
-        raise _unknown(name, f"its prediction_type is {target!r}, none of {', '.join(TARGETS)}")
+        raise _unknown(name, f"its prediction_type is {target!r}, not one of {', '.join(TARGETS)}")
     scheduler = libraries.diffusers().DDPMScheduler.from_config(config)
     return Objective(family=family, scheduler=scheduler, target=str(target), teacher=teacher)
 
 
 def _unknown(name: str, why: str) -> SettingsError:
-    return SettingsError(f"A pipeline with a {name} was to be trained", why, "Put a scheduler of that kind into it")
+    return SettingsError(f"Cannot train a pipeline with a {name}", why, "Replace its scheduler with one of that kind")

@@ -74,14 +74,14 @@ def load(settings: Settings) -> Model:
     pipe = load_whole(asked if settings.lora_rank else replace(asked, components=None, skip=()))
     if main is None or not hasattr(pipe, main):
         raise SettingsError(
-            f"{asked.path} was to be trained", f"it is a {type(pipe).__name__}, no pipeline with a UNet or transformer",
-            "Give a pipeline's folder, or base=<pipeline folder> together with the component",
+            f"Cannot train {asked.path}", f"it is a {type(pipe).__name__}, not a pipeline with a UNet or transformer",
+            "Use a pipeline's folder, or base=<pipeline folder> together with the component",
         )  # fmt: skip
     net = getattr(pipe, main)
     if not settings.lora_rank and any(True for _ in quantized(net)):
         raise SettingsError(
-            f"{asked.path} was to be trained", "its weights are quantized, and only a LoRA on them can be trained",
-            "Set lora_rank, or give the model with float weights",
+            f"Cannot train {asked.path}", "its weights are quantized, so only a LoRA on them can be trained",
+            "Set lora_rank, or use the model with float weights",
         )  # fmt: skip
     floats = {} if ruled is None else _by_rules(pipe, [name for name in ruled if name != main], settings)
     dtype = dtype_named(settings.dtype or _dtype(seen.sources[main]))

@@ -43,11 +43,11 @@ def of(pipe: Any) -> Family:
     name = type(pipe).__name__
     if name not in FAMILIES:
         raise SettingsError(
-            f"A {name} was to be trained", f"only {', '.join(FAMILIES)} can be", "Choose a model of one of these kinds"
+            f"Cannot train a {name}", f"only {', '.join(FAMILIES)} can be trained", "Choose a model of these kinds"
         )
     if getattr(pipe.vae.config, "latents_mean", None) is not None:
         raise SettingsError(
-            f"A {name} was to be trained", "its VAE has latents_mean, which is not known here", "Choose another model"
+            f"Cannot train a {name}", "its VAE has latents_mean, which is not supported", "Choose another model"
         )
     return FAMILIES[name]
 
@@ -66,7 +66,7 @@ def encode(pipe: Any, prompts: list[str], length: int, side: int) -> Conditions:
     if length:
         if "max_sequence_length" not in inspect.signature(pipe.encode_prompt).parameters:
             raise SettingsError(
-                f"max_sequence_length={length} was given", f"a {type(pipe).__name__} has a fixed one", "Leave it out"
+                f"Cannot use max_sequence_length={length}", f"a {type(pipe).__name__} has a fixed one", "Leave it out"
             )
         values["max_sequence_length"] = length
     with torch.no_grad():

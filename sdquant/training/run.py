@@ -140,17 +140,17 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
     try:
         if settings.device not in (None, made.device.type):
             raise SettingsError(
-                f"device={settings.device} was given", f"accelerate trains on {made.device} here",
-                "Leave it out, or use cpu",
+                f"Cannot train on device={settings.device}", f"accelerate uses {made.device} here",
+                "Leave device out, or use cpu",
             )  # fmt: skip
         if made.distributed_type.value not in known:
             raise SettingsError(
-                f"A training with accelerate's {made.distributed_type.value} was asked for",
-                f"only {', '.join(known)} are known here", "Change it with: accelerate config",
+                f"Cannot train with accelerate's {made.distributed_type.value}",
+                f"only {', '.join(known)} are supported", "Change it with: accelerate config",
             )  # fmt: skip
         if launched() and made.num_processes == 1:
             raise SettingsError(
-                "Cannot train in the processes that torchrun has started",
+                "Cannot train in the processes started by torchrun",
                 f"accelerate lets each of them train alone on {made.device}, all into one folder",
                 "Set device=cpu, or start without torchrun",
             )
@@ -263,7 +263,7 @@ def _draw_curve(settings: Settings, lines: list[metrics_log.Line]) -> None:
 
 def _stop(settings: Settings, step: int, interrupts: Interrupts) -> None:
     """Say how to go on, and let the signal do what it does. (In other processes than its own: end with an error.)"""
-    log.warning("stopped after step %d, which is kept; go on with resume=latest", step)
+    log.warning("stopped after step %d, which is saved; continue with resume=latest", step)
     seen = interrupts.seen or signal.SIGINT
     interrupts.__exit__()
     signal.raise_signal(seen)

@@ -81,37 +81,37 @@ class Settings:
 
     def __post_init__(self) -> None:
         if bool(self.dataset_name) == bool(self.train_data_dir):
-            given = "both dataset_name and train_data_dir" if self.dataset_name else "no data"
+            what = "on both dataset_name and train_data_dir" if self.dataset_name else "without data"
             raise SettingsError(
-                f"A training on {given} was asked for",
-                "it takes one of them",
-                "Give train_data_dir=FOLDER, or dataset_name=digits",
+                f"Cannot train {what}",
+                "exactly one of dataset_name and train_data_dir must be set",
+                "Set train_data_dir=FOLDER, or dataset_name=digits",
             )
         if self.model.quant is not None and not self.lora_rank:
             raise SettingsError(
-                f"quantization={self.model.quant} was given for a training",
-                "the weights of a backend cannot be trained, only a LoRA on them can",
+                f"Cannot train with quantization={self.model.quant}",
+                "weights quantized by a backend cannot be trained, only a LoRA on them can",
                 "Set lora_rank, or use_qwix_quantization: true to train with quantization in the loop",
             )
         if self.rules and self.lora_rank:
             raise SettingsError(
-                "Rules of quantized training and lora_rank were given",
-                "a LoRA's network is frozen",
-                "Set use_qwix_quantization: false and quantization to a scheme for it, or leave lora_rank out",
+                "Cannot combine lora_rank with rules for quantized training",
+                "the network is frozen while a LoRA is trained",
+                "Set use_qwix_quantization: false and quantization to a scheme, or leave lora_rank out",
             )
         for rule in self.rules:
             shards = rule.bwd_weight_grad_shards if isinstance(rule, QtRule) and rule.bwd_qtype is not None else None
             if shards and self.per_device_batch_size % shards:
                 raise SettingsError(
-                    f"per_device_batch_size={self.per_device_batch_size} was given for gradients in {shards} shards "
+                    f"Cannot split per_device_batch_size={self.per_device_batch_size} into {shards} gradient shards "
                     "(quantization_local_shard_count, or bwd_weight_grad_shards of a rule)",
                     "each shard is an equal part of the batch",
-                    f"Use a batch of {shards}, or shards that divide {self.per_device_batch_size}",
+                    f"Use a batch of {shards}, or a number of shards that divides {self.per_device_batch_size}",
                 )
         if self.guidance_min > self.guidance_max:
             raise SettingsError(
-                f"guidance_min={self.guidance_min:g} and guidance_max={self.guidance_max:g} were given",
-                "the first is larger", "Exchange them",
+                f"Cannot use guidance_min={self.guidance_min:g} with guidance_max={self.guidance_max:g}",
+                "the minimum is larger than the maximum", "Swap them",
             )  # fmt: skip
 
     @property

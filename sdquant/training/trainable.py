@@ -97,9 +97,9 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     apart += [name for name in wanted if name in state and wanted[name].shape != state[name].shape]
     if apart:
         raise SettingsError(
-            "A training was to go on",
+            "Cannot resume the training",
             f"its checkpoint is of another model: {apart[0]} differs",
-            "Use the model that it began with, or another run_name",
+            "Use the model that it began with, or choose another run_name",
         )
     model.load_state_dict(dict(state), strict=False)
 

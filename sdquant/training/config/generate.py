@@ -62,7 +62,9 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
         return None
     if config.guidance_scale is not None and "guidance_scale" not in inspect.signature(type(pipe).__call__).parameters:
         raise SettingsError(
-            f"guidance_scale={config.guidance_scale:g} was set", f"{type(pipe).__name__} has none", "Leave it out"
+            f"Cannot use guidance_scale={config.guidance_scale:g}",
+            f"{type(pipe).__name__} has no guidance_scale",
+            "Leave it out",
         )
     count = config.count or config.per_device_batch_size
     seeds = tuple(range(config.seed, config.seed + count))

@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         UnknownQuantError: no such preset or scheme. BadFileError: it is no such YAML.
     """
     if command not in COMMANDS:
-        raise SettingsError(f"The command {command!r} was asked for", f"it is one of {', '.join(COMMANDS)}", "Use one")
+        raise SettingsError(f"Unknown command {command!r}", f"it must be one of {', '.join(COMMANDS)}", "Use one")
     values: dict[str, Any] = {row.name: row.default for row in keys()}
     given: dict[str, str] = {}
     path = None if path is None else _place(path)
@@ -95,9 +95,9 @@ def _of_file(name: str, value: Any, where: str) -> Any:
 def _of_text(text: str, command: str) -> tuple[str, Any]:
     name, sign, word = text.partition("=")
     name = name.strip()
-    what = f"{text!r:.120} was given"
+    what = f"Cannot apply override {text!r:.120}"
     if not sign:
-        raise SettingsError(what, "an override is key=value", "Write it like seed=1")
+        raise SettingsError(what, "an override has the form key=value", "Write it like seed=1")
     row = _known(name, what)
     if command not in row.commands:
         why = f"{name} is a key of {' and '.join(row.commands)}, and {command} does not use it"
@@ -108,7 +108,9 @@ def _of_text(text: str, command: str) -> tuple[str, Any]:
     try:
         value = kind.parse(word)
     except ValueError as error:
-        raise SettingsError(what, f"{name} is {_said(row)}: {error}", f"Write it like {name}={kind.example}") from error
+        raise SettingsError(
+            what, f"{name} must be {_said(row)}, but {error}", f"Write it like {name}={kind.example}"
+        ) from error
     return name, checked(row, value, what)
 
 
@@ -128,17 +130,19 @@ def checked(row: Key, value: Any, what: str) -> Any:
     if row.choices:
         fix = f"Use one of {', '.join(row.choices)}"
     if value is None:
-        raise SettingsError(what, f"it has no value, and {row.name} is {_said(row)}", f'{fix}, or "" for an empty text')
+        raise SettingsError(
+            what, f"it has no value, but {row.name} must be {_said(row)}", f'{fix}, or "" for an empty text'
+        )
     try:
         made = kind.read(value)
     except ValueError as error:
-        raise SettingsError(what, f"{error}, and {row.name} is {_said(row)}", fix) from error
+        raise SettingsError(what, f"{error}, but {row.name} must be {_said(row)}", fix) from error
     if isinstance(made, str) and row.choices:
         made = made.strip().lower()
     if row.choices and made not in row.choices:
-        raise SettingsError(what, f"{row.name} is one of {', '.join(row.choices)}", _near(made, row.choices))
+        raise SettingsError(what, f"{row.name} must be one of {', '.join(row.choices)}", _near(made, row.choices))
     if (row.least is not None and made < row.least) or (row.most is not None and made > row.most):
-        raise SettingsError(what, f"{row.name} is {_said(row)}", "Use such a number")
+        raise SettingsError(what, f"{row.name} must be {_said(row)}", "Use a number in this range")
     if row.check is not None:
         try:
             row.check(made)
@@ -185,7 +189,7 @@ def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
     unused = {**quantization_of(config).unused, **unused_in_training(config)}
     for name, reason in unused.items():
         if config.given.get(name) == OVERRIDE:
-            raise SettingsError(f"{name} was set", f"it has no effect here: {reason}", "Leave it out")
+            raise SettingsError(f"Cannot use {name}", f"it has no effect here: {reason}", "Leave it out")
         log.warning("%s of %s has no effect here: %s", name, config.source, reason)
 
 
@@ -193,6 +197,6 @@ def _refuse_other_loading(config: Config, row: Key, lines: Mapping[str, int]) ->
     whose, value = " and ".join(row.commands), shown(config[row.name])
     raise SettingsError(
         f"{config.source}, line {lines[row.name]} sets {row.name}: {value}",
-        f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in a way of its own",
-        f"Leave it out of the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
+        f"{row.name} is a key of {whose}, and {config.command} does not use it: it loads the model in its own way",
+        f"Remove it from the file, and add {row.name}={value} to `sdquant {row.commands[0]}` where you want it",
     )

@@ -29,7 +29,9 @@ def request_of(config: Config, **fixed: Any) -> Request:
     model = config[_MODEL].strip()
     if not model:
         raise SettingsError(
-            f"{_MODEL} is not set", f"it is {key(_MODEL).help}", f"Set it in the file, or add {_MODEL}=digits-sd, say"
+            f"{_MODEL} is not set",
+            f"it is {key(_MODEL).help}",
+            f"Set it in the file, or add {_MODEL}=digits-sd for example",
         )
     # A key of another command has its default here, whatever the file says.
     values = {
@@ -48,9 +50,9 @@ def require_command(config: Config, command: str) -> None:
     """Raise SettingsError for a config of another command: it has not been told which of its keys this one uses."""
     if config.command != command:
         raise SettingsError(
-            f"A config that was read for {config.command or 'no command'} was given to {command}",
-            "each command uses keys of its own, and what it does not use was not held against it",
-            f'Read it with config.load(path, command="{command}")',
+            f"Cannot use a config loaded for {config.command or 'no command'} to {command}",
+            f"each command has its own keys, and this config was not checked for keys that {command} does not use",
+            f'Load it with config.load(path, command="{command}")',
         )
 
 
@@ -63,8 +65,8 @@ def size_of(config: Config) -> tuple[int | None, int | None]:
     width, height, side = config.width, config.height, config.resolution
     if side is not None and width is not None and height is not None:
         raise SettingsError(
-            f"resolution={side}, width={width} and height={height} were set",
-            "resolution is both width and height",
+            f"Cannot use resolution={side} together with width={width} and height={height}",
+            "resolution sets both width and height",
             "Leave resolution out",
         )
     return width or side, height or side

@@ -64,7 +64,7 @@ def resolve(
     for name, value in ((SLICES, num_slices), (SHARDS, shard_count)):
         if value < -1:
             raise SettingsError(
-                f"{name}={value} was given", "it is a whole number, at least -1", "Use -1 for the default"
+                f"Cannot use {name}={value}", "it must be a whole number, at least -1", "Use -1 for the default"
             )
     slices, found = _slices(num_slices, environment, accelerators)
     made = Shards(num_slices=slices, found=found, count=slices if shard_count == -1 else shard_count)
@@ -80,8 +80,8 @@ def _slices(asked: int, environment: Mapping[str, str], accelerators: Callable[[
         local = _number(LOCAL, environment.get(LOCAL, "1"))
         if world % local:
             raise SettingsError(
-                f"{WORLD}={world} and {LOCAL}={local} are in the environment",
-                "nodes of that size do not come to so many processes",
+                f"Cannot use {WORLD}={world} with {LOCAL}={local} from the environment",
+                f"{world} processes cannot be divided into nodes of {local}",
                 f"Start with torchrun, or set {SLICES}",
             )
         return world // local, "nodes"
@@ -92,8 +92,8 @@ def _slices(asked: int, environment: Mapping[str, str], accelerators: Callable[[
 def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise SettingsError(
-            f"{name}={text!r:.40} is in the environment",
-            "it is a whole number above 0, as torchrun sets it",
+            f"Cannot use {name}={text!r:.40} from the environment",
+            "it must be a whole number above 0, as torchrun sets it",
             f"Start with torchrun, or set {SLICES}",
         )
     return int(text)

@@ -41,9 +41,7 @@ def key(name: str) -> Key:
     """
     row = _by_name().get(name)
     if row is None:
-        raise SettingsError(
-            f"The key {name!r:.80} was given", f"the keys are {', '.join(_by_name())}", did_you_mean(name)
-        )
+        raise SettingsError(f"Unknown key {name!r:.80}", f"the keys are {', '.join(_by_name())}", did_you_mean(name))
     return row
 
 
