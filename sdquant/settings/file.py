@@ -2,8 +2,8 @@
 
     {"format": "sdquant-settings", "version": 1, "settings": {"quant.model": "nf4", "offload": "balanced"}}
 
-Only what differs from the defaults is in it. It may be anybody's (an import button reads it too), so its size, nesting
-and every value are checked.
+It contains only values that differ from the defaults. The import button reads files from anywhere, so size, nesting and
+every value are checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIVATE = 0o600
 
 Values = dict[str, Any]
 
-# A version of the format, and what makes the settings of the next version of its settings. A row is added whenever
+# A version of the format, and the function that converts its settings to the next version. A row is added whenever
 # VERSION is raised: renamed fields, values that mean something else.
 MIGRATIONS: Mapping[int, Callable[[Values], Values]] = {}
 
@@ -38,7 +38,7 @@ _saving = Lock()
 
 
 def default_path() -> Path:
-    """Where the settings of this user are: $SDQUANT_SETTINGS, else a file in the platform's folder for such."""
+    """Return the path of this user's settings: $SDQUANT_SETTINGS, else a file in the platform's settings folder."""
     named = os.environ.get(ENVIRONMENT)
     if named:
         return Path(os.path.expanduser(named))
@@ -54,23 +54,23 @@ def default_path() -> Path:
 
 
 def dumps(settings: Settings) -> str:
-    """The text of a settings file."""
+    """Return the text of a settings file."""
     whole = {"format": FORMAT, "version": VERSION, "settings": settings.to_dict()}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
 def loads(text: str) -> Settings:
-    """The settings in the text of a settings file.
+    """Parse the text of a settings file.
 
     Raises:
-        SettingsError: it is no such text, of a newer version, or has a setting that does not exist or a value that it
-            cannot have.
+        SettingsError: it is not a settings file or has a newer version, or a setting does not exist or has an invalid
+            value.
     """
     return from_value(parse(text, "the text"), "the text")
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
-    """The settings in a file; the defaults where there is none.
+    """Read a settings file; return the defaults if there is none.
 
     Raises:
         SettingsError: as `loads`, naming the file; or it cannot be read.
@@ -86,10 +86,10 @@ def load(path: str | os.PathLike[str]) -> Settings:
 
 
 def save(path: str | os.PathLike[str], settings: Settings) -> None:
-    """Write the settings, whole or not at all. A new file is its owner's alone; an existing one keeps its permissions.
+    """Write the settings atomically. A new file is readable by its owner only; an existing one keeps its permissions.
 
     Raises:
-        SettingsError: the file that is there is damaged (see `set_aside`), or nothing can be written there.
+        SettingsError: the existing file is damaged (see `set_aside`), or nothing can be written there.
         ConflictError: another process is writing it just now. DiskSpaceError: there is no room.
     """
     path = Path(path)
@@ -101,7 +101,7 @@ def save(path: str | os.PathLike[str], settings: Settings) -> None:
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:
-    """Rename a damaged settings file to "<name>.broken-<n>", the first that is free, and say which.
+    """Rename a damaged settings file to "<name>.broken-<n>", with the first free n, and return the new path.
 
     Raises:
         SettingsError: it cannot be renamed, or is not there.
@@ -121,7 +121,7 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
 
 
 def parse(text: str, where: str) -> Any:
-    """The JSON value of a text that may be anybody's.
+    """Parse untrusted JSON text.
 
     Args:
         where: name of the text in errors: a path, or "the text".
@@ -138,7 +138,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def from_value(value: Any, where: str) -> Settings:
-    """The settings in the JSON value of a settings file.
+    """Return the settings in the parsed JSON of a settings file.
 
     Raises:
         SettingsError: as `loads`.
@@ -168,14 +168,14 @@ def from_value(value: Any, where: str) -> Settings:
 def migrated(
     values: Values, version: int, rows: Mapping[int, Callable[[Values], Values]] = MIGRATIONS, last: int = VERSION
 ) -> Values:
-    """The settings that a file of `version` has, as version `last` has them."""
+    """Migrate the values of a file of format `version` to format `last`."""
     for number in range(version, last):
         values = rows[number](values)
     return values
 
 
 def _bytes(path: Path) -> bytes | None:
-    """What is in the file; None where there is none."""
+    """Read the file; None if there is none."""
     try:
         place = Path(os.path.realpath(path))
         if not place.exists():

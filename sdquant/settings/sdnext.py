@@ -1,7 +1,7 @@
-"""What SD.Next's config.json says of quantization and offload, old versions' options included, as Settings.
+"""Import quantization and offload options from SD.Next's config.json, including those of old versions, as Settings.
 
-SD.Next stores only what differs from its defaults. What it asks for is taken as it is: whether it can work here is for
-the page to say. The tables below are all that is known of its options.
+SD.Next stores only values that differ from its defaults. They are imported unchanged; the settings page reports whether
+they work here. The tables below list all options that are known.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Migrated:
     """Settings read from elsewhere.
 
     Attributes:
-        taken: names of the options that are in `settings` now, in part at least.
-        left: the others that speak of quantization or offload, each with a sentence that says why.
+        taken: names of the options that were imported into `settings`, at least in part.
+        left: the other options about quantization or offload, each with the reason why it was left out.
     """
 
     settings: Settings
@@ -40,14 +40,14 @@ class Quantizer:
     """One of SD.Next's ways to quantize.
 
     Attributes:
-        title: as SD.Next calls it.
-        targets: the option with the parts to quantize.
-        type, default: the option with the type, and its value where the file has none.
-        type_te: the option with the type for text encoders, where there is one; else they have that of the rest.
+        title: its name in SD.Next.
+        targets: the option with the components to quantize.
+        type, default: the option with the type, and its value if the file has none.
+        type_te: the option with the type for text encoders, if there is one; otherwise `type` applies to them too.
         schemes: type in lower case to sdquant's scheme.
-        mode: "auto", "post", or the option that says it.
-        options: option to that of the scheme, for those that are a number.
-        skip: the option with modules not to quantize.
+        mode: "auto", "post", or the option with the mode.
+        options: numeric options to the options of the scheme.
+        skip: the option with the modules not to quantize.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Quantizer:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """All its options but that of the targets."""
+        """Return the names of all its options except the targets."""
         named = (self.type, self.type_te, self.mode if self.mode not in (AUTO, POST) else None, self.skip)
         return (*(name for name in named if name), *self.options)
 
@@ -116,7 +116,7 @@ QUANTIZERS = (
 
 SAME = "same as model"
 
-# What SD.Next quantizes, in lower case, and the role that it is here; "" where sdquant does not load it.
+# SD.Next's names of components, in lower case, and their roles in sdquant; "" if sdquant does not load them.
 ROLES_OF = {
     "model": "model", "transformer": "model", "te": "text_encoder", "text encoder": "text_encoder", "vae": "vae",
     "llm": "", "control": "", "controlnet": "",
@@ -127,7 +127,7 @@ OLD_OFFLOADS = {"diffusers_seq_cpu_offload": "sequential", "diffusers_model_cpu_
 
 OFFLOAD, WATERMARK = "diffusers_offload_mode", "diffusers_offload_max_gpu_memory"
 
-# Why an option is left, by a pattern of its whole name; the first that matches. Others are none of our business.
+# Why an option is left out, by a pattern for its whole name; the first match counts. Other options are ignored.
 LEFT = (
     (r"torchao_.*", "sdquant has no TorchAO; int8 and int4 are nearest to its weight-only types"),
     (r"layerwise_quantization.*", "it casts to float8 without scales; fp8 takes as little memory and is closer"),
@@ -145,22 +145,22 @@ LEFT = (
 
 
 def read(text: str, *, machine: Machine | None = None) -> Migrated:
-    """The settings that SD.Next's config.json asks for.
+    """Import the text of SD.Next's config.json.
 
     Args:
-        machine: whose memory a share of the memory is of; None leaves such an option out.
+        machine: its GPU memory converts options that are a share of it; None leaves them out.
 
     Raises:
-        SettingsError: the text is no JSON table, or too large.
+        SettingsError: the text is not a JSON object, or too large.
     """
     return _of_config(_table(text), machine)
 
 
 def read_any(text: str, *, machine: Machine | None = None) -> Migrated:
-    """The settings in a settings file of sdquant, or else in SD.Next's config.json.
+    """Import a settings file of sdquant, or else SD.Next's config.json.
 
     Raises:
-        SettingsError: it is neither, or a settings file that cannot be used.
+        SettingsError: it is neither, or an invalid settings file.
     """
     config = _table(text)
     if config.get("format") == FORMAT:
@@ -198,7 +198,7 @@ def _of_config(config: Mapping[str, Any], machine: Machine | None) -> Migrated:
 
 
 class _Book:
-    """What has been taken and left so far."""
+    """Options imported and left out so far, and the settings that result."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -208,15 +208,15 @@ class _Book:
         self.seen: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """An option's value; None where it is off or not there."""
+        """Return an option's value; None if it is off or missing."""
         return self.config.get(name) or None
 
     def word(self, name: str, default: str) -> str:
-        """An option's text, in lower case."""
+        """Return an option's text in lower case."""
         return str(self.get(name) or default).strip().lower()
 
     def take(self, option: str, changes: Mapping[str, Any]) -> bool:
-        """Take an option if the settings with it are some that sdquant can have, else leave it and say why."""
+        """Import an option if the resulting settings are valid; otherwise leave it out with the reason."""
         try:
             self.settings = self.settings.but(changes)
         except SdquantError as error:
@@ -227,7 +227,7 @@ class _Book:
         return True
 
     def leave(self, option: str, why: str) -> None:
-        """Leave an option out."""
+        """Leave an option out, for a reason."""
         self.seen.add(option)
         if (option, why) not in self.left:
             self.left.append((option, why))
@@ -255,7 +255,7 @@ def _schemes(book: _Book) -> None:
 
 
 def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
-    """The roles that a quantizer is ticked for, each with SD.Next's word for it."""
+    """Return the roles that a quantizer is ticked for, each with SD.Next's name for it."""
     value = book.get(row.targets)
     if value is None:
         return []
@@ -296,7 +296,7 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
 
 
 def _mode(book: _Book, chosen: list[Quantizer]) -> None:
-    """SD.Next had a mode for each quantizer; here one holds for all."""
+    """Import the mode: SD.Next has one for each quantizer, sdquant one for all."""
     modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in chosen}
     for mode, row in modes.items():
         option = row.targets if row.mode in (AUTO, POST) else row.mode

@@ -1,4 +1,4 @@
-"""The nearest settings that work, for a refused choice: what a page puts on buttons."""
+"""Suggest the nearest settings that work for a refused choice, for the buttons of a settings page."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _OFFLOADS = ("balanced", "model", "group", "none", "sequential")
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """A way out. `text`: what it does, for a button; `changes`: field name to its new value."""
+    """A suggested change. `text`: label for a button; `changes`: field name to its new value."""
 
     text: str
     changes: Mapping[str, Any]
 
 
 def fixes(values: Mapping[str, Any], accepts: Callable[[Settings], bool], *, most: int = 3) -> tuple[Fix, ...]:
-    """Settings near `values` that `accepts` says yes to: at most one of each kind of change, the smallest change first.
+    """Return changes of `values` that `accepts` allows: at most one of each kind, the smallest change first.
 
     Args:
         values: a value for each field; they may contradict each other.
-        accepts: whether settings would load, as far as that is known before weights are read.
-        most: how many to give.
+        accepts: returns whether settings would load, as far as that is known before weights are read.
+        most: maximum number of changes.
     """
     found: list[Fix] = []
     for kind in (
@@ -72,7 +72,7 @@ def _another_mode(values: Mapping[str, Any]) -> Iterator[Fix]:
 
 
 def _another_scheme(values: Mapping[str, Any]) -> Iterator[Fix]:
-    """Schemes of other backends in the place of each one in use, those of the nearest number of bits first."""
+    """Yield replacements for each scheme in use by schemes of other backends, nearest number of bits first."""
     held = _held(values)
     for old in dict.fromkeys(held.values()):
         try:
@@ -86,7 +86,7 @@ def _another_scheme(values: Mapping[str, Any]) -> Iterator[Fix]:
 
 
 def _as_found(values: Mapping[str, Any]) -> Iterator[Fix]:
-    """Load as the file is: the way out where it is quantized already."""
+    """Yield changes that load components as found, for files that are already quantized."""
     chosen = [f"quant.{row.name}" for row in ROLES if values[f"quant.{row.name}"] is not None]
     for name in chosen:
         yield Fix(text=f"Take the {field_named(name).label} as found", changes={name: None})
@@ -105,6 +105,6 @@ def _default_device(values: Mapping[str, Any]) -> Iterator[Fix]:
 
 
 def _held(values: Mapping[str, Any]) -> dict[str, str]:
-    """Field to scheme, of the roles that are quantized."""
+    """Return field name to scheme for the roles that are quantized."""
     chosen = {f"quant.{row.name}": values[f"quant.{row.name}"] for row in ROLES}
     return {name: value for name, value in chosen.items() if value is not None and value.lower() != NOT_QUANTIZED}
