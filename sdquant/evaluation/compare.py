@@ -1,9 +1,9 @@
-"""The same prompt and seed through several schemes, one model in memory at a time.
+"""Generate the same prompt and seed with several schemes, one model in memory at a time.
 
     made = compare("some-model", ["nf4", "int8"], prompt="a handwritten seven", offload="balanced")
     sheet(made).save("seven.png")
 
-The first row is what the others are held to. Importing this module imports no torch.
+The first row is the reference for the others. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["AMPLIFY", "DEFAULT", "Comparison", "Row", "allowed", "compare", "she
 
 log = logging.getLogger(__name__)
 
-# Schemes to compare where nobody says which: one of each backend that quantizes while it loads, and fp8.
+# Schemes compared by default: one of each backend that quantizes while it loads, and fp8.
 DEFAULT = ("nf4", "int8", "qint8", "fp8")
 AMPLIFY = 4  # how much brighter differences are shown than they are
 AS_FOUND = "as found"
@@ -58,22 +58,21 @@ def compare(
     on_progress: OnProgress | None = None,
     **values: Any,
 ) -> Comparison:
-    """Load the model at `path` in each scheme, draw the same picture, and forget the model before the next.
+    """Load the model at `path` in each scheme, generate the same image, and free the model before the next.
 
-    A scheme that is refused, or fails on the way, is a row with the reason; the others still run. What is asked twice
-    is drawn once.
+    A scheme that is refused or fails is a row with the reason; the others still run. Duplicate schemes run once.
 
     Args:
         quants: schemes, each as `load_model` takes it.
         prompt, seed, steps, guidance, width, height: as `draw` takes them.
-        reference: the scheme that the others are held to; None is the model as found.
+        reference: the scheme that the others are compared with; None is the model as found.
         amplify: how much brighter differences are shown than they are.
-        on_progress: called with what is done, of how much, and a line of text, before each load and after each step.
-            What it raises comes out as it is, `drawing.Stopped` to stop.
+        on_progress: called with the work done, the total and a line of text, before each load and after each step.
+            Its exceptions are passed on; it can raise `drawing.Stopped` to stop.
         values: other arguments of `load_model` (offload, mode, base, ...), the same for all.
 
     Raises:
-        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be drawn.
+        SdquantError: an invalid argument, a scheme that does not exist, or a reference that cannot be generated.
     """
     if isinstance(amplify, bool) or not isinstance(amplify, int) or not 1 <= amplify <= 255:
         raise SettingsError(
@@ -122,7 +121,7 @@ def allowed(
     allow_incompatible: bool = False,
     schemes: Iterable[str] = DEFAULT,
 ) -> tuple[str, ...]:
-    """Those of the schemes that the matrix does not refuse with these settings on this machine.
+    """Return the schemes that the matrix does not refuse with these settings on this machine.
 
     Raises:
         SdquantError: a setting that does not exist.
@@ -149,7 +148,7 @@ def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
 def _row(
     asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
 ) -> Row:
-    """The row of one scheme. `held_to`: the reference; None for the reference itself."""
+    """Run one scheme and return its row. `held_to`: the reference; None for the reference itself."""
     from ..utils.buffers import give_back
 
     made: Plan | None = None
@@ -177,7 +176,7 @@ def _row(
 
 
 def _interrupted(error: BaseException) -> bool:
-    """Whether it comes of a Ctrl-C, which libraries make other errors of while they are imported."""
+    """Return whether an error was caused by Ctrl-C, which libraries may wrap in other errors during import."""
     before = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
@@ -209,20 +208,20 @@ def _sizes(made: Plan | None) -> dict[str, Any]:
 
 
 def _label(asked: Request) -> str:
-    """What was asked, as the command line takes it."""
+    """Return the requested scheme as the command line takes it."""
     each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in asked.specs().items()}
     others = [each.pop("*")] if "*" in each else []
     return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND
 
 
 def _found(label: str, made: Plan) -> str:
-    """The label of a model as found says what was found."""
+    """Return the label; for a model as found, with the schemes of its files."""
     held = dict.fromkeys(part.scheme for part in made.components if part.scheme is not None)
     return f"{label} ({', '.join(held)})" if label == AS_FOUND and held else label
 
 
 def _settings(asked: Request) -> dict[str, Any]:
-    """What was asked beside the model and the scheme, as JSON values."""
+    """Return the request's other settings that differ from their defaults, as JSON values."""
     others = {row.name: getattr(asked, row.name) for row in fields(asked) if row.name not in _OF_A_ROW}
     given = {row.name: others[row.name] for row in fields(asked) if others.get(row.name, row.default) != row.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
@@ -232,7 +231,7 @@ class _Progress:
     """Turns loads and steps into one count: a load is worth one step.
 
     Attributes:
-        raised: what the caller's function raised.
+        raised: the exception of the caller's function.
     """
 
     def __init__(self, columns: int, steps: int, on_progress: OnProgress | None) -> None:
@@ -241,15 +240,15 @@ class _Progress:
         self.raised: BaseException | None = None
 
     def loading(self, label: str) -> None:
-        """A scheme's model is about to be loaded."""
+        """Report that a scheme's model is being loaded."""
         self._tell(0, f"{label}: loading")
 
     def drawing(self, label: str, done: int, of: int) -> None:
-        """So many steps of a scheme's picture are done."""
+        """Report `done` of `of` steps of a scheme's image."""
         self._tell(1 + done * (self._each - 1) // of, f"{label}: step {done} of {of}")
 
     def column_done(self) -> None:
-        """A scheme is done, with a picture or without."""
+        """Report that a scheme is done, with an image or without."""
         self._begin += self._each
         if self._begin == self._total:
             self._tell(0, "done")

@@ -40,7 +40,7 @@ def sheet(comparison: Comparison, columns: int = COLUMNS) -> Any:
 
 
 def _shown(size: tuple[int, int]) -> tuple[int, int]:
-    """The size of a picture on the sheet: small ones as a multiple of their own, large ones smaller."""
+    """Return a picture's size on the sheet: small ones scaled by a whole number, large ones reduced."""
     longer = max(size)
     if longer <= MOST:
         times = max(1, LEAST // longer)
@@ -52,7 +52,7 @@ class _Sheet(Sheet):
     """Draws the parts of the sheet."""
 
     def head(self, made: Comparison, room: float) -> None:
-        """The prompt, and what all columns have in common."""
+        """Draw the heading: the prompt and the settings that all columns share."""
         width, height = made.size
         facts = [Path(made.model).name, f"{width}x{height}", f"{made.steps} steps", f"seed {made.seed}"]
         facts += [f"guidance {made.guidance:g}"] if made.guidance is not None else []
@@ -63,7 +63,7 @@ class _Sheet(Sheet):
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
     def column(self, made: Comparison, row: Row, left: int, top: int, size: tuple[int, int], cell: int) -> None:
-        """One scheme."""
+        """Draw the column of one scheme."""
         width, height = size
         below = top + height + BETWEEN
         if row.error is not None:
@@ -84,11 +84,11 @@ class _Sheet(Sheet):
         self.image.paste(image.convert("RGB").resize(size, way), (left, top))
 
     def box(self, left: int, top: int, size: tuple[int, int]) -> None:
-        """The place of a picture that is not there."""
+        """Draw an empty frame in the place of a missing picture."""
         self.pen.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline=RULE)
 
     def reason(self, text: str, left: int, top: int, size: tuple[int, int]) -> None:
-        """Why there is no picture, in its place."""
+        """Draw the reason why there is no picture, in its place."""
         width, height = size
         self.box(left, top, size)
         lines = self.wrapped(text, "small", width - 2 * PAD, max(1, (height - 2 * PAD) // READ))
@@ -96,7 +96,7 @@ class _Sheet(Sheet):
             self.text((left + PAD, top + PAD + READ // 2 + READ * number), line, "small", SOFT)
 
     def caption(self, row: Row, left: int, top: int, room: int) -> None:
-        """The scheme and its numbers."""
+        """Draw the scheme's name and its numbers."""
         self.text((left, top + 24), "not quantized" if row.label == NOT_QUANTIZED else row.label, "text", room=room)
         if row.error is not None:
             self.text((left, top + 50), "no image", "small", WRONG)
@@ -110,7 +110,7 @@ class _Sheet(Sheet):
             self.text((left, top + 106), seconds, "small", SOFT)
 
     def foot(self, made: Comparison, room: float) -> None:
-        """What the lower pictures are, and where it was made."""
+        """Draw the legend: the meaning of the lower images, the device and the versions."""
         packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
         device = next((row["name"] for row in made.machine["devices"] if row["torch_name"] == made.device), made.device)
         below = self.image.height - 26
@@ -123,7 +123,7 @@ class _Sheet(Sheet):
 
 
 def _told(row: Row) -> str:
-    """How far the image is from the reference."""
+    """Describe how far the image is from the reference."""
     if row.psnr is None:
         return "the others are compared with this"
     if row.identical:

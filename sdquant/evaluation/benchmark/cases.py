@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...planning.request import Request
     from .specs import Target
 
-# Schemes to measure where nobody says which: those that quantize while they load and have a peer, and fp8.
+# Schemes measured by default: those that quantize while they load and have a peer, and fp8.
 DEFAULT = ("nf4", "fp8", "bnb-int8", "qint8", "int8", "sdnq-int8")
 BF16 = "bfloat16"
 
@@ -32,9 +32,9 @@ class Variant:
     """A row to be measured.
 
     Attributes:
-        row: what is known of it; with an error it is not measured.
-        job: what its worker loads; None where there is an error.
-        bytes: of its weights, as planned; what it may take in memory.
+        row: the values known so far; it is not measured if it has an error.
+        job: what its worker loads; None if there is an error.
+        bytes: planned size of its weights in memory.
     """
 
     row: Row
@@ -43,7 +43,7 @@ class Variant:
 
 
 def default_schemes(target: Target) -> tuple[str, ...]:
-    """What is measured where nobody says: what the matrix allows; nothing of a model that is quantized already."""
+    """Return the schemes measured by default: those that the matrix allows; none if the model is already quantized."""
     asked = target.asked
     if target.scheme is not None:
         return ()
@@ -63,12 +63,12 @@ def make(
     with_peers: bool,
     with_bf16: bool,
 ) -> Iterator[Variant]:
-    """The reference, then each scheme with its peers behind it.
+    """Yield the reference, then each scheme followed by its peers.
 
-    A scheme that exists only in GGUF files is written to one in `work` first, which the peers read too.
+    For a scheme that exists only in GGUF files, such a file is written to `work` first; the peers read it too.
 
     Args:
-        with_bf16: have a row for the model in bfloat16 where that is not its own dtype.
+        with_bf16: add a row for the model in bfloat16 if that is not its own dtype.
     """
     common = Job(
         asked=target.asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
@@ -101,7 +101,7 @@ def _of_scheme(target: Target, text: str, common: Job, versions: Mapping[str, st
 
 
 def _written(target: Target, scheme: str, work: Path) -> Request:
-    """The request for a GGUF file of the component, which is written."""
+    """Write a GGUF file of the component and return the request for it."""
     from ...saving.export_gguf import quantize_file
 
     if target.scheme is not None:
@@ -137,13 +137,13 @@ def _refused(row: Row, error: SdquantError) -> Variant:
 
 
 def _note(said: str | None, offload: str) -> str | None:
-    """What is to be known of a peer's row: peers have nothing to do with sdquant's offload."""
+    """Return the note for a peer's row, which also says that peers do not use sdquant's offload."""
     alone = None if offload == "none" else "without offload, all weights on the device"
     return "; ".join(filter(None, [said, alone])) or None
 
 
 def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:
-    """The peers that can read what sdquant reads for a scheme."""
+    """Yield the peers that can read the files that sdquant reads for a scheme."""
     for peer in baselines.installed(scheme, versions):
         if baselines.reads(peer, Path(job.asked.path)):
             row = Row(

@@ -20,7 +20,7 @@ THEIRS = (150, 152, 160)  # of the bars of peers
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of bars: its title, what the bar is as long as, and what stands above it."""
+    """A column of bars: its title, the value that sets a bar's length, and the text above the bar."""
 
     title: str
     value: Callable[[Row], float | None]
@@ -28,7 +28,7 @@ class _Column:
 
 
 def sheet(made: Benchmark) -> Any:
-    """The benchmark as a PIL image."""
+    """Draw the benchmark as a PIL image."""
     columns = (
         _Column("one step", lambda row: row.ratio, _step),
         _Column("weights", lambda row: row.bytes, lambda row: size(row.bytes or 0)),
@@ -58,12 +58,12 @@ def _step(row: Row) -> str:
 
 
 def seconds(value: float) -> str:
-    """As people read them: "81 ms", "2.31 s"."""
+    """Format seconds for people: "81 ms", "2.31 s"."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def decibels(row: Row) -> str:
-    """How far a row's output is from the reference's."""
+    """Format the SNR of a row's output against the reference's."""
     return "-" if row.snr is None else "same" if row.identical else f"{row.snr:.1f} dB"
 
 
@@ -71,7 +71,7 @@ class _Sheet(Sheet):
     """Draws the parts of the sheet."""
 
     def head(self, made: Benchmark, room: float) -> None:
-        """The model, and what all rows have in common."""
+        """Draw the heading: the model and the settings that all rows share."""
         facts = [made.case, f"{made.inputs} inputs", f"{made.rounds} rounds of {made.steps}", f"{made.threads} threads"]
         facts += [f"{name} {value}" for name, value in made.settings.items() if name != "offload"]
         self.text((MARGIN, 34), Path(made.model).name, "title", room=room)
@@ -79,7 +79,7 @@ class _Sheet(Sheet):
         self.pen.line((MARGIN, 82, MARGIN + room, 82), fill=RULE)
 
     def column(self, row: Row, column: _Column, left: int, top: int, most: float) -> None:
-        """One bar, of sdquant in the sheets' blue and of others in grey."""
+        """Draw one bar, blue for sdquant and grey for other libraries."""
         value = column.value(row)
         if value is None:
             return
@@ -90,7 +90,7 @@ class _Sheet(Sheet):
         self.pen.rounded_rectangle((left, top + 24, left + length, top + 30), 3, fill=fill)
 
     def row(self, row: Row, top: int, room: float) -> None:
-        """The name, and the accuracy or the reason why there is none."""
+        """Draw a row's name, and its accuracy or the reason why it was not measured."""
         self.text((MARGIN, top + 20), row.name, "text", room=NAME - 16)
         if row.error is not None:
             wide = room - NAME
@@ -101,7 +101,7 @@ class _Sheet(Sheet):
         self.text((MARGIN + room, top + 20), decibels(row), "small", INK, "rm")
 
     def foot(self, made: Benchmark, room: float) -> None:
-        """What the ratios are of, and where it was made."""
+        """Draw the legend: the meaning of ratios and SNR, the device and the versions."""
         packages = [f"{name} {made.versions[name]}" for name in ("torch", "diffusers") if name in made.versions]
         below = self.image.height - 24
         told = (

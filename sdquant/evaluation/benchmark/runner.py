@@ -73,10 +73,10 @@ def bench(
 ) -> Benchmark:
     """Load a model's UNet or transformer in several ways, and run one step of each in turns.
 
-    Every way has a process of its own, so that its memory and its load are its own. In each round every process runs
-    `steps` steps while the others wait, the first to the last and the next time the last to the first; what a step
-    costs against the reference is the median over the rounds of the two in the same round. Where not all models fit
-    into memory they are measured in groups, the reference in each. What is refused, or fails, is a row that says so.
+    Every way runs in a process of its own, so that its memory and load time are measured alone. In each round every
+    process runs `steps` steps while the others wait, alternately from first to last and from last to first. A row's
+    ratio is the median over the rounds of its time divided by the reference's in the same round. If the models do not
+    all fit into memory, they are measured in groups, each with the reference. A failure is a row with the reason.
 
     Args:
         path: as for `load_model`; the reference is this model as found.
@@ -94,7 +94,7 @@ def bench(
         values: other arguments of `load_model` (offload, runtime, dtype, ...), the same for all of sdquant's rows.
 
     Raises:
-        SdquantError: an argument that cannot be, a scheme that does not exist, or a reference that cannot be run.
+        SdquantError: an invalid argument, a scheme that does not exist, or a reference that cannot be run.
     """
     _check(steps=steps, rounds=rounds, batch=batch, threads=threads, seed=seed, size=size, inputs=inputs, clock=clock)
     values.setdefault("progress", False)
@@ -148,7 +148,7 @@ def bench(
 
 
 def described(here: hardware.Machine) -> dict[str, Any]:
-    """The machine, for a table of numbers that were taken on it."""
+    """Describe the machine that the numbers were measured on, as JSON values."""
     return {
         "platform": here.platform,
         "python": here.python,
@@ -161,7 +161,7 @@ def described(here: hardware.Machine) -> dict[str, Any]:
 
 
 def settings(asked: Request) -> dict[str, Any]:
-    """What was asked beside the model and the scheme, as JSON values."""
+    """Return the request's other settings that differ from their defaults, as JSON values."""
     left_out = ("path", "quant", "progress")
     rows = [row for row in dataclasses.fields(asked) if row.name not in left_out]
     given = {row.name: getattr(asked, row.name) for row in rows if getattr(asked, row.name) != row.default}
@@ -187,7 +187,7 @@ def _check(**values: Any) -> None:
 
 
 def _cores() -> int:
-    """As many threads as torch would take: one for each core that this process may use."""
+    """Return torch's default number of threads: one for each core that this process may use."""
     import torch
 
     return int(torch.get_num_threads())
@@ -197,7 +197,7 @@ def _inputs(
     target: Target, kind: str, prompt: str, size: tuple[int, int] | None, batch: int, seed: int, threads: int,
     work: Path, workers: list[Worker],
 ) -> tuple[str, tuple[int, int], int]:  # fmt: skip
-    """Write the inputs; what kind they are, the size of the image, and how many rows they have."""
+    """Write the inputs to `work`; return their kind, the image's width and height, and the batch size."""
     if kind == "random" or (kind == "auto" and target.pipeline is None):
         import torch
 
@@ -232,14 +232,14 @@ def _inputs(
 
 
 def _room(here: hardware.Machine, device: str) -> int:
-    """Bytes that the models of a group may take together."""
+    """Return the bytes of memory that the models of a group may take together."""
     card = next((row for row in here.devices if row.torch_name == device and row.kind != "cpu"), None)
     free = here.ram_available if card is None or card.memory_free is None else card.memory_free
     return int(SHARE * free)
 
 
 def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
-    """Those that can be measured, in groups that fit into memory, the reference at the head of each."""
+    """Split the variants that can be measured into groups that fit into memory, each headed by the reference."""
     first, *others = [one for one in todo if one.job is not None]
     groups, held = [[first]], first.bytes + BESIDE
     for one in others:
@@ -255,7 +255,7 @@ def _group(
     group: Sequence[Variant], number: int, rounds: int, steps: int, clock: str, target: Target,
     profile: str | Path | None, work: Path, workers: list[Worker], tell: _Progress,
 ) -> Iterator[Row]:  # fmt: skip
-    """Measure variants together, the first of which is the reference; the rows of all."""
+    """Measure a group of variants, the first of which is the reference; yield a row for each."""
     running: list[_Running] = []
     begun = [(variant, _begun(variant, workers)) for variant in group]
     for _, worker in begun:  # none loads while another imports
@@ -295,7 +295,7 @@ def _group(
 
 
 def _begun(one: Variant, workers: list[Worker]) -> Worker:
-    """A process that imports what it will need."""
+    """Start a worker process that imports what it will need."""
     assert one.job is not None
     worker = start(one.job, workers)
     worker.tell("prepare")
@@ -303,7 +303,7 @@ def _begun(one: Variant, workers: list[Worker]) -> Worker:
 
 
 def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, workers: list[Worker]) -> _Running | Row:
-    """A variant's model, with its first step done; its row with the reason where that fails."""
+    """Load a variant and run its first step; on failure return its row with the reason."""
     gpu = target.device.startswith("cuda")
     try:
         worker.answer()
@@ -350,7 +350,7 @@ def _measured(one: _Running, reference: _Running, clock: str, group: int) -> Row
 
 
 def _against_ours(rows: Sequence[Row]) -> list[Row]:
-    """The rows, peers with what their load costs against sdquant's of the same scheme."""
+    """Return the rows, those of peers with their load time relative to sdquant's row of the same scheme."""
     ours = {row.quant: row.load_cpu_seconds for row in rows if row.by == "sdquant" and row.load_cpu_seconds}
 
     def ratio(row: Row) -> float | None:
@@ -361,12 +361,12 @@ def _against_ours(rows: Sequence[Row]) -> list[Row]:
 
 
 def trace_name(name: str) -> str:
-    """The end of a trace's file name: "nf4.pt.trace.json"."""
+    """Return the end of a trace's file name, such as "nf4.pt.trace.json"."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) + TRACE
 
 
 def trace_path(profile: str | Path, name: str) -> Path:
-    """Where a row's trace goes: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
+    """Return the path of a row's trace: "runs/step" gives "runs/step-nf4.pt.trace.json", as does "runs/step.json"."""
     place = Path(profile)
     stem = place.name
     for end in (".gz", ".json", ".trace", ".pt"):
@@ -375,7 +375,7 @@ def trace_path(profile: str | Path, name: str) -> Path:
 
 
 def _traced(rows: Sequence[Row], profile: str | Path | None, work: Path) -> list[Row]:
-    """The rows, with the traces brought to where they were asked for."""
+    """Copy the traces to the requested path; return the rows with the paths of their traces."""
     if profile is None:
         return [*rows]
     made = []
@@ -402,12 +402,12 @@ class _Progress:
         self._on_progress, self._done, self.total = on_progress, 0, 0
 
     def text(self, text: str) -> None:
-        """Say what is done now."""
+        """Report the current step."""
         if self._on_progress is not None:
             self._on_progress(self._done, max(self.total, self._done), text)
 
     def skip(self, count: int) -> None:
-        """So much will not be done."""
+        """Advance the count, also for work that is skipped."""
         self._done += count
 
 

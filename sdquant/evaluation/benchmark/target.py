@@ -1,4 +1,4 @@
-"""Which part of the named model is measured: its UNet or transformer, alone where the files allow it."""
+"""Find the component that is measured: the UNet or transformer of a model, alone if its files allow it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find(asked: Request) -> Target:
-    """The target of a request for the model as found.
+    """Return the target for a request for the model as found.
 
     Raises:
         SdquantError: as `preparation.prepare`; or the model has no UNet or transformer.
@@ -65,7 +65,7 @@ def _main(made: plan.Plan) -> tuple[str, Source]:
 
 
 def _dtype(src: Source) -> str:
-    """That of most bytes of a component's floats; float32 where all is quantized."""
+    """Return the dtype with the most bytes among a component's float tensors; float32 if all are quantized."""
     sizes: dict[str, int] = {}
     for info in src.plain.values():
         if info.dtype in ("float32", "float16", "bfloat16"):
@@ -74,10 +74,10 @@ def _dtype(src: Source) -> str:
 
 
 def request_for(target: Target, quant: str | None, **changes: str | None) -> Request:
-    """The request for one scheme; None is the model as found."""
+    """Return the request for one scheme; None is the model as found."""
     return dataclasses.replace(target.asked, quant=quant, progress=False, **changes)  # type: ignore[arg-type]
 
 
 def is_float(quant: str | None) -> bool:
-    """Whether that asks for no quantization."""
+    """Return whether a scheme leaves the model unquantized."""
     return quant is None or quant.strip().lower() == NOT_QUANTIZED

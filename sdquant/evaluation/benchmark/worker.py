@@ -1,8 +1,8 @@
-"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, commanded by `worker_pool.Worker`.
+"""A process that holds one model: `python -m sdquant.evaluation.benchmark.worker`, controlled by `worker_pool.Worker`.
 
-On its standard input stands a pickled `Job`, then a JSON value in each line: the name of a command and its arguments.
-For each there is a line of JSON on what was its standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
-print goes to standard error. It ends when its input does.
+It reads a pickled `Job` from standard input, then a JSON value per line: the name of a command and its arguments. It
+answers each with a line of JSON on its original standard output: {"ok": {...}} or {"error": {...}}. Whatever libraries
+print goes to standard error. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The model of a job, and what is asked of it."""
+    """The model of a job, and the commands for it."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -38,7 +38,7 @@ class Held:
         self._inputs: Inputs | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Import what is imported for any model of this kind."""
+        """Import all modules that a model of this kind needs, so that load times exclude imports."""
         import torch
 
         from ...models.components import quiet
@@ -87,7 +87,7 @@ class Held:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether torch counts the memory of the device."""
+        """Return whether torch tracks the memory of the device."""
         return self.job.device.startswith("cuda")
 
     def _read(self) -> Inputs:
@@ -101,7 +101,7 @@ class Held:
         return moved(tuple(args), device, dtype), moved(values, device, dtype)
 
     def load(self) -> dict[str, Any]:
-        """Load the model; seconds and bytes."""
+        """Load the model; return load times in seconds, the bytes of its weights and the runtime."""
         from ...models.pipelines import main_part
         from ...offload import weight_bytes
 
@@ -121,7 +121,7 @@ class Held:
         }
 
     def first(self, keep: bool) -> dict[str, Any]:
-        """The first step, and how far its output is from the reference's; `keep`: this is the reference."""
+        """Run the first step; return its seconds and its SNR in dB. `keep`: save the output as the reference."""
         import torch
 
         from .inputs import output, snr
@@ -144,7 +144,7 @@ class Held:
         return values
 
     def turn(self, steps: int) -> dict[str, Any]:
-        """So many steps: seconds of one, by the wall and by the CPU."""
+        """Run some steps; return the wall time and the CPU time of one, in seconds."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self._step()
@@ -155,7 +155,7 @@ class Held:
         }
 
     def profile(self, path: str) -> dict[str, Any]:
-        """Write what torch's profiler sees of one step, as a trace of Chrome."""
+        """Profile one step with torch's profiler and write a Chrome trace."""
         from torch.profiler import ProfilerActivity, profile
 
         which = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
@@ -167,7 +167,7 @@ class Held:
 
     @contextmanager
     def _layers_named(self) -> Iterator[None]:
-        """Quantized layers are in a trace by scheme and name meanwhile: the profiler does not see kernels in C."""
+        """Context in which traces show quantized layers by scheme and name: the profiler does not see kernels in C."""
         from torch.profiler import record_function
 
         from ...nn.quantized_layers import QuantizedLayer
@@ -194,7 +194,7 @@ class Held:
                 hook.remove()
 
     def inputs(self) -> dict[str, Any]:
-        """Write down what the pipeline gives its UNet or transformer."""
+        """Capture and save the inputs that the pipeline passes to its UNet or transformer."""
         import torch
 
         from ...loading.loader import load
@@ -209,7 +209,7 @@ class Held:
         return {"size": size, "batch": batch_of(given)}
 
     def end(self) -> dict[str, Any]:
-        """Let go of the model, and of what its offload keeps on disk."""
+        """Release the model, and the files of its offload."""
         if hasattr(self._made, "sdquant"):
             self._made.sdquant.offload.remove()
         self._made = self._main = None
@@ -224,7 +224,7 @@ class Held:
             return self._main(*args, **values)
 
     def _wait(self) -> None:
-        """A GPU's work is done when this returns."""
+        """Wait until the GPU has finished its work."""
         if self.job.device != "cpu":
             import torch
 
@@ -245,7 +245,7 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> None:
-    """Do what is said until the input ends."""
+    """Execute commands until the input ends."""
     signal.signal(signal.SIGTERM, _terminated)  # so that folders of the offload are removed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
