@@ -1,8 +1,8 @@
 """Find the ranges of activations over prompts: `sdquant calibrate`.
 
-Images are drawn with the layers of a QtProvider, one prompt and seed at a time. Each run of a layer is a batch, which
-is quantized with its own range: so no image changes what is found in another, and the images can be shared out over
-processes. Sums are exact (`rules.qt.statistics`): one process or several, in one go or resumed, the bits are the same.
+Images are generated with the layers of a QtProvider, one prompt and seed at a time. Each call of a layer is a batch,
+quantized with its own range, so images do not influence each other's statistics and can be divided among processes.
+Sums are exact (`rules.qt.statistics`): results are bit-identical for one or several processes, resumed or not.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What is drawn to find ranges.
+    """Calibration task: the prompts and settings used to find activation ranges.
 
     Attributes:
         model: path or name of the pipeline, for the record.
-        rules: those with act_static_scale get ranges; all are in force while drawing.
-        prompts: one image each, for `count` seeds from `seed` on.
-        components: those that the rules are for; () for the UNet or transformer and the text encoders.
+        rules: those with act_static_scale get ranges; all apply while images are generated.
+        prompts: one image each, for `count` seeds starting at `seed`.
+        components: names of those that the rules apply to; () for the UNet or transformer and the text encoders.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Calibration:
 
     @property
     def images(self) -> tuple[tuple[str, int], ...]:
-        """Prompt and seed of each image, in order."""
+        """Return prompt and seed of each image, in order."""
         return tuple((prompt, self.seed + n) for n in range(self.count) for prompt in self.prompts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,18 +82,18 @@ def calibrate(
     processes: Processes | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
-    """The statistics of all static layers, by "<component>.<operand>.<what>".
+    """Run the calibration and return the statistics of all static layers, by "<component>.<operand>.<statistic>".
 
     Args:
-        pipe: a float pipeline. Its components get the layers of a QtProvider, and stay so.
-        models: what `prepared` gave, where that was called already.
-        partial: a file beside the target, for what is found after each image; where it exists, and is of the same task,
-            it is gone on from. Removing it is the caller's, when the result is kept.
-        processes: that share the images, each with a pipeline and a file of its own.
+        pipe: a float pipeline. Its components get the layers of a QtProvider, and keep them.
+        models: result of `prepared`, if it was already called.
+        partial: a file for the statistics after each image; if it exists and belongs to the same task, calibration
+            resumes from it. The caller deletes it once the result is saved.
+        processes: those that share the images, each with a pipeline and a file of its own.
 
     Raises:
-        SettingsError: a rule does not fit a layer; a layer with a static range saw no data, which is named; or the
-            file is of another task.
+        SettingsError: a rule does not fit a layer; a layer with a static range saw no data (it is named); or the
+            file belongs to another task.
     """
     import torch
     from tqdm import tqdm
@@ -145,7 +145,7 @@ def calibrate(
 
 
 def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> None:
-    """Raise SettingsError if a rule has found not one range of a product, in no component."""
+    """Raise SettingsError if a rule with a static range matched no product in any component."""
     from ..rules.interception import marks
     from ..rules.product_ranges import static_rule
 
@@ -172,7 +172,7 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
 
 
 def refuse_unfollowed(made: Plan, task: Calibration) -> None:
-    """Raise SettingsError for a rule that products of activations cannot follow; nothing is read but headers."""
+    """Raise SettingsError for a rule that products of activations cannot follow; only headers are read."""
     from ..core import registry
     from ..planning.rule_checks import marked_in_file
 
@@ -183,10 +183,10 @@ def refuse_unfollowed(made: Plan, task: Calibration) -> None:
 
 
 def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
-    """Put the layers of a QtProvider into the pipeline's components; those that have static ranges, by name.
+    """Put the layers of a QtProvider into the pipeline's components; return those with static ranges, by name.
 
     Raises:
-        SettingsError: none has.
+        SettingsError: there are none.
     """
     from ..core import registry
     from ..models.pipelines import is_pipeline, weight_parts
@@ -233,7 +233,7 @@ def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, 
 
 
 def _resumed(partial: Path, task: Calibration, count: int) -> tuple[int, Mapping[str, Tensor]]:
-    """How many images the file has seen, and what was found in them."""
+    """Read a partial file: the number of images that are done, and their statistics."""
     from ..rules.statistics_file import read_about, read_statistics
 
     try:

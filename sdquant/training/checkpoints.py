@@ -1,8 +1,8 @@
-"""Checkpoints of a run: folders checkpoints/step-N, each whole or not there, the last few of them.
+"""Checkpoints of a run: folders checkpoints/step-N, written atomically; only the last few are kept.
 
-trained.safetensors   the weights that are trained (of a LoRA training, these alone)
-optimizer.bin, scheduler.bin, ...   accelerate's
-training.json         the step, and what a training that goes on from here must have in common with this one
+trained.safetensors   the trained weights (for a LoRA, only its own)
+optimizer.bin, scheduler.bin, ...   written by accelerate
+training.json         the step, and the settings that a resumed training must share
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One that is there."""
+    """A complete checkpoint on disk."""
 
     step: int
     path: Path
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """The whole checkpoints of a run, the oldest first."""
+    """Return the complete checkpoints of a run, the oldest first."""
     rows = []
     for path in folder.glob("step-*"):
         match = _NAME.fullmatch(path.name)
@@ -45,10 +45,10 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def choose(folder: Path, resume: str) -> Checkpoint | None:
-    """Where to go on from; None to start afresh.
+    """Return the checkpoint to resume from; None to start from scratch.
 
     Raises:
-        SettingsError: nothing is there to go on from, or something is there and it was not said to go on.
+        SettingsError: that checkpoint does not exist, or there are checkpoints and `resume` is empty.
     """
     rows = found(folder)
     named = {row.path.name: row for row in rows}
@@ -71,7 +71,7 @@ def choose(folder: Path, resume: str) -> Checkpoint | None:
 
 
 def attach(accelerator: Any) -> None:
-    """Let accelerate write and read the weights that are trained, and not those that are frozen."""
+    """Have accelerate save and load only the trained weights, without the frozen ones."""
     from safetensors.torch import load_file, save_file
 
     def save(models: list[Any], weights: list[Any], place: str) -> None:
@@ -88,7 +88,7 @@ def attach(accelerator: Any) -> None:
 
 
 def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], keep: int, nbytes: int) -> Path:
-    """Write a checkpoint, and remove the oldest of more than `keep`. Every process calls it; the first one writes."""
+    """Write a checkpoint and remove all but the last `keep`. Every process calls it; the first one writes."""
     target = folder / f"step-{step}"
     if accelerator.is_main_process:
         with whole_folder(target, nbytes) as beside:
@@ -101,10 +101,10 @@ def write(accelerator: Any, folder: Path, step: int, state: Mapping[str, Any], k
 
 
 def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], settings: Settings) -> None:
-    """Put a checkpoint back into what accelerate has prepared.
+    """Load a checkpoint into the objects that accelerate has prepared.
 
     Raises:
-        BadFileError: it is damaged. SettingsError: it is of another training.
+        BadFileError: it is damaged. SettingsError: it belongs to another training.
     """
     from safetensors import SafetensorError
 

@@ -22,11 +22,11 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A picture that is read when it is asked for.
+    """A picture that is read when it is needed.
 
     Attributes:
-        name: what errors call it.
-        captions: one of them is drawn each time the picture comes up.
+        name: of the picture in errors.
+        captions: one of them is chosen at random each time the picture is used.
         pixels: side in pixels -> float32 [3, side, side], -1 to 1.
     """
 
@@ -36,7 +36,7 @@ class Example:
 
 
 def examples(settings: Settings) -> list[Example]:
-    """What is trained on.
+    """Return the training examples.
 
     Raises:
         SettingsError: no folder, or no picture in it. BadFileError: a picture without a caption, or metadata that
@@ -60,7 +60,7 @@ def _need(module: str, package: str) -> None:
 
 
 def folder(place: Path, column: str) -> list[Example]:
-    """The pictures below a folder. Captions are in metadata.jsonl, or each in a .txt beside its picture."""
+    """List the pictures below a folder. Captions are in metadata.jsonl, or each in a .txt next to its picture."""
     if not place.is_dir():
         raise SettingsError(f"Cannot train on {place}", "it is not a folder", "Use a folder of pictures")
     listed = place / METADATA
@@ -121,7 +121,7 @@ def _beside(place: Path) -> list[tuple[Path, str]]:
 
 
 def _opened(path: Path, side: int) -> Tensor:
-    """The picture, its shorter side scaled to `side` and the middle cut out.
+    """Read a picture, scale its shorter side to `side` pixels and crop the centre: float32 [3, side, side], -1 to 1.
 
     Raises:
         BadFileError: it cannot be decoded.
@@ -147,7 +147,7 @@ def _values(picture: Any) -> Tensor:
 
 
 def _digits() -> list[Example]:
-    """Half B of scikit-learn's digits, as `sdquant.demo.train` shows it, each with all of the prompts for it."""
+    """Return half B of scikit-learn's digits, scaled as in `sdquant.demo.train`, each with all of its prompts."""
     import torch
 
     from . import digits

@@ -40,18 +40,18 @@ def add_lora(
 ) -> list[nn.Parameter]:
     """Put a new LoRA on a component (UNet, transformer, text encoder), quantized or not, ready to be trained.
 
-    It changes nothing yet: one of its two sides is zeros. All other parameters of the component are frozen.
+    It changes nothing yet: one of its two matrices is zero. All other parameters of the component are frozen.
 
     Args:
         alpha: the LoRA's strength is alpha / rank; None for rank.
         target_modules: ends of the paths of the layers to put it on, or "all" for every Linear and convolution.
-        dropout: share of its inputs dropped while it is trained. dora: train the rows' lengths apart (DoRA).
+        dropout: share of its inputs dropped during training. dora: train the magnitudes separately (DoRA).
 
     Returns:
         Its parameters, float32 whatever the base is.
 
     Raises:
-        BackendUnavailableError: peft is missing. SettingsError: a value it cannot have, or no layer of that name.
+        BackendUnavailableError: peft is missing. SettingsError: an invalid value, or no layer of that name.
         IncompatibleError: the model's offload mode gives no gradients.
     """
     from .. import offload
@@ -87,9 +87,9 @@ def add_lora(
 
 
 def trainable(model: nn.Module, name: str = "default") -> list[nn.Parameter]:
-    """The parameters of the LoRA called `name`, made float32 and trainable; those of all else are frozen.
+    """Return the parameters of the LoRA called `name`, made float32 and trainable; all others are frozen.
 
-    They belong to no offload mode from then on: they are on the device, and stay there.
+    They are excluded from offloading from then on: they stay on the device.
     """
     from .. import offload
 
@@ -117,8 +117,8 @@ def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
 def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
     """Write the LoRA called `name` of a pipeline (of all its components), or of one component.
 
-    The file is in diffusers' format, alpha / rank multiplied into one side, so that readers that know no alpha, or take
-    it for the rank, give it the strength it was trained with.
+    The file is in diffusers' format, with alpha / rank multiplied into one matrix, so that readers that ignore alpha or
+    assume that it equals the rank apply the LoRA at the strength it was trained with.
 
     Args:
         path: a file ending in .safetensors, which is replaced; else a folder, the file in it has diffusers' name.
@@ -151,7 +151,7 @@ def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
 
 
 def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The sides of a component's LoRA by diffusers' keys, in memory of their own."""
+    """Yield copies of a component's LoRA tensors with diffusers' keys."""
     for path, module in model.named_modules():
         layer: Any = module
         if "base_layer" not in module._modules or name not in getattr(layer, "scaling", {}):
@@ -182,7 +182,7 @@ def _targets(model: nn.Module, asked: str | Sequence[str], rank: int) -> Iterato
 
 
 def _prefix(model: Any) -> str:
-    """What keys of a lone component begin with: as in a pipeline that has it."""
+    """Return the key prefix for a single component, as in a pipeline that contains it."""
     if type(model).__name__.startswith("UNet"):
         return "unet"
     return "transformer" if hasattr(type(model), "load_lora_adapter") else "text_encoder"

@@ -1,4 +1,4 @@
-"""A sheet of pictures that the model draws while it is trained, each with its prompt."""
+"""Sample sheets: images that the model generates during training, each with its prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CELL, GAP, MARGIN, HEAD, LABEL, COLUMNS = 128, 16, 28, 76, 42, 6  # pixels, and 
 
 
 def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: str) -> Any:
-    """The pictures as one PIL image, in rows."""
+    """Arrange the pictures in rows as one PIL image."""
     from PIL import Image
 
     columns = max(min(COLUMNS, len(pictures)), 3)
@@ -35,7 +35,7 @@ def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: st
 
 
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:
-    """A PIL image for each prompt, with the network in the pipeline's place for it, which is then as before."""
+    """Generate a PIL image for each prompt, with `net` temporarily in the pipeline."""
     from ..core.choices import MAIN
     from ..models.generate import draw as draw_with
 

@@ -1,4 +1,4 @@
-"""A training as values: of a config, checked as far as its keys have to do with each other."""
+"""Settings of a training, from a config, checked for values that contradict each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..planning.request import Request
     from .config import Config
 
-# What may be another one when a training is resumed. Of `model`, how it is loaded; its rules and scheme are fixed.
+# Settings that may change when a training is resumed; of `model` how it is loaded, but not its rules and scheme.
 FREE = (
     "output_dir", "run_name", "max_train_steps", "dtype", "checkpoint_every", "checkpoints_to_keep", "resume",
     "log_every", "sample_every", "sample_prompts", "sample_steps", "progress", "model", "device",
@@ -24,16 +24,16 @@ FREE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One training. Fields are the config's keys, where `config.keys` tells of them, but for these:
+    """One training. The fields are the config's keys, documented in `config.keys`, except for these:
 
     Attributes:
         model: how the pipeline is loaded, in float32.
-        rules: of quantized training. Components beside the network that is trained are quantized by them beforehand.
-        dtype: of the model that is written; None for what the network has on disk.
+        rules: for quantized training. Components other than the trained network are quantized by them beforehand.
+        dtype: of the saved model; None for the network's dtype on disk.
         resolution, max_sequence_length: None for the model's own.
 
     Raises:
-        SettingsError: values that do not go together.
+        SettingsError: values that contradict each other.
     """
 
     model: Request
@@ -116,11 +116,11 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """Where everything of this run is written."""
+        """Return the folder that this run writes to."""
         return Path(self.output_dir).expanduser() / self.run_name
 
     def fixed(self) -> dict[str, Any]:
-        """The values that a resumed training must share with the one it goes on from, as JSON values."""
+        """Return the settings that a resumed training must share with the original one, as JSON values."""
         values = {row.name: getattr(self, row.name) for row in dataclasses.fields(self) if row.name not in FREE}
         values["rules"] = [to_dict(rule) for rule in self.rules]
         values |= {"quant": self.model.quant, "components": self.model.components, "skip": self.model.skip}
@@ -129,10 +129,10 @@ class Settings:
 
 
 def settings_of(config: Config, *, progress: bool = False) -> Settings:
-    """The training that a config asks for.
+    """Return the settings of the training that a config describes.
 
     Raises:
-        SdquantError: values that do not go together.
+        SdquantError: values that contradict each other.
     """
     from .config.loading import shards_of
     from .config.quantization import quantization_of

@@ -1,4 +1,4 @@
-"""Draw what a config says, and write it with the config beside it."""
+"""Generate the images of a config, and write them next to the config."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What was written.
+    """Files written, and the shards used.
 
     Attributes:
         pictures: paths, in the order of the seeds.
         config: path of the config, every key of the command in it.
-        shards: what the keys of topology came to.
+        shards: resolved from the topology keys.
     """
 
     pictures: tuple[str, ...]
@@ -45,8 +45,8 @@ class Drawn:
 def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Drawn | None:
     """Load the model, draw, and write `<seed>.png` for each seed and `generate.yml` into a folder.
 
-    Nothing is written before all pictures are drawn. Of several processes of torchrun the first does it; the others
-    find their parts of the ranges of weights, where these are found in parts, and return None.
+    Nothing is written before all images are generated. With torchrun only the first process generates; the others
+    compute their share of the weight ranges, if these are computed in parts, and return None.
 
     Raises:
         SdquantError: as `load_model` and `draw`; or a key that this pipeline has no use for.
@@ -95,10 +95,10 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
 
 
 def _loaded(asked: Request, shards: Shards) -> Any:
-    """The model, in the first process; None in the others.
+    """Load the model; return it in the first process, and None in the others.
 
-    The others load it too, if ranges are found in parts: each needs the weights that it looks at. With a cache they do
-    not: what comes out of it has its ranges.
+    The others load it too if ranges are computed in parts, since each needs the weights of its part. With a cache they
+    do not: cached weights already have their ranges.
     """
     from ...compat.hardware import default_device, probe
     from ...loading.loader import load
@@ -121,7 +121,7 @@ def _loaded(asked: Request, shards: Shards) -> Any:
 
 
 def save(config: Config, path: Path, shards: Shards) -> None:
-    """Write a config, whole or not at all: the keys of its command, and what those of topology came to.
+    """Write a config atomically: the keys of its command, with the resolved topology in a comment.
 
     Raises:
         DiskSpaceError, ConflictError, SettingsError: as `writing.whole_file`.

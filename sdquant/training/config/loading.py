@@ -1,4 +1,4 @@
-"""From a file and key=value overrides to a Config: the defaults, over them the file, over it the overrides."""
+"""Load a Config: the defaults, overridden by a file, overridden by key=value arguments."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 def _place(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path; or the shipped file of that name, where there is nothing at the path."""
+    """Return the path, or the shipped file of that name if the path does not exist."""
     name = os.fspath(path)
     shipped = EXAMPLES / name
     return shipped if os.path.basename(name) == name and shipped.is_file() and not os.path.exists(path) else path
 
 
 def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, command: str = "generate") -> Config:
-    """The config of a file, with overrides, for a command.
+    """Load a config file with overrides, for a command.
 
-    A file may serve all commands: keys of another one are checked, kept and named in the log, but for those of how the
-    model is loaded, which are refused. An override is for this command, so it may only set keys of this command.
+    A file may serve all commands: keys of other commands are checked, kept and logged, except for those about loading
+    the model, which are refused. An override may only set keys of this command.
 
     Args:
         path: of a YAML file, or the name of a shipped one ("digits-sd.yml"); None for the defaults alone.
-        overrides: "key=value" each, split at the first sign; a later one counts. The text is read as a value of the
-            key's type; "" and "null" mean null where that is the key's default.
-        command: of row.COMMANDS.
+        overrides: "key=value" each, split at the first "="; the last one for a key counts. The text is parsed as the
+            key's type; "" and "null" mean null if that is the key's default.
+        command: one of key.COMMANDS.
 
     Raises:
-        SettingsError: there is no such file, a key or value that cannot be, or keys that contradict each other.
-        UnknownQuantError: no such preset or scheme. BadFileError: it is no such YAML.
+        SettingsError: there is no such file, an invalid key or value, or keys that contradict each other.
+        UnknownQuantError: no such preset or scheme. BadFileError: the YAML is invalid.
     """
     if command not in COMMANDS:
         raise SettingsError(f"Unknown command {command!r}", f"it must be one of {', '.join(COMMANDS)}", "Use one")
@@ -74,10 +74,10 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
 
 
 def shards_of(config: Config) -> Shards:
-    """In how many parts ranges are found; logged. Asks torch for accelerators if nothing else tells.
+    """Resolve and log the number of parts that ranges are computed in. Counts accelerators only if needed.
 
     Raises:
-        SettingsError: an environment that torchrun has not made.
+        SettingsError: the environment is not one that torchrun sets.
     """
     return topology.resolve(
         config.compile_topology_num_slices,
@@ -115,13 +115,13 @@ def _of_text(text: str, command: str) -> tuple[str, Any]:
 
 
 def checked(row: Key, value: Any, what: str) -> Any:
-    """A key's value of a YAML value.
+    """Convert a YAML value to the value of a key.
 
     Args:
-        what: begins the error.
+        what: first part of an error.
 
     Raises:
-        SettingsError: it cannot be one.
+        SettingsError: the key cannot have this value.
     """
     kind = KINDS[row.kind]
     if value is None and row.default is None:
@@ -159,7 +159,7 @@ def _known(name: str, what: str) -> Key:
 
 
 def _said(row: Key) -> str:
-    """What a key's values are."""
+    """Describe a key's values, for errors."""
     text = KINDS[row.kind].said
     if row.least is not None and row.most is not None:
         text += f" from {row.least} to {row.most}"
@@ -174,8 +174,8 @@ def _near(value: Any, choices: Sequence[str]) -> str:
 
 
 def _tell_unused(config: Config, lines: Mapping[str, int]) -> None:
-    """Refuse an override without an effect, and a key of how the model is loaded that this command has not; name the
-    file's other keys without an effect in the log."""
+    """Refuse overrides that have no effect, and loading keys that belong to another command; log the file's other keys
+    that have no effect."""
     others = [
         name
         for name in config.given

@@ -1,4 +1,4 @@
-"""What the keys of quantization come to: a scheme of a backend, rules, or nothing. No torch."""
+"""Resolve the quantization keys to a scheme of a backend, rules, or nothing. No torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OF_SHARDS = ("quantization_local_shard_count", "compile_topology_num_slices")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What is asked for; at most one of `quant` and `rules` is.
+    """Resolved quantization keys; at most one of `quant` and `rules` is set.
 
     Attributes:
-        quant: as of `load_model`; None where nothing is to be changed.
-        rules: of the rule engine. For training all are QtRule.
+        quant: as for `load_model`; None to change nothing.
+        rules: for the rule engine. For training all are QtRule.
         quant_stats: file of the ranges of activations, for rules with act_static_scale.
         unused: keys that are set and have no effect together with the others, each with the reason.
     """
@@ -46,10 +46,10 @@ class Quantization:
 
 
 def quantization_of(config: Config, shards: Shards | None = None) -> Quantization:
-    """What the config asks for, for the command that it was read for.
+    """Resolve the quantization keys of a config, for the command that it was loaded for.
 
     Args:
-        shards: for training: the weight's gradient gets a scale for each of its parts, where a rule says nothing else.
+        shards: for training: the weight gradient has one scale per shard, unless a rule sets its own.
 
     Raises:
         UnknownQuantError: no such preset or scheme. SettingsError: keys that contradict each other.
@@ -124,7 +124,7 @@ def _of_preset(name: str, config: Config, training: bool) -> tuple[QuantizationR
 
 
 def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
-    """The error, with another fix where `name` is right for the other engine."""
+    """Return the error, with another fix if `name` is valid for the other engine."""
     what = f"Cannot use quantization={name} with {_SWITCH}=true"
     if name.lower() == NOT_QUANTIZED:
         return SettingsError(what, error.why, "Set quantization: '', which quantizes nothing")
@@ -140,7 +140,7 @@ def _other_engine(name: str, error: UnknownQuantError) -> SdquantError:
 
 
 def _of_backend(text: str) -> str | Mapping[str, str]:
-    """A scheme, or component=scheme joined by JOIN."""
+    """Parse a scheme, or component=scheme pairs joined by JOIN."""
     each: dict[str, str] = {}
     for word in text.split(JOIN):
         head, sign, tail = word.partition("=")
@@ -193,7 +193,7 @@ def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
 
 
 def _forward(rule: QuantizationRule) -> QuantizationRule:
-    """A rule without what is about gradients."""
+    """Return a rule without its fields about gradients."""
     values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(QuantizationRule)}
     if isinstance(rule, QtRule) and rule.disable_channelwise_axes:
         return QtRule(**values, disable_channelwise_axes=True)
@@ -201,7 +201,7 @@ def _forward(rule: QuantizationRule) -> QuantizationRule:
 
 
 def _set(config: Config, names: tuple[str, ...]) -> Iterator[str]:
-    """Those of the keys that have another value than their default."""
+    """Return the keys whose values differ from their defaults."""
     return (name for name in names if config[name] != key(name).default and config.command in key(name).commands)
 
 

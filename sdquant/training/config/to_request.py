@@ -1,4 +1,4 @@
-"""What a config asks `load_model` for, and the size of its pictures."""
+"""Convert a config to the Request for `load_model`, and to the size of its images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SPECIAL = ("path", "quant")
 
 
 def request_of(config: Config, **fixed: Any) -> Request:
-    """The Request of a config.
+    """Return the Request of a config.
 
     Args:
-        fixed: values of fields that are not the config's (progress), or instead of it.
+        fixed: values of fields that a config does not have (progress), or that replace its own.
 
     Raises:
-        SdquantError: the config names no model, or values that do not go together.
+        SdquantError: the config names no model, or its values contradict each other.
     """
     model = config[_MODEL].strip()
     if not model:
@@ -47,7 +47,7 @@ def request_of(config: Config, **fixed: Any) -> Request:
 
 
 def require_command(config: Config, command: str) -> None:
-    """Raise SettingsError for a config of another command: it has not been told which of its keys this one uses."""
+    """Raise SettingsError for a config loaded for another command: its keys were not checked for this one."""
     if config.command != command:
         raise SettingsError(
             f"Cannot use a config loaded for {config.command or 'no command'} to {command}",
@@ -57,10 +57,10 @@ def require_command(config: Config, command: str) -> None:
 
 
 def size_of(config: Config) -> tuple[int | None, int | None]:
-    """Width and height in pixels; None for the model's own.
+    """Return width and height in pixels; None for the model's own.
 
     Raises:
-        SettingsError: resolution, width and height are set.
+        SettingsError: resolution, width and height are all set.
     """
     width, height, side = config.width, config.height, config.resolution
     if side is not None and width is not None and height is not None:

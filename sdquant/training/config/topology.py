@@ -1,4 +1,4 @@
-"""Over how many devices the work counts as spread, and in how many parts ranges are found. Pure: no torch.
+"""Resolve the number of slices that the work is spread over, and of parts that ranges are computed in. No torch.
 
     num_slices = compile_topology_num_slices if that is above 0, else nodes of torchrun, else accelerators, else 1
     count = quantization_local_shard_count, or num_slices where that is -1
@@ -23,11 +23,11 @@ WORLD, LOCAL = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """What the two keys come to.
+    """The two keys, resolved.
 
     Attributes:
         num_slices: at least 1. found: where it comes from, in words.
-        count: parts that ranges are found in; 0 leaves the weight's gradient unquantized.
+        count: parts that ranges are computed in; 0 leaves the weight gradient unquantized.
     """
 
     num_slices: int
@@ -36,12 +36,12 @@ class Shards:
 
     @property
     def parts(self) -> int:
-        """Parts that the range of a weight is found in: at least 1. The range is the same, bit for bit."""
+        """Return the number of parts that a weight's range is computed in, at least 1. The result is bit-identical."""
         return max(1, self.count)
 
     @property
     def of_weight_gradient(self) -> int | None:
-        """QtRule's bwd_weight_grad_shards: parts of the batch that have scales of their own; None for one."""
+        """Return QtRule's bwd_weight_grad_shards: parts of the batch with scales of their own; None for one."""
         return None if self.count == 1 else self.count
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,14 +52,14 @@ class Shards:
 def resolve(
     num_slices: int, shard_count: int, *, environment: Mapping[str, str], accelerators: Callable[[], int]
 ) -> Shards:
-    """The two keys, resolved.
+    """Resolve the two keys.
 
     Args:
-        environment: of the process; torchrun says there how many processes there are, and how many on each node.
-        accelerators: how many this process sees; asked only if nothing else tells.
+        environment: of the process; torchrun sets the number of processes in it, in total and on each node.
+        accelerators: counts those that this process sees; called only if nothing else determines the slices.
 
     Raises:
-        SettingsError: a value that cannot be, or an environment that torchrun has not made.
+        SettingsError: an invalid value, or an environment that torchrun has not set.
     """
     for name, value in ((SLICES, num_slices), (SHARDS, shard_count)):
         if value < -1:
@@ -100,7 +100,7 @@ def _number(name: str, text: str) -> int:
 
 
 def visible_accelerators() -> int:
-    """How many accelerators this process sees. Imports torch."""
+    """Count the accelerators that this process sees. Imports torch."""
     from ...compat.hardware import probe
 
     return sum(device.kind != "cpu" for device in probe().devices)

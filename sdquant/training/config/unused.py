@@ -1,4 +1,4 @@
-"""Keys of training that are set and have no effect beside the others. No torch."""
+"""Find training keys that are set but have no effect in combination with the others. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_LAYERS = ("components", "skip", "runtime")
 
 
 def unused_in_training(config: Config) -> Mapping[str, str]:
-    """Those keys by name, each with the reason; none for another command."""
+    """Return those keys by name, each with the reason; none for other commands."""
     if config.command != "train":
         return {}
     reasons: dict[str, str] = {}
