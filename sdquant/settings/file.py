@@ -48,8 +48,8 @@ def default_path() -> Path:
     elif sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
     else:
-        said = os.environ.get("XDG_CONFIG_HOME", "")
-        folder = Path(said) if os.path.isabs(said) else home / ".config"  # a relative one is to be ignored
+        config_home = os.environ.get("XDG_CONFIG_HOME", "")
+        folder = Path(config_home) if os.path.isabs(config_home) else home / ".config"  # XDG: ignore relative paths
     return folder / "sdquant" / "settings.json"
 
 

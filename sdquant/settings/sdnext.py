@@ -166,14 +166,14 @@ def read_any(text: str, *, machine: Machine | None = None) -> Migrated:
     if config.get("format") == FORMAT:
         settings = from_value(config, "the file")
         return Migrated(settings=settings, taken=tuple(settings.to_dict()), left=())
-    found = _of_config(config, machine)
-    if not found.taken and not found.left:
+    result = _of_config(config, machine)
+    if not result.taken and not result.left:
         raise SettingsError(
             "Cannot read the file as settings",
             "it has neither sdquant's settings nor SD.Next options for quantization or offload",
             "Choose a file written by the export button, or SD.Next's config.json",
         )
-    return found
+    return result
 
 
 def _table(text: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _of_config(config: Mapping[str, Any], machine: Machine | None) -> Migrated:
     _schemes(book)
     _offload(book, machine)
     for name, value in config.items():
-        if value not in (None, False, "", [], {}) and name not in book.seen:
+        if value not in (None, False, "", [], {}) and name not in book.handled:
             why = next((why for pattern, why in LEFT if re.fullmatch(pattern, name)), None)
             if why is not None:
                 book.leave(name, why)
@@ -205,7 +205,7 @@ class _Book:
         self.settings = Settings()
         self.taken: dict[str, None] = {}
         self.left: list[tuple[str, str]] = []
-        self.seen: set[str] = set()
+        self.handled: set[str] = set()
 
     def get(self, name: str) -> Any:
         """Return an option's value; None if it is off or missing."""
@@ -223,12 +223,12 @@ class _Book:
             self.leave(option, f"{_short(error.what)} ({error.why})")
             return False
         self.taken[option] = None
-        self.seen.add(option)
+        self.handled.add(option)
         return True
 
     def leave(self, option: str, why: str) -> None:
         """Leave an option out, for a reason."""
-        self.seen.add(option)
+        self.handled.add(option)
         if (option, why) not in self.left:
             self.left.append((option, why))
 
@@ -242,16 +242,16 @@ def _schemes(book: _Book) -> None:
                 book.leave(row.targets, why)
             elif _take_scheme(book, row, role):
                 owners[role] = row
-    chosen = list({row.targets: row for row in owners.values()}.values())
+    quantizers = list({row.targets: row for row in owners.values()}.values())
     for row in QUANTIZERS:
         for name in row.others:
-            if book.get(name) is not None and row not in chosen and name not in book.seen:
+            if book.get(name) is not None and row not in quantizers and name not in book.handled:
                 book.leave(name, f"it has no effect here: {row.targets} quantizes nothing that was imported")
-    for row in chosen:
+    for row in quantizers:
         if row.skip is not None and book.get(row.skip) is not None:
             names = [word for word in re.split(r"[;|,\s]+", str(book.get(row.skip))) if word]
             book.take(row.skip, {"skip": names})
-    _mode(book, chosen)
+    _mode(book, quantizers)
 
 
 def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
@@ -262,15 +262,15 @@ def _targets(book: _Book, row: Quantizer) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         book.leave(row.targets, f"{_short(repr(value))} is not a list of components")
         return []
-    found = []
+    roles = []
     for word in dict.fromkeys(value):
         role = ROLES_OF.get(word.strip().lower())
         if role:
-            found.append((role, word))
+            roles.append((role, word))
         else:
             what = "not a component that sdquant knows" if role is None else "not loaded by sdquant"
             book.leave(row.targets, f"{_short(word)} is {what}")
-    return found
+    return roles
 
 
 def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
@@ -288,16 +288,16 @@ def _take_scheme(book: _Book, row: Quantizer, role: str) -> bool:
     for name in (row.type, row.type_te):
         if name is not None and book.get(name) is not None:
             book.taken[name] = None
-            book.seen.add(name)
+            book.handled.add(name)
     for name, word in row.options.items():
         if book.get(name) is not None:
             book.take(name, {f"quant.{role}": f"{scheme},{word}={_short(book.get(name))}"})
     return True
 
 
-def _mode(book: _Book, chosen: list[Quantizer]) -> None:
+def _mode(book: _Book, quantizers: list[Quantizer]) -> None:
     """Import the mode: SD.Next has one for each quantizer, sdquant one for all."""
-    modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in chosen}
+    modes = {row.mode if row.mode in (AUTO, POST) else book.word(row.mode, AUTO): row for row in quantizers}
     for mode, row in modes.items():
         option = row.targets if row.mode in (AUTO, POST) else row.mode
         if len(modes) > 1 and mode != AUTO:
