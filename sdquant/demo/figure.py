@@ -73,8 +73,8 @@ class _Sheet(Sheet):
         self.text((facts + FACTS, middle - 15), f"{case.right} / {case.images}", "text", anchor="rm")
         self.bar(facts, middle + 1, FACTS, share)
         if case.psnr is not None:
-            told = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
-            self.text((facts + FACTS, middle + 19), told, "small", SOFT, "rm")
+            similarity = "same pixels" if case.psnr == float("inf") else f"PSNR {case.psnr:.1f} dB"
+            self.text((facts + FACTS, middle + 19), similarity, "small", SOFT, "rm")
 
     def digit(self, picture: Any, left: int, top: int, right: bool) -> None:
         from PIL import Image

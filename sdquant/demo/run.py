@@ -104,7 +104,7 @@ class Row:
     @property
     def right(self) -> int:
         """Return the number of images that the judge reads as the digit in the prompt."""
-        return sum(asked == seen for asked, seen in zip(self.wanted, self.seen, strict=True))
+        return sum(expected == actual for expected, actual in zip(self.wanted, self.seen, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the pictures. JSON has no infinity: psnr is null then, and `identical` is true."""
@@ -172,7 +172,7 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
     need_extra()
     from tqdm import tqdm
 
-    made: list[Row | Skipped] = []
+    results: list[Row | Skipped] = []
     reference: Row | None = None
     with (
         temporary_folder("sdquant-demo-") as work,
@@ -185,14 +185,14 @@ def run(model: str, *, steps: int, images: int | None, progress: bool, cases: Se
             except BackendUnavailableError as error:
                 if case.quant is None:
                     raise
-                made.append(
+                results.append(
                     Skipped(label=case.label, backend=case.backend, quant=case.quant, why=error.why, fix=error.fix)
                 )
             else:
                 reference = reference or row
-                made.append(row)
+                results.append(row)
             bar.update()
-    return Result(model=model, steps=steps, judge=digits.judge().accuracy, cases=tuple(made))
+    return Result(model=model, steps=steps, judge=digits.judge().accuracy, cases=tuple(results))
 
 
 def need_extra() -> None:
@@ -211,13 +211,13 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
     from ..models.pipelines import weight_bytes
 
     pipe, seconds = load(model, case, work)
-    wanted = tuple(i % 10 for i in range(images))
+    labels = tuple(i % 10 for i in range(images))
     begin = time.perf_counter()
-    pictures = draw(pipe, [digits.prompt(d) for d in wanted], seeds=range(images), steps=steps, batch=BATCH)
+    pictures = draw(pipe, [digits.prompt(d) for d in labels], seeds=range(images), steps=steps, batch=BATCH)
     drawing = (time.perf_counter() - begin) / images
-    made = pipe.sdquant
-    made.offload.remove()
-    parts = made.plan.components
+    handle = pipe.sdquant
+    handle.offload.remove()
+    parts = handle.plan.components
     return Row(
         label=case.label,
         backend=case.backend,
@@ -229,7 +229,7 @@ def _case(model: str, case: Case, steps: int, images: int, reference: Row | None
         packed_bf16=sum(weight.bytes_bf16 for part in parts for weight in part.weights),
         load_seconds=seconds,
         image_seconds=drawing,
-        wanted=wanted,
+        wanted=labels,
         seen=tuple(digits.judge().read(pictures)),
         psnr=psnr(pictures, reference.pictures) if reference else None,
         pictures=tuple(pictures),

@@ -262,8 +262,8 @@ def train_sd(vae: Any, tokenizer: Any, encoder: Any, workdir: Path) -> tuple[Any
         t = torch.randint(1000, (SD.batch,), generator=generator)
         noisy = scheduler.add_noise(clean, noise, t)
         target = scheduler.get_velocity(clean, noise, t)
-        asked, where = torch.unique(prompts, return_inverse=True)  # a prompt that comes twice is read once
-        states = torch.func.functional_call(encoder, _shaken(encoder, generator), (ids[asked],))[0]
+        unique, where = torch.unique(prompts, return_inverse=True)  # a prompt that comes twice is read once
+        states = torch.func.functional_call(encoder, _shaken(encoder, generator), (ids[unique],))[0]
         loss: Tensor = (unet(noisy, t, states[where]).sample - target).square().mean()
         return loss
 

@@ -81,15 +81,15 @@ def compare(
     values.setdefault("progress", False)
     columns: dict[str, Request] = {}
     for quant in (reference, *quants):
-        asked = request(path, **values, quant=quant)
-        columns.setdefault(_label(asked), asked)
+        column = request(path, **values, quant=quant)
+        columns.setdefault(_label(column), column)
     drawing = {
         "prompts": [prompt], "seeds": [seed], "steps": steps, "guidance": guidance, "width": width, "height": height,
     }  # fmt: skip
     tell = _Progress(len(columns), steps, on_progress)
     rows: list[Row] = []
-    for label, asked in columns.items():
-        rows.append(_row(asked, label, drawing, rows[0] if rows else None, amplify, tell))
+    for label, column in columns.items():
+        rows.append(_row(column, label, drawing, rows[0] if rows else None, amplify, tell))
     here = hardware.probe()
     first = next(iter(columns.values()))
     return Comparison(
@@ -146,23 +146,23 @@ def _passes(scheme: str, offload: str, *, allow: bool, **axes: Any) -> bool:
 
 
 def _row(
-    asked: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
+    request: Request, label: str, drawing: Mapping[str, Any], held_to: Row | None, amplify: int, tell: _Progress
 ) -> Row:
     """Run one scheme and return its row. `held_to`: the reference; None for the reference itself."""
     from ..utils.buffers import give_back
 
-    made: Plan | None = None
+    plan: Plan | None = None
     try:
         tell.loading(label)
-        made = prepare(asked)
-        row = _drawn(asked, made, label, drawing, tell)
+        plan = prepare(request)
+        row = _drawn(request, plan, label, drawing, tell)
     except Exception as error:
         if held_to is None or error is tell.raised or _interrupted(error):
             raise
         log.info("%s gave no image", label, exc_info=True)
         ours = isinstance(error, SdquantError)
         why = str(error) if ours else f"{type(error).__name__}: {error}"
-        row = Row(quant=asked.quant, label=label, error=why, kind=type(error).__name__, **_sizes(made))
+        row = Row(quant=request.quant, label=label, error=why, kind=type(error).__name__, **_sizes(plan))
     tell.column_done()
     give_back()
     if held_to is None or row.image is None:
@@ -181,13 +181,13 @@ def _interrupted(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (before is not None and _interrupted(before))
 
 
-def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
+def _drawn(request: Request, plan: Plan, label: str, drawing: Mapping[str, Any], tell: _Progress) -> Row:
     from ..loading.loader import import_classes, load_planned
     from ..models.generate import draw
 
-    import_classes(made)
+    import_classes(plan)
     begin = time.perf_counter()
-    pipe = load_planned(asked, made)
+    pipe = load_planned(request, plan)
     loading = time.perf_counter() - begin
     try:
         begin = time.perf_counter()
@@ -196,35 +196,37 @@ def _drawn(asked: Request, made: Plan, label: str, drawing: Mapping[str, Any], t
     finally:
         pipe.sdquant.offload.remove()
     return Row(
-        quant=asked.quant, label=_found(label, made), image=image, load_seconds=loading, draw_seconds=seconds,
-        **_sizes(made),
+        quant=request.quant, label=_found(label, plan), image=image, load_seconds=loading, draw_seconds=seconds,
+        **_sizes(plan),
     )  # fmt: skip
 
 
-def _sizes(made: Plan | None) -> dict[str, Any]:
-    if made is None:
+def _sizes(plan: Plan | None) -> dict[str, Any]:
+    if plan is None:
         return {}
-    return {"bytes": made.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in made.components)}
+    return {"bytes": plan.bytes, "bytes_bf16": sum(part.bytes_bf16 for part in plan.components)}
 
 
-def _label(asked: Request) -> str:
+def _label(request: Request) -> str:
     """Return the requested scheme as the command line takes it."""
-    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in asked.specs().items()}
+    each = {name: NOT_QUANTIZED if spec is None else str(spec) for name, spec in request.specs().items()}
     others = [each.pop("*")] if "*" in each else []
     return "+".join([*others, *(f"{name}={scheme}" for name, scheme in each.items())]) or AS_FOUND
 
 
-def _found(label: str, made: Plan) -> str:
+def _found(label: str, plan: Plan) -> str:
     """Return the label; for a model as found, with the schemes of its files."""
-    held = dict.fromkeys(part.scheme for part in made.components if part.scheme is not None)
-    return f"{label} ({', '.join(held)})" if label == AS_FOUND and held else label
+    schemes = dict.fromkeys(part.scheme for part in plan.components if part.scheme is not None)
+    return f"{label} ({', '.join(schemes)})" if label == AS_FOUND and schemes else label
 
 
-def _settings(asked: Request) -> dict[str, Any]:
+def _settings(request: Request) -> dict[str, Any]:
     """Return the request's other settings that differ from their defaults, as JSON values."""
-    others = {row.name: getattr(asked, row.name) for row in fields(asked) if row.name not in _OF_A_ROW}
-    given = {row.name: others[row.name] for row in fields(asked) if others.get(row.name, row.default) != row.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    others = {row.name: getattr(request, row.name) for row in fields(request) if row.name not in _OF_A_ROW}
+    changed = {
+        row.name: others[row.name] for row in fields(request) if others.get(row.name, row.default) != row.default
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 class _Progress:

@@ -93,8 +93,8 @@ def _bitsandbytes(job: Job, form: str, _: Inputs) -> nn.Module:
         config = diffusers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type=form, bnb_4bit_compute_dtype=_dtype(job)
         )
-    made: nn.Module = _pretrained(job, config)
-    return made
+    model: nn.Module = _pretrained(job, config)
+    return model
 
 
 def _with_modules(model: nn.Module, form: str, dtype: Any) -> nn.Module:
@@ -137,8 +137,8 @@ def _quanto(job: Job, form: str, _: Inputs) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers means to drop it, and says so
         config = diffusers.QuantoConfig(weights_dtype=form)
-    made: nn.Module = _pretrained(job, config)
-    return made
+    model: nn.Module = _pretrained(job, config)
+    return model
 
 
 def _import_quanto() -> None:
@@ -153,8 +153,8 @@ def _import_quanto() -> None:
 def _sdnq(job: Job, form: str, _: Inputs) -> nn.Module:
     from sdnq import SDNQConfig
 
-    made: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
-    return made
+    model: nn.Module = _pretrained(job, SDNQConfig(weights_dtype=form))
+    return model
 
 
 def _import_sdnq() -> None:
@@ -166,13 +166,13 @@ def _gguf(job: Job, _: str, __: Inputs) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: nn.Module = _class(job).from_single_file(
+        model: nn.Module = _class(job).from_single_file(
             job.asked.path,
             config=str(job.folder),
             quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=_dtype(job)),
             torch_dtype=_dtype(job),
         )
-    return made.to(job.device)
+    return model.to(job.device)
 
 
 def _import_gguf() -> None:
@@ -187,12 +187,12 @@ def _nncf(job: Job, form: str, inputs: Inputs) -> nn.Module:
     example = dict(zip(names, args, strict=True)) | values  # NNCF follows one call before it compresses
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: nn.Module = nncf.compress_weights(
+        model: nn.Module = nncf.compress_weights(
             _pretrained(job).to(job.device),
             mode=nncf.CompressWeightsMode[form],
             dataset=nncf.Dataset([example], lambda item: item),
         )
-    return made
+    return model
 
 
 def _import_nncf() -> None:
@@ -210,8 +210,8 @@ def _torchao(job: Job, _: str, __: Inputs) -> nn.Module:
 
     quantization = importlib.import_module("torchao.quantization")
 
-    made: nn.Module = _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
-    return made
+    model: nn.Module = _pretrained(job, diffusers.TorchAoConfig(quantization.Int8WeightOnlyConfig()))
+    return model
 
 
 def _import_torchao() -> None:

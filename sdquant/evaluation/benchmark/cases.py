@@ -44,12 +44,12 @@ class Variant:
 
 def default_schemes(target: Target) -> tuple[str, ...]:
     """Return the schemes measured by default: those that the matrix allows; none if the model is already quantized."""
-    asked = target.asked
+    request = target.asked
     if target.scheme is not None:
         return ()
     return allowed(
-        asked.offload, mode=asked.mode, runtime=asked.runtime, device=asked.device,
-        allow_incompatible=asked.allow_incompatible, schemes=DEFAULT,
+        request.offload, mode=request.mode, runtime=request.runtime, device=request.device,
+        allow_incompatible=request.allow_incompatible, schemes=DEFAULT,
     )  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def make(
         asked=target.asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, folder=target.folder,
     )  # fmt: skip
-    found = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
-    yield _ours(Row(name=found, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
+    name = f"{AS_FOUND} ({target.scheme})" if target.scheme else f"{AS_FOUND} ({target.dtype})"
+    yield _ours(Row(name=name, by="sdquant", quant=target.scheme, dtype=target.dtype), common, None)
     if target.scheme is not None and with_peers:
         yield from _theirs(target.scheme, common, versions, target.bytes)
     if with_bf16 and target.dtype != BF16 and target.scheme is None:
@@ -110,36 +110,38 @@ def _written(target: Target, scheme: str, work: Path) -> Request:
             f"it is already quantized to {target.scheme}",
             "Use the model with float weights",
         )
-    asked = target.asked
+    request = target.asked
     # Before anything is written: what the matrix says to loading such a file.
     compat.check(
-        scheme, asked.offload, mode="found", runtime=asked.runtime, device=target.device,
-        allow_incompatible=asked.allow_incompatible,
+        scheme, request.offload, mode="found", runtime=request.runtime, device=target.device,
+        allow_incompatible=request.allow_incompatible,
     )  # fmt: skip
-    file = quantize_file(asked.path, scheme, work / f"{scheme.replace(':', '-')}.gguf", skip=asked.skip, progress=False)
-    return request_for(replace(target, asked=replace(asked, path=str(file), skip=())), None)
+    file = quantize_file(
+        request.path, scheme, work / f"{scheme.replace(':', '-')}.gguf", skip=request.skip, progress=False
+    )
+    return request_for(replace(target, asked=replace(request, path=str(file), skip=())), None)
 
 
 def _ours(row: Row, job: Job, text: str | None) -> Variant:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.SdquantWarning)
         try:
-            made = prepare(job.asked)
+            plan = prepare(job.asked)
         except SdquantError as error:
             if text is None:
                 raise
             return _refused(row, error)
-    return Variant(row=row, job=job, bytes=made.bytes)
+    return Variant(row=row, job=job, bytes=plan.bytes)
 
 
 def _refused(row: Row, error: SdquantError) -> Variant:
     return Variant(row=replace(row, error=str(error), kind=type(error).__name__))
 
 
-def _note(said: str | None, offload: str) -> str | None:
+def _note(note: str | None, offload: str) -> str | None:
     """Return the note for a peer's row, which also says that peers do not use sdquant's offload."""
     alone = None if offload == "none" else "without offload, all weights on the device"
-    return "; ".join(filter(None, [said, alone])) or None
+    return "; ".join(filter(None, [note, alone])) or None
 
 
 def _theirs(scheme: str, job: Job, versions: Mapping[str, str], nbytes: int) -> Iterator[Variant]:

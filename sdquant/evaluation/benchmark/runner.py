@@ -98,24 +98,26 @@ def bench(
     """
     _check(steps=steps, rounds=rounds, batch=batch, threads=threads, seed=seed, size=size, inputs=inputs, clock=clock)
     values.setdefault("progress", False)
-    asked = request(path, **values)
+    base_request = request(path, **values)
     for text in schemes or ():
         request(path, **(values | {"quant": text}))  # one that does not exist is no row
-    if asked.quant is not None:
+    if base_request.quant is not None:
         raise SettingsError(
-            f"Cannot use quant={asked.quant!r}", "the reference is the model as found", "Add it to the schemes instead"
+            f"Cannot use quant={base_request.quant!r}",
+            "the reference is the model as found",
+            "Add it to the schemes instead",
         )
-    target = find(asked)
+    target = find(base_request)
     here = hardware.probe()
     threads = threads or _cores()
-    chosen = cases.default_schemes(target) if schemes is None else tuple(schemes)
+    scheme_names = cases.default_schemes(target) if schemes is None else tuple(schemes)
     with working() as (work, workers):
         tell = _Progress(on_progress)
         kind, size, batch = _inputs(target, inputs, prompt, size, batch, seed, threads, work, workers)
         tell.text("writing GGUF files")
         todo = [
             *cases.make(
-                target, chosen, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
+                target, scheme_names, work, threads, here.versions, with_peers=peers, with_bf16=schemes is None
             )
         ]  # fmt: skip
         groups = _groups(todo, _room(here, target.device))
@@ -126,7 +128,7 @@ def bench(
                 if number == 0 or row.name != todo[0].row.name:
                     rows[row.name] = row
         tell.text("done")
-        made = _traced(_against_ours([*rows.values()]), profile, work)
+        traced = _traced(_against_ours([*rows.values()]), profile, work)
     return Benchmark(
         model=str(path),
         class_name=target.class_name,
@@ -139,9 +141,9 @@ def bench(
         threads=threads,
         clock=clock,
         memory=_memory_kind(target.device),
-        settings=settings(asked),
+        settings=settings(base_request),
         device=target.device,
-        rows=tuple(made),
+        rows=tuple(traced),
         versions=here.versions,
         machine=described(here),
     )
@@ -160,12 +162,12 @@ def described(here: hardware.Machine) -> dict[str, Any]:
     }
 
 
-def settings(asked: Request) -> dict[str, Any]:
+def settings(request: Request) -> dict[str, Any]:
     """Return the request's other settings that differ from their defaults, as JSON values."""
     left_out = ("path", "quant", "progress")
-    rows = [row for row in dataclasses.fields(asked) if row.name not in left_out]
-    given = {row.name: getattr(asked, row.name) for row in rows if getattr(asked, row.name) != row.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    rows = [row for row in dataclasses.fields(request) if row.name not in left_out]
+    changed = {row.name: getattr(request, row.name) for row in rows if getattr(request, row.name) != row.default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 def _check(**values: Any) -> None:
@@ -205,30 +207,30 @@ def _inputs(
         from .inputs import batch_of
 
         size = size or (side_of(target.config) or SIDE,) * 2
-        given = random(target.class_name, target.config, size, batch, seed)
-        torch.save(given, work / INPUTS)
-        return "random", size, batch_of(given)
+        tensors = random(target.class_name, target.config, size, batch, seed)
+        torch.save(tensors, work / INPUTS)
+        return "random", size, batch_of(tensors)
     if target.pipeline is None:
         raise SettingsError(
             f"Cannot run {target.asked.path} on its pipeline's inputs",
             "it is a component without a pipeline",
             "Add base=<pipeline folder>, or inputs='random'",
         )
-    asked = replace(target.pipeline, progress=False)
+    request = replace(target.pipeline, progress=False)
     job = Job(
-        asked=asked, work=work, threads=threads, device=target.device, class_name=target.class_name,
+        asked=request, work=work, threads=threads, device=target.device, class_name=target.class_name,
         dtype=target.dtype, prompt=prompt, size=size, seed=seed,
     )  # fmt: skip
     worker = start(job, workers)
     try:
-        made = worker.ask("inputs")
+        answer = worker.ask("inputs")
     except Failed as error:
         raise error.as_error(f"Cannot get the inputs of {target.asked.path} from its pipeline") from error
     finally:
         worker.end()
         workers.remove(worker)
-    width, height = made["size"]
-    return "pipeline", (width, height), made["batch"]
+    width, height = answer["size"]
+    return "pipeline", (width, height), answer["batch"]
 
 
 def _room(here: hardware.Machine, device: str) -> int:
@@ -241,13 +243,13 @@ def _room(here: hardware.Machine, device: str) -> int:
 def _groups(todo: Sequence[Variant], room: int) -> list[list[Variant]]:
     """Split the variants that can be measured into groups that fit into memory, each headed by the reference."""
     first, *others = [one for one in todo if one.job is not None]
-    groups, held = [[first]], first.bytes + BESIDE
+    groups, used = [[first]], first.bytes + BESIDE
     for one in others:
-        if held + one.bytes + BESIDE > room and len(groups[-1]) > 1:
+        if used + one.bytes + BESIDE > room and len(groups[-1]) > 1:
             groups.append([first])
-            held = first.bytes + BESIDE
+            used = first.bytes + BESIDE
         groups[-1].append(one)
-        held += one.bytes + BESIDE
+        used += one.bytes + BESIDE
     return groups
 
 
@@ -262,18 +264,18 @@ def _group(
         worker.ready()
     for variant, worker in begun:
         with _counted(tell, f"{variant.row.name}: loading", 2):
-            made = _loaded(variant, worker, not running, target, workers)
-        if isinstance(made, Row):
+            loaded = _loaded(variant, worker, not running, target, workers)
+        if isinstance(loaded, Row):
             tell.skip(rounds)
-            yield replace(made, group=number)
+            yield replace(loaded, group=number)
         else:
-            running.append(made)
+            running.append(loaded)
     lost: list[Row] = []
     for turn in range(rounds):
         for one in [*running] if turn % 2 == 0 else [*reversed(running)]:
             with _counted(tell, f"{one.row.name}: round {turn + 1} of {rounds}", 1):
                 try:
-                    said = one.worker.ask("turn", steps=steps)
+                    timing = one.worker.ask("turn", steps=steps)
                 except Failed as error:
                     if one is running[0]:
                         raise error.as_error(f"Cannot run {target.asked.path}") from error
@@ -281,8 +283,8 @@ def _group(
                     lost.append(_failed(one.row, error))
                     tell.skip(rounds - turn - 1)
                     continue
-                one.wall.append(said["wall"])
-                one.cpu.append(said["cpu"])
+                one.wall.append(timing["wall"])
+                one.cpu.append(timing["cpu"])
     if profile is not None and number == 0:
         _profile(running[:1], work, tell)
     if profile is not None:
@@ -308,7 +310,7 @@ def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, worke
     try:
         worker.answer()
         worker.mark()
-        said = worker.ask("load", watch=True)
+        loaded = worker.ask("load", watch=True)
         first = worker.ask("first", watch=True, keep=reference)
     except Failed as error:
         worker.interrupt()
@@ -318,7 +320,7 @@ def _loaded(one: Variant, worker: Worker, reference: bool, target: Target, worke
             raise error.as_error(f"Cannot run {target.asked.path}") from error
         return _failed(one.row, error)
     peak = first.pop("peak", worker.peak)
-    values = said | first | {"snr": None if first["snr"] is None else float(first["snr"])}
+    values = loaded | first | {"snr": None if first["snr"] is None else float(first["snr"])}
     row = replace(one.row, peak=peak, peak_resident=None if gpu else worker.peak_resident, **values)
     return _Running(variant=one, worker=worker, row=row)
 
@@ -378,15 +380,15 @@ def _traced(rows: Sequence[Row], profile: str | Path | None, work: Path) -> list
     """Copy the traces to the requested path; return the rows with the paths of their traces."""
     if profile is None:
         return [*rows]
-    made = []
+    traced = []
     for row in rows:
         source, target = work / trace_name(row.name), trace_path(profile, row.name)
         if source.exists():
             with source.open("rb") as read, whole_file(target, source.stat().st_size) as file:
                 shutil.copyfileobj(read, file)
             row = replace(row, trace=str(target))
-        made.append(row)
-    return made
+        traced.append(row)
+    return traced
 
 
 def _memory_kind(device: str) -> str:

@@ -18,46 +18,46 @@ if TYPE_CHECKING:
     from ...planning import plan
 
 
-def find(asked: Request) -> Target:
+def find(request: Request) -> Target:
     """Return the target for a request for the model as found.
 
     Raises:
         SdquantError: as `preparation.prepare`; or the model has no UNet or transformer.
     """
-    asked = located(asked)
-    made = prepare(asked)
-    name, src = _main(made)
-    pipeline: Request | None = asked
-    folder = Path(asked.path) / name
-    if made.detected.container == "pipeline" and asked.base is None and (folder / "config.json").is_file():
-        asked = dataclasses.replace(asked, path=str(folder), components=None, parts=())
-        made = prepare(asked)
-        name, src = _main(made)
+    request = located(request)
+    plan = prepare(request)
+    name, src = _main(plan)
+    pipeline: Request | None = request
+    folder = Path(request.path) / name
+    if plan.detected.container == "pipeline" and request.base is None and (folder / "config.json").is_file():
+        request = dataclasses.replace(request, path=str(folder), components=None, parts=())
+        plan = prepare(request)
+        name, src = _main(plan)
     else:
-        folder = Path(asked.path)
+        folder = Path(request.path)
         folder = folder if folder.is_dir() else folder.parent
-    if name == "model" and pipeline is asked:
+    if name == "model" and pipeline is request:
         pipeline = None
-    part = next(one for one in made.components if one.name == name)
+    part = next(one for one in plan.components if one.name == name)
     return Target(
-        asked=asked,
+        asked=request,
         pipeline=pipeline,
         class_name=src.class_name or "",
         config=src.config or {},
-        dtype=made.dtype or _dtype(src),
+        dtype=plan.dtype or _dtype(src),
         scheme=part.scheme,
         bytes=part.bytes,
         folder=folder if (folder / "config.json").is_file() else None,
-        device=made.device,
+        device=plan.device,
     )
 
 
-def _main(made: plan.Plan) -> tuple[str, Source]:
-    sources = made.detected.sources
+def _main(plan: plan.Plan) -> tuple[str, Source]:
+    sources = plan.detected.sources
     name = next((one for one in (*MAIN, ".") if one in sources), None)
     if name is None:
         raise UnsupportedFileError(
-            f"Cannot measure {made.path}",
+            f"Cannot measure {plan.path}",
             f"it has {', '.join(sources)}, but neither a UNet nor a transformer",
             "Use a pipeline, or a UNet or transformer",
         )

@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._made: Any = None
+        self._pipe: Any = None
         self._main: nn.Module | None = None
         self._inputs: Inputs | None = None
 
@@ -61,18 +61,18 @@ class Held:
         from ...loading.loader import import_classes, load_planned
         from ...planning.preparation import prepare
 
-        asked = self.job.asked
-        made = prepare(asked)
-        import_classes(made)
+        request = self.job.asked
+        plan = prepare(request)
+        import_classes(plan)
         from ...loading import quantizer  # noqa: F401
 
-        for part in made.components:
+        for part in plan.components:
             spec = part.spec
             if spec is not None and part.action == "encode" and not hasattr(spec, "rules"):
                 # The first quantization of a process imports the scheme's library: that is not loading.
                 with contextlib.suppress(Unfit):
                     of_scheme(spec.scheme.name).encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
-        return lambda: load_planned(asked, made)
+        return lambda: load_planned(request, plan)
 
     def _prepare_peer(self) -> Callable[[], Any]:
         from ...models.components import model_class
@@ -106,12 +106,12 @@ class Held:
         from ...offload import weight_bytes
 
         wall, cpu = time.perf_counter(), time.process_time()
-        self._made = self._load()
+        self._pipe = self._load()
         self._wait()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        self._main = main_part(self._made).eval()
+        self._main = main_part(self._pipe).eval()
         self._inputs = self._read()
-        kind = self._made.sdquant.plan.components if not self.job.peer else ()
+        kind = self._pipe.sdquant.plan.components if not self.job.peer else ()
         runtimes = sorted({part.runtime for part in kind if part.weights})
         return {
             "load_seconds": wall,
@@ -128,12 +128,12 @@ class Held:
         from .specs import WANTED
 
         begin = time.perf_counter()
-        made = self._step()
+        result = self._step()
         self._wait()
         values: dict[str, Any] = {"first_seconds": time.perf_counter() - begin, "snr": None}
         if self.on_gpu:
             values["peak"] = torch.cuda.max_memory_allocated(self.job.device)
-        out = output(made)
+        out = output(result)
         if not bool(torch.isfinite(out).all()):
             raise ArithmeticError("its output has values that are not finite")
         if keep:
@@ -159,10 +159,10 @@ class Held:
         from torch.profiler import ProfilerActivity, profile
 
         which = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
-        with self._layers_named(), profile(activities=which, record_shapes=True) as seen:
+        with self._layers_named(), profile(activities=which, record_shapes=True) as profiler:
             self._step()
             self._wait()
-        seen.export_chrome_trace(path)
+        profiler.export_chrome_trace(path)
         return {}
 
     @contextmanager
@@ -203,16 +203,16 @@ class Held:
 
         torch.set_num_threads(self.job.threads)
         pipe = load(self.job.asked)
-        given, size = of_pipeline(pipe, self.job.prompt, self.job.size, self.job.seed)
-        torch.save(given, self.job.work / INPUTS)
+        tensors, size = of_pipeline(pipe, self.job.prompt, self.job.size, self.job.seed)
+        torch.save(tensors, self.job.work / INPUTS)
         pipe.sdquant.offload.remove()
-        return {"size": size, "batch": batch_of(given)}
+        return {"size": size, "batch": batch_of(tensors)}
 
     def end(self) -> dict[str, Any]:
         """Release the model, and the files of its offload."""
-        if hasattr(self._made, "sdquant"):
-            self._made.sdquant.offload.remove()
-        self._made = self._main = None
+        if hasattr(self._pipe, "sdquant"):
+            self._pipe.sdquant.offload.remove()
+        self._pipe = self._main = None
         return {}
 
     def _step(self) -> Any:
@@ -251,16 +251,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    told = sys.stdin.buffer
-    held = Held(pickle.load(told))
-    for line in told:
+    commands = sys.stdin.buffer
+    model = Held(pickle.load(commands))
+    for line in commands:
         name, values = json.loads(line)
         try:
-            answer = {"ok": getattr(held, name)(**values)}
+            answer = {"ok": getattr(model, name)(**values)}
         except Exception as error:
             answer = {"error": _said(error)}
         answers.write(json.dumps(answer).encode() + b"\n")
-    held.end()
+    model.end()
     os._exit(0)  # the libraries' ends take seconds, and there is nothing left that they would tidy
 
 

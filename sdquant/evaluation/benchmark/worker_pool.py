@@ -109,8 +109,8 @@ class Worker:
         if "error" in answer:
             error = answer["error"]
             raise Failed(error["kind"], error["text"], None if error["parts"] is None else tuple(error["parts"]))
-        made: dict[str, Any] = answer["ok"]
-        return made
+        result: dict[str, Any] = answer["ok"]
+        return result
 
     def ready(self) -> None:
         """Wait until there is an answer, or the process has ended."""
@@ -174,17 +174,17 @@ class Worker:
         last = [line for line in self._says.read().decode(errors="replace").splitlines() if line.strip()][-1:]
         how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         more = ", usually because memory ran out" if code == -getattr(signal, "SIGKILL", 9) else ""
-        said = f"; its last output: {last[0].strip()}" if last else ""
-        return Failed("WorkerEnded", f"Its process {how}{more}{said}.")
+        output = f"; its last output: {last[0].strip()}" if last else ""
+        return Failed("WorkerEnded", f"Its process {how}{more}{output}.")
 
 
 def _children(pid: int) -> list[Any]:
     """Return the running descendants of a process."""
     try:
-        found: list[Any] = psutil.Process(pid).children(recursive=True)
+        children: list[Any] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    return found
+    return children
 
 
 def memory_of(pid: int) -> tuple[int, int]:
@@ -197,9 +197,9 @@ def memory_of(pid: int) -> tuple[int, int]:
         except psutil.Error:
             resident = 0
         return resident, resident
-    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "VmRSS"))}
-    resident = int(found.get("VmRSS", 0)) * 1024
-    return int(found["RssAnon"]) * 1024 if "RssAnon" in found else resident, resident
+    fields = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "VmRSS"))}
+    resident = int(fields.get("VmRSS", 0)) * 1024
+    return int(fields["RssAnon"]) * 1024 if "RssAnon" in fields else resident, resident
 
 
 def start(job: Job, workers: list[Worker]) -> Worker:
