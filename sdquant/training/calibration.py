@@ -149,20 +149,20 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
     from ..rules.interception import marks
     from ..rules.product_ranges import static_rule
 
-    wanted: dict[QuantizationRule, str] = {}
+    unmatched: dict[QuantizationRule, str] = {}
     known = {}
     for name, model in models.items():
         for path, mark in marks(model).items():
             known[f"{name}.{path}".rstrip(".")] = mark
             for rule in mark.rules.values():
                 if rule.act_static_scale:
-                    wanted.setdefault(rule, f"{name}.{path}")
+                    unmatched.setdefault(rule, f"{name}.{path}")
     for prefix in {key.rpartition(".")[0] for key in statistics}:
         path, _, operand = prefix.rpartition(".")
-        found = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
-        if found is not None:
-            wanted.pop(found, None)
-    for rule, path in wanted.items():
+        match = None if path not in known else static_rule(known[path].report.rules, known[path].path, operand)
+        if match is not None:
+            unmatched.pop(match, None)
+    for rule, path in unmatched.items():
         raise SettingsError(
             "Cannot calibrate",
             f"the rule for {rule.module_path!r} with op_names={list(rule.op_names)} saw no product of activations in "
@@ -171,13 +171,13 @@ def _require_products(models: Mapping[str, nn.Module], statistics: Mapping[str, 
         )
 
 
-def refuse_unfollowed(made: Plan, task: Calibration) -> None:
+def refuse_unfollowed(plan: Plan, task: Calibration) -> None:
     """Raise SettingsError for a rule that products of activations cannot follow; only headers are read."""
     from ..core import registry
     from ..planning.rule_checks import marked_in_file
 
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
-    for name, src in by_name(made.detected).items():
+    for name, src in by_name(plan.detected).items():
         if spec.products and (name in task.components if task.components else QUANTIZED_BY_DEFAULT.match(name)):
             marked_in_file(src, spec)
 
@@ -202,7 +202,7 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
             f"Cannot calibrate a {type(pipe).__name__}", "it cannot generate images on its own", "Pass its pipeline"
         )
     spec = RulesSpec(registry.scheme("rules"), rules=task.rules)
-    made = {}
+    models = {}
     for name, model in weight_parts(pipe).items():
         if name not in task.components if task.components else not QUANTIZED_BY_DEFAULT.match(name):
             continue
@@ -216,14 +216,14 @@ def prepared(pipe: Any, task: Calibration) -> dict[str, nn.Module]:
         trained = quantize_model(model, QtProvider(task.rules))
         setattr(pipe, name, trained)
         if has_statistics(trained):
-            made[name] = trained
-    if not made:
+            models[name] = trained
+    if not models:
         raise SettingsError(
             f"Cannot calibrate {task.model}",
             "no rule with act_static_scale is the first to match a layer",
             "Check module_path and op_names, and the rules before it",
         )
-    return made
+    return models
 
 
 def _keep(partial: Path, task: Calibration, done: int, statistics: Mapping[str, Tensor]) -> None:

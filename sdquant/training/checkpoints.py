@@ -110,9 +110,9 @@ def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], set
 
     place = checkpoint.path
     try:
-        kept = json.loads((place / STATE).read_text())
-        _refuse_other(place, kept["settings"], state["settings"])
-        if kept["data"] != state["data"]:
+        recorded = json.loads((place / STATE).read_text())
+        _refuse_other(place, recorded["settings"], state["settings"])
+        if recorded["data"] != state["data"]:
             raise SettingsError(
                 f"Cannot resume from {place}", "the pictures or captions have changed",
                 "Restore them, or choose another run_name",
@@ -134,10 +134,10 @@ def read(accelerator: Any, checkpoint: Checkpoint, state: Mapping[str, Any], set
         ) from error  # fmt: skip
 
 
-def _refuse_other(place: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    for name, value in asked.items():
-        if kept.get(name) != value:
+def _refuse_other(place: Path, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    for name, value in current.items():
+        if recorded.get(name) != value:
             raise SettingsError(
-                f"Cannot resume from {place} with {name}={value!r}", f"it began with {kept.get(name)!r}",
+                f"Cannot resume from {place} with {name}={value!r}", f"it began with {recorded.get(name)!r}",
                 "Restore that value, or choose another run_name",
             )  # fmt: skip

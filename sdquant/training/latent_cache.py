@@ -73,8 +73,8 @@ class Encoded:
 
     def digest(self) -> str:
         """Return a hash of the captions and latents, rounded so that it does not depend on a machine's last bits."""
-        told = repr((self.prompts, self.captions, tuple(self.latents.shape)))
-        total = hashlib.sha256(told.encode())
+        text = repr((self.prompts, self.captions, tuple(self.latents.shape)))
+        total = hashlib.sha256(text.encode())
         total.update((self.latents * 64).round().to(torch.int32).numpy().tobytes())
         return total.hexdigest()[:16]
 
@@ -155,27 +155,27 @@ def _latents(pipe: Any, examples: Sequence[Example], side: int, device: torch.de
     config, shift = pipe.vae.config, 0.0
     if pipeline_types.of(pipe).shift:
         shift = config.shift_factor or 0.0
-    made, size = [], 16
+    latents, size = [], 16
     for begin in tqdm(
         range(0, len(examples), size), desc="Encoding pictures", unit="batch", disable=not progress, leave=False
     ):
         pixels = torch.stack([example.pixels(side) for example in examples[begin : begin + size]])
         with torch.no_grad():
             mean = pipe.vae.encode(pixels.to(device, pipe.vae.dtype)).latent_dist.mean.float().cpu()
-        made.append((mean - shift) * config.scaling_factor)
-    return torch.cat(made)
+        latents.append((mean - shift) * config.scaling_factor)
+    return torch.cat(latents)
 
 
 def _conditions(pipe: Any, prompts: Sequence[str], side: int, settings: Settings) -> pipeline_types.Conditions:
     """Encode all prompts: text states in float32, on the CPU."""
     from tqdm import tqdm
 
-    made: dict[str, list[Tensor]] = {}
+    batches: dict[str, list[Tensor]] = {}
     size = 16
     for begin in tqdm(
         range(0, len(prompts), size), desc="Encoding captions", unit="batch", disable=not settings.progress, leave=False
     ):
         some = pipeline_types.encode(pipe, list(prompts[begin : begin + size]), settings.max_sequence_length or 0, side)
         for name, states in some.items():
-            made.setdefault(name, []).append(states.float().cpu())
-    return {name: torch.cat(parts) for name, parts in made.items()}
+            batches.setdefault(name, []).append(states.float().cpu())
+    return {name: torch.cat(parts) for name, parts in batches.items()}

@@ -137,11 +137,11 @@ def _step(job: Job, stop: bool) -> tuple[float, float, bool]:
             job.optimizer.zero_grad()
     if job.ema is not None:
         job.ema.step(job.learning)
-    seen = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
-    mean = float(seen[0]) / accelerator.num_processes
+    sums = accelerator.reduce(torch.stack([total, total.new_tensor(float(stop))]), reduction="sum")
+    mean = float(sums[0]) / accelerator.num_processes
     if not math.isfinite(mean):
         raise _not_finite(job, mean, norm)
-    return mean, norm, bool(seen[1] > 0)
+    return mean, norm, bool(sums[1] > 0)
 
 
 def _batch(job: Job, number: int) -> Batch:
@@ -156,8 +156,8 @@ def _batch(job: Job, number: int) -> Batch:
 def _not_finite(job: Job, loss: float, norm: float) -> TrainingError:
     """Return the error, raised before the weights are updated. With fp16 a gradient that is not finite is not an error
     by itself: the scaler skips such steps."""
-    kept = checkpoints.found(job.settings.folder / "checkpoints")
-    last = f"the last checkpoint is from step {kept[-1].step}" if kept else "there is no checkpoint yet"
+    saved = checkpoints.found(job.settings.folder / "checkpoints")
+    last = f"the last checkpoint is from step {saved[-1].step}" if saved else "there is no checkpoint yet"
     return TrainingError(
         f"Training diverged at step {job.step + 1}",
         f"the loss is {loss:g} and the gradient norm {norm:g}; {last}",

@@ -103,15 +103,15 @@ def _trainable(model: nn.Module, name: str) -> list[nn.Parameter]:
 
     from ..offload.blocks import TRAINED
 
-    found = []
+    parameters = []
     for path, parameter in model.named_parameters():
         mine = "lora_" in path and f".{name}." in path
         parameter.requires_grad_(mine)
         if mine:
             parameter.data = parameter.data.to(torch.float32)
             setattr(parameter, TRAINED, True)
-            found.append(parameter)
-    return found
+            parameters.append(parameter)
+    return parameters
 
 
 def save_lora(model: Any, path: str | Path, *, name: str = "default") -> Path:
@@ -170,14 +170,15 @@ def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.lora_magnitude_vector", layer.lora_magnitude_vector[name].weight.detach().clone()
 
 
-def _targets(model: nn.Module, asked: str | Sequence[str], rank: int) -> Iterator[str]:
+def _targets(model: nn.Module, target_modules: str | Sequence[str], rank: int) -> Iterator[str]:
     from torch import nn
 
-    ends = () if asked == ALL else tuple(f".{end}" for end in ([asked] if isinstance(asked, str) else asked))
+    names = [target_modules] if isinstance(target_modules, str) else target_modules
+    ends = () if target_modules == ALL else tuple(f".{end}" for end in names)
     for path, module in model.named_modules():
         kind = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and "lora_" not in path
         # PEFT cannot put a LoRA on a grouped convolution whose groups do not divide its rank.
-        if kind and rank % getattr(module, "groups", 1) == 0 and (asked == ALL or f".{path}".endswith(ends)):
+        if kind and rank % getattr(module, "groups", 1) == 0 and (target_modules == ALL or f".{path}".endswith(ends)):
             yield path.replace(".base_layer", "")
 
 

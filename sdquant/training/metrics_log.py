@@ -81,12 +81,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 def smoothed(values: Sequence[float]) -> list[float]:
     """Return exponential running means with a half-life of a twentieth of the length."""
     keep = 0.5 ** (20 / max(len(values), 20))
-    made: list[float] = []
+    means: list[float] = []
     total = weight = 0.0
     for value in values:
         total, weight = total * keep + value, weight * keep + 1
-        made.append(total / weight)
-    return made
+        means.append(total / weight)
+    return means
 
 
 def curve(lines: Sequence[Line], title: str) -> Any:

@@ -67,24 +67,24 @@ def load(settings: Settings) -> Model:
     from ..nn.weights import quantized
     from ..planning.preparation import prepare
 
-    asked = settings.model
-    seen = prepare(replace(asked, quant=None, components=None, skip=())).detected
-    main = next((name for name in MAIN if name in seen.sources), None)
+    request = settings.model
+    detected = prepare(replace(request, quant=None, components=None, skip=())).detected
+    main = next((name for name in MAIN if name in detected.sources), None)
     ruled = _ruled(main, settings) if settings.rules and main is not None else None
-    pipe = load_whole(asked if settings.lora_rank else replace(asked, components=None, skip=()))
+    pipe = load_whole(request if settings.lora_rank else replace(request, components=None, skip=()))
     if main is None or not hasattr(pipe, main):
         raise SettingsError(
-            f"Cannot train {asked.path}", f"it is a {type(pipe).__name__}, not a pipeline with a UNet or transformer",
+            f"Cannot train {request.path}", f"it is a {type(pipe).__name__}, not a pipeline with a UNet or transformer",
             "Use a pipeline's folder, or base=<pipeline folder> together with the component",
         )  # fmt: skip
     net = getattr(pipe, main)
     if not settings.lora_rank and any(True for _ in quantized(net)):
         raise SettingsError(
-            f"Cannot train {asked.path}", "its weights are quantized, so only a LoRA on them can be trained",
+            f"Cannot train {request.path}", "its weights are quantized, so only a LoRA on them can be trained",
             "Set lora_rank, or use the model with float weights",
         )  # fmt: skip
     floats = {} if ruled is None else _by_rules(pipe, [name for name in ruled if name != main], settings)
-    dtype = dtype_named(settings.dtype or _dtype(seen.sources[main]))
+    dtype = dtype_named(settings.dtype or _dtype(detected.sources[main]))
     return Model(
         pipe=pipe, main=main, net=net, floats=floats, quantized=None if ruled is None else ruled[main], dtype=dtype
     )
@@ -102,12 +102,14 @@ def _ruled(main: str, settings: Settings) -> dict[str, frozenset[str]]:
     from ..planning.rule_checks import extents_of
     from ..planning.weight_selection import require_something
 
-    asked = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
-    made = prepare(asked)
-    extents = extents_of(made.components, by_name(made.detected))
-    require_something(asked.path, {name: part for name, part in extents.items() if name == main})
-    chosen = {part.name: part for part in made.components if part.name in extents and not extents[part.name].is_empty}
-    return {name: frozenset(weight.name for weight in part.weights) for name, part in chosen.items()}
+    request = replace(settings.model, rules=settings.rules, quant_stats=settings.quant_stats)
+    plan = prepare(request)
+    extents = extents_of(plan.components, by_name(plan.detected))
+    require_something(request.path, {name: part for name, part in extents.items() if name == main})
+    components = {
+        part.name: part for part in plan.components if part.name in extents and not extents[part.name].is_empty
+    }
+    return {name: frozenset(weight.name for weight in part.weights) for name, part in components.items()}
 
 
 def _by_rules(pipe: Any, names: list[str], settings: Settings) -> dict[str, nn.Module]:

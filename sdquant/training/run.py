@@ -90,13 +90,13 @@ def train(config: Config, *, progress: bool = False) -> Summary:
         pipe = whole.pipe
         family = pipeline_types.of(pipe)
         _tell_guidance(settings, whole)
-        made = latent_cache.encode(pipe, rows, settings, accelerator.device)
-        made, teacher = _taught(settings, whole, made, accelerator.device)
+        encoded = latent_cache.encode(pipe, rows, settings, accelerator.device)
+        encoded, teacher = _taught(settings, whole, encoded, accelerator.device)
         objective = objectives.of(pipe, family, teacher)
         net = trainable.trainable(whole.net, settings, whole.quantized)
         from . import loop
 
-        job = loop.prepare(accelerator, settings, net, objective, made)
+        job = loop.prepare(accelerator, settings, net, objective, encoded)
         _require_space(job)
         if checkpoint is not None:
             loop.resume(job, checkpoint)
@@ -104,20 +104,20 @@ def train(config: Config, *, progress: bool = False) -> Summary:
         first = accelerator.is_main_process
         if first:
             save_config(config, settings.folder / "config.yml", shards_of(config))
-        kept = metrics_log.Log(settings.folder / "log.jsonl", job.step) if first else None
+        record = metrics_log.Log(settings.folder / "log.jsonl", job.step) if first else None
         try:
-            with _bar(settings, job, shown=first) as told:
-                done = loop.run(job, kept, interrupts, _after_each(job, pipe, told, shown=first))
+            with _bar(settings, job, shown=first) as bar:
+                done = loop.run(job, record, interrupts, _after_each(job, pipe, bar, shown=first))
         finally:
-            if kept is not None:
-                kept.close()
-        if kept is not None and kept.lines:
-            _draw_curve(settings, kept.lines)
+            if record is not None:
+                record.close()
+        if record is not None and record.lines:
+            _draw_curve(settings, record.lines)
         if not done:
             _stop(settings, job.step, interrupts)
         target = _finish(job, whole) if first else _place(settings)
         accelerator.wait_for_everyone()
-        return _summary(job, kept, target, begun=begun, weights=count, seconds=time.perf_counter() - begin)
+        return _summary(job, record, target, begun=begun, weights=count, seconds=time.perf_counter() - begin)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
 
     # accelerate has processes on the CPU work together only if it is told to use that: else each would train alone.
     on_cpu = settings.device == "cpu" or (settings.device is None and default_device(probe()) == "cpu")
-    made = Accelerator(
+    accelerator = Accelerator(
         cpu=on_cpu,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
@@ -138,45 +138,45 @@ def _accelerator(settings: Settings) -> Iterator[Any]:
     )
     known = ("NO", "MULTI_CPU", "MULTI_GPU")
     try:
-        if settings.device not in (None, made.device.type):
+        if settings.device not in (None, accelerator.device.type):
             raise SettingsError(
-                f"Cannot train on device={settings.device}", f"accelerate uses {made.device} here",
+                f"Cannot train on device={settings.device}", f"accelerate uses {accelerator.device} here",
                 "Leave device out, or use cpu",
             )  # fmt: skip
-        if made.distributed_type.value not in known:
+        if accelerator.distributed_type.value not in known:
             raise SettingsError(
-                f"Cannot train with accelerate's {made.distributed_type.value}",
+                f"Cannot train with accelerate's {accelerator.distributed_type.value}",
                 f"only {', '.join(known)} are supported", "Change it with: accelerate config",
             )  # fmt: skip
-        if launched() and made.num_processes == 1:
+        if launched() and accelerator.num_processes == 1:
             raise SettingsError(
                 "Cannot train in the processes started by torchrun",
-                f"accelerate lets each of them train alone on {made.device}, all into one folder",
+                f"accelerate lets each of them train alone on {accelerator.device}, all into one folder",
                 "Set device=cpu, or start without torchrun",
             )
-        yield made
+        yield accelerator
     finally:
-        made.free_memory()
+        accelerator.free_memory()
         AcceleratorState._reset_state()
 
 
 def _taught(
-    settings: Settings, whole: model.Model, made: latent_cache.Encoded, device: Any
+    settings: Settings, whole: model.Model, encoded: latent_cache.Encoded, device: Any
 ) -> tuple[latent_cache.Encoded, Any]:
     """Return the data with the teacher's text states, and the unquantized network as teacher; None if there is none."""
     if not settings.distillation:
-        return made, None
+        return encoded, None
     if settings.model.quant is not None:
         from ..loading.loader import load
 
         pipe = load(replace(settings.model, quant=None, components=None, skip=()))
-        made, teacher = latent_cache.with_teacher(made, pipe, settings, device), getattr(pipe, whole.main)
+        encoded, teacher = latent_cache.with_teacher(encoded, pipe, settings, device), getattr(pipe, whole.main)
     else:
         teacher = copy.deepcopy(whole.net)
         if whole.floats:
             with whole.as_it_was():
-                made = latent_cache.with_teacher(made, whole.pipe, settings, device)
-    return made, teacher.eval().requires_grad_(False).to(device)
+                encoded = latent_cache.with_teacher(encoded, whole.pipe, settings, device)
+    return encoded, teacher.eval().requires_grad_(False).to(device)
 
 
 def _tell_guidance(settings: Settings, whole: model.Model) -> None:
@@ -246,13 +246,13 @@ def _draw_samples(job: loop.Job, pipe: Any, net: Any) -> None:
 
     settings = job.settings
     prompts = settings.sample_prompts or job.data.prompts[1 : PROMPTS + 1] or ("",)
-    drawn = samples.draw(
+    images = samples.draw(
         pipe, net, prompts, steps=settings.sample_steps, seed=settings.seed, device=job.accelerator.device
     )
     title = f"{settings.run_name}, step {job.step}"
     under = f"{settings.sample_steps} denoising steps, seeds from {settings.seed} on"
-    made = samples.sheet(drawn, prompts, title, under)
-    pictures.save(made, settings.folder / "samples" / f"step-{job.step}.png")
+    sheet = samples.sheet(images, prompts, title, under)
+    pictures.save(sheet, settings.folder / "samples" / f"step-{job.step}.png")
 
 
 def _draw_curve(settings: Settings, lines: list[metrics_log.Line]) -> None:
@@ -264,9 +264,9 @@ def _draw_curve(settings: Settings, lines: list[metrics_log.Line]) -> None:
 def _stop(settings: Settings, step: int, interrupts: Interrupts) -> None:
     """Log how to resume, and raise the signal again. (Processes that did not receive it end with an error.)"""
     log.warning("stopped after step %d, which is saved; continue with resume=latest", step)
-    seen = interrupts.seen or signal.SIGINT
+    signum = interrupts.seen or signal.SIGINT
     interrupts.__exit__()
-    signal.raise_signal(seen)
+    signal.raise_signal(signum)
     raise KeyboardInterrupt
 
 
@@ -294,9 +294,9 @@ def _finish(job: loop.Job, whole: model.Model) -> Path:
 
 
 def _summary(
-    job: loop.Job, kept: metrics_log.Log | None, target: Path, *, begun: int, weights: int, seconds: float
+    job: loop.Job, record: metrics_log.Log | None, target: Path, *, begun: int, weights: int, seconds: float
 ) -> Summary:
-    lines = kept.lines if kept is not None else metrics_log.read(job.settings.folder / "log.jsonl")
+    lines = record.lines if record is not None else metrics_log.read(job.settings.folder / "log.jsonl")
     losses = [line.loss for line in lines]
     folder = job.settings.folder
     return Summary(

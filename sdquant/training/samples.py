@@ -17,9 +17,9 @@ def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: st
     columns = max(min(COLUMNS, len(pictures)), 3)
     rows = -(-len(pictures) // columns)
     width = 2 * MARGIN + columns * (CELL + GAP) - GAP
-    made = Sheet(width, HEAD + rows * (CELL + LABEL + GAP) + MARGIN - GAP)
-    made.text((MARGIN, 28), title, "title", room=width - 2 * MARGIN)
-    made.text((MARGIN, 54), under, "small", SOFT, room=width - 2 * MARGIN)
+    canvas = Sheet(width, HEAD + rows * (CELL + LABEL + GAP) + MARGIN - GAP)
+    canvas.text((MARGIN, 28), title, "title", room=width - 2 * MARGIN)
+    canvas.text((MARGIN, 54), under, "small", SOFT, room=width - 2 * MARGIN)
     for number, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
         left = MARGIN + number % columns * (CELL + GAP)
         top = HEAD + number // columns * (CELL + LABEL + GAP)
@@ -28,10 +28,10 @@ def sheet(pictures: Sequence[Any], prompts: Sequence[str], title: str, under: st
         if max(small.size) < CELL:
             scale = CELL / max(small.size)
             small = small.resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BICUBIC)
-        made.image.paste(small, (left, top))
-        for line, text in enumerate(made.wrapped(prompt or "(empty prompt)", "small", CELL, 2)):
-            made.text((left, top + CELL + 13 + 16 * line), text, "small", SOFT)
-    return made.image
+        canvas.image.paste(small, (left, top))
+        for line, text in enumerate(canvas.wrapped(prompt or "(empty prompt)", "small", CELL, 2)):
+            canvas.text((left, top + CELL + 13 + 16 * line), text, "small", SOFT)
+    return canvas.image
 
 
 def draw(pipe: Any, net: Any, prompts: Sequence[str], *, steps: int, seed: int, device: Any) -> list[Any]:

@@ -124,8 +124,8 @@ class Settings:
         values = {row.name: getattr(self, row.name) for row in dataclasses.fields(self) if row.name not in FREE}
         values["rules"] = [to_dict(rule) for rule in self.rules]
         values |= {"quant": self.model.quant, "components": self.model.components, "skip": self.model.skip}
-        made: dict[str, Any] = json.loads(json.dumps(values, default=dict))
-        return made
+        result: dict[str, Any] = json.loads(json.dumps(values, default=dict))
+        return result
 
 
 def settings_of(config: Config, *, progress: bool = False) -> Settings:
@@ -139,13 +139,13 @@ def settings_of(config: Config, *, progress: bool = False) -> Settings:
     from .config.to_request import request_of, require_command
 
     require_command(config, "train")
-    asked = request_of(config, progress=progress)
+    request = request_of(config, progress=progress)
     rules = quantization_of(config, shards_of(config)).rules or ()
     own = {row.name for row in dataclasses.fields(Settings)} - {"model", "rules", "dtype", "progress"}
     return Settings(
-        model=replace(asked, dtype="float32", device="cpu", rules=None, quant_stats=None),
+        model=replace(request, dtype="float32", device="cpu", rules=None, quant_stats=None),
         rules=rules,
-        dtype=asked.dtype,
+        dtype=request.dtype,
         progress=progress,
         **{name: config[name] for name in own},
     )

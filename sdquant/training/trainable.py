@@ -92,9 +92,9 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         SettingsError: it is of another model.
     """
-    wanted = state_of(model)
-    apart = sorted(set(wanted) ^ set(state))
-    apart += [name for name in wanted if name in state and wanted[name].shape != state[name].shape]
+    expected = state_of(model)
+    apart = sorted(set(expected) ^ set(state))
+    apart += [name for name in expected if name in state and expected[name].shape != state[name].shape]
     if apart:
         raise SettingsError(
             "Cannot resume the training",

@@ -83,8 +83,8 @@ class Config:
         return "\n".join(lines) + "\n"
 
 
-def _made(values: dict[str, Any], source: str, command: str, given: dict[str, str]) -> Config:
-    return Config(values, source=source, command=command, given=given)
+def _made(values: dict[str, Any], source: str, command: str, origins: dict[str, str]) -> Config:
+    return Config(values, source=source, command=command, given=origins)
 
 
 def _frozen(value: Any) -> Any:

@@ -83,18 +83,18 @@ def draw_config(config: Config, folder: Path, *, progress: bool = False) -> Draw
     paths = tuple(folder / f"{seed}.png" for seed in seeds)
     for path, image in zip(paths, images, strict=True):
         pictures.save(image, path)
-    written = folder / f"{config.command}.yml"
-    save(config, written, shards)
+    config_path = folder / f"{config.command}.yml"
+    save(config, config_path, shards)
     return Drawn(
         pictures=tuple(map(str, paths)),
         seeds=seeds,
-        config=str(written),
+        config=str(config_path),
         shards=shards,
         seconds_loading=pipe.sdquant.seconds,
     )
 
 
-def _loaded(asked: Request, shards: Shards) -> Any:
+def _loaded(request: Request, shards: Shards) -> Any:
     """Load the model; return it in the first process, and None in the others.
 
     The others load it too if ranges are computed in parts, since each needs the weights of its part. With a cache they
@@ -106,16 +106,16 @@ def _loaded(asked: Request, shards: Shards) -> Any:
     from ...rules.core.sharding import sharded
     from ...utils.distributed import ALONE, processes, rank
 
-    in_parts = asked.rules is not None and shards.parts > 1
-    together = in_parts and cache_of(asked) is None
+    in_parts = request.rules is not None and shards.parts > 1
+    together = in_parts and cache_of(request) is None
     if rank() > 0 and not together:
         return None
-    device = (asked.device or default_device(probe())) if together else ""
+    device = (request.device or default_device(probe())) if together else ""
     with (
         processes(device) if together else nullcontext(ALONE) as ranks,
         sharded(shards.parts if in_parts else 1, ranks),
     ):
-        model = load(asked)
+        model = load(request)
         ranks.barrier()  # an error of one is one of all
     return model if ranks.first else None
 

@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
     if command not in COMMANDS:
         raise SettingsError(f"Unknown command {command!r}", f"it must be one of {', '.join(COMMANDS)}", "Use one")
     values: dict[str, Any] = {row.name: row.default for row in keys()}
-    given: dict[str, str] = {}
+    origins: dict[str, str] = {}
     path = None if path is None else _place(path)
     source = "" if path is None else os.fspath(path)
     lines: Mapping[str, int] = {}
@@ -63,12 +63,12 @@ def load(path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, 
         lines = document.lines
         for name, value in document.values.items():
             values[name] = _of_file(name, value, f"{source}, line {document.lines[name]}")
-            given[name] = FILE
+            origins[name] = FILE
     for text in overrides:
         name, value = _of_text(text, command)
         values[name] = value
-        given[name] = OVERRIDE
-    config = Config(values, source=source, command=command, given=given)
+        origins[name] = OVERRIDE
+    config = Config(values, source=source, command=command, given=origins)
     _tell_unused(config, lines)
     return config
 
@@ -134,21 +134,21 @@ def checked(row: Key, value: Any, what: str) -> Any:
             what, f"it has no value, but {row.name} must be {_said(row)}", f'{fix}, or "" for an empty text'
         )
     try:
-        made = kind.read(value)
+        result = kind.read(value)
     except ValueError as error:
         raise SettingsError(what, f"{error}, but {row.name} must be {_said(row)}", fix) from error
-    if isinstance(made, str) and row.choices:
-        made = made.strip().lower()
-    if row.choices and made not in row.choices:
-        raise SettingsError(what, f"{row.name} must be one of {', '.join(row.choices)}", _near(made, row.choices))
-    if (row.least is not None and made < row.least) or (row.most is not None and made > row.most):
+    if isinstance(result, str) and row.choices:
+        result = result.strip().lower()
+    if row.choices and result not in row.choices:
+        raise SettingsError(what, f"{row.name} must be one of {', '.join(row.choices)}", _near(result, row.choices))
+    if (row.least is not None and result < row.least) or (row.most is not None and result > row.most):
         raise SettingsError(what, f"{row.name} must be {_said(row)}", "Use a number in this range")
     if row.check is not None:
         try:
-            row.check(made)
+            row.check(result)
         except SdquantError as error:
             raise type(error)(what, error.why, error.fix) from error
-    return made
+    return result
 
 
 def _known(name: str, what: str) -> Key:

@@ -185,11 +185,11 @@ def _own(number: int, values: Mapping[str, Any]) -> QuantizationRule:
 
 def _for_training(rule: QuantizationRule, shards: Shards | None) -> QtRule:
     values = {row.name: getattr(rule, row.name) for row in dataclasses.fields(rule)}
-    made = QtRule(**values)
-    own = made.bwd_weight_grad_tile_size is not None or made.bwd_weight_grad_shards is not None
-    if shards is None or made.bwd_qtype is None or own:
-        return made
-    return replace(made, bwd_weight_grad_shards=shards.of_weight_gradient)
+    qt_rule = QtRule(**values)
+    own = qt_rule.bwd_weight_grad_tile_size is not None or qt_rule.bwd_weight_grad_shards is not None
+    if shards is None or qt_rule.bwd_qtype is None or own:
+        return qt_rule
+    return replace(qt_rule, bwd_weight_grad_shards=shards.of_weight_gradient)
 
 
 def _forward(rule: QuantizationRule) -> QuantizationRule:

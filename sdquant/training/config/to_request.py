@@ -39,8 +39,8 @@ def request_of(config: Config, **fixed: Any) -> Request:
         for row in keys()
         if row.field and row.field not in _SPECIAL
     }
-    asked = quantization_of(config)
-    values |= {"quant": asked.quant, "rules": asked.rules, "quant_stats": asked.quant_stats}
+    quantization = quantization_of(config)
+    values |= {"quant": quantization.quant, "rules": quantization.rules, "quant_stats": quantization.quant_stats}
     if values["base"] is not None:
         values["base"] = bundled_models.place(values["base"])
     return request(bundled_models.place(model), **{**values, **fixed})

@@ -66,15 +66,15 @@ def resolve(
             raise SettingsError(
                 f"Cannot use {name}={value}", "it must be a whole number, at least -1", "Use -1 for the default"
             )
-    slices, found = _slices(num_slices, environment, accelerators)
-    made = Shards(num_slices=slices, found=found, count=slices if shard_count == -1 else shard_count)
-    log.info("%s: %d (%s); %s: %d", SLICES, slices, found, SHARDS, made.count)
-    return made
+    slices, origin = _slices(num_slices, environment, accelerators)
+    shards = Shards(num_slices=slices, found=origin, count=slices if shard_count == -1 else shard_count)
+    log.info("%s: %d (%s); %s: %d", SLICES, slices, origin, SHARDS, shards.count)
+    return shards
 
 
-def _slices(asked: int, environment: Mapping[str, str], accelerators: Callable[[], int]) -> tuple[int, str]:
-    if asked > 0:
-        return asked, SLICES
+def _slices(num_slices: int, environment: Mapping[str, str], accelerators: Callable[[], int]) -> tuple[int, str]:
+    if num_slices > 0:
+        return num_slices, SLICES
     if WORLD in environment:
         world = _number(WORLD, environment[WORLD])
         local = _number(LOCAL, environment.get(LOCAL, "1"))
