@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 # Schemes compared by default: one of each backend that quantizes while it loads, and fp8.
 DEFAULT = ("nf4", "int8", "qint8", "fp8")
-AMPLIFY = 4  # how much brighter differences are shown than they are
+AMPLIFY = 4  # factor by which difference images are brightened
 AS_FOUND = "as found"
 _OF_A_ROW = ("path", "quant", "progress")  # what of a Request is no setting of the whole comparison
 
-# Done, of how much, and what is done now.
+# Work done, total, and a description of the current step.
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -66,7 +66,7 @@ def compare(
         quants: schemes, each as `load_model` takes it.
         prompt, seed, steps, guidance, width, height: as `draw` takes them.
         reference: the scheme that the others are compared with; None is the model as found.
-        amplify: how much brighter differences are shown than they are.
+        amplify: factor by which the difference images are brightened.
         on_progress: called with the work done, the total and a line of text, before each load and after each step.
             Its exceptions are passed on; it can raise `drawing.Stopped` to stop.
         values: other arguments of `load_model` (offload, mode, base, ...), the same for all.

@@ -62,7 +62,7 @@ class Comparison:
         rows: the reference first, then the schemes in the order asked.
         settings: the other arguments of `load_model` that were not left out, as JSON values.
         size: width and height of the images.
-        amplify: how much brighter the difference images are than the differences.
+        amplify: factor by which the difference images are brightened.
         device: torch's name of the compute device.
         versions: of the installed packages. machine: names of the system and its devices.
     """

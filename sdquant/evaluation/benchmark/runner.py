@@ -38,7 +38,7 @@ BESIDE = 1 << 29  # bytes of a worker that are not weights: imported libraries, 
 SIDE = 512  # pixels of the image of a lone component whose config names no size
 TRACE = ".pt.trace.json"  # how TensorBoard's profiler knows a trace
 
-# Done, of how much, and what is done now.
+# Work done, total, and a description of the current step.
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -90,7 +90,7 @@ def bench(
         clock: what ratios are of: "wall", or "cpu", the CPU time of all threads, for machines with other work.
         peers: measure other libraries' own ways of the same formats, where they are installed.
         profile: write a trace of one step of each row, for Perfetto and TensorBoard, beside this path.
-        on_progress: called with what is done, of how much, and a line of text. What it raises comes out as it is.
+        on_progress: called with the work done, the total and a line of text. Its exceptions are passed on.
         values: other arguments of `load_model` (offload, runtime, dtype, ...), the same for all of sdquant's rows.
 
     Raises:

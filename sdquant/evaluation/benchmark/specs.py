@@ -45,7 +45,7 @@ class Job:
     """Job of one worker: the model to load, with sdquant or with a peer.
 
     Attributes:
-        asked: sdquant's request; of a peer, its path is what the peer reads.
+        asked: sdquant's request; for a peer, its path is what the peer loads.
         peer: the peer's name; None for sdquant.
         scheme: the scheme that the peer's format is.
         class_name, folder: of the component, see `Target`.
